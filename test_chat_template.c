@@ -124,6 +124,10 @@ static void test_recognise(Test* t) {
     ChatTemplate c;
     ErrorText error;
     check(t, recognised(chatml) == CHAT_CHATML, "chatml, spelled otherwise");
+    for (int kind = 0; kind < N_CHAT_KINDS; kind++) {
+        const char* own = chat_template_jinja((ChatKind)kind);
+        check(t, own ? recognised(own) == kind : kind != CHAT_CHATML, "the program that goes along, of kind %d", kind);
+    }
     check(t, chat_template_recognise(&c, qwen2, strlen(qwen2), &error) && c.kind == CHAT_QWEN2 &&
                  strcmp(c.system, "Be \"kind\".") == 0, "qwen2 with another system text: %s", error.text);
     chat_template_free(&c);
@@ -192,6 +196,8 @@ static void test_folder(Test* t) {
     temp_file(&folder, "chat_template.jinja", chatml, strlen(chatml));
     chat_template_open(&c, folder.s, "");
     check(t, c.kind == CHAT_CHATML, "chat_template.jinja is taken before tokenizer_config.json");
+    check(t, chat_template_is_of(folder.s, CHAT_CHATML) && !chat_template_is_of(folder.s, CHAT_QWEN2) &&
+                 !chat_template_is_of("", CHAT_CHATML), "which template a folder says");
     chat_template_free(&c);
     temp_file(&folder, "chat_template.jinja", "{{ messages }}", 14);
     check_exit(t, "another template", open_template, &asked, 2, "/chat_template.jinja: expected one of the chat temp");

@@ -267,6 +267,13 @@ chat() {
     for i in folder tuned; do
         check "... nor has --chat from ${i/tuned/the run that it began}" test "$(echo 'b2?' | "$trainer" --from $i --chat --temperature 0 2>err)" = "B."
     done
+    local asked=(--from folder --train talks.jsonl --seq-len 192 --lr 1e-5 --steps 1)
+    echo "{{ messages }}" >folder/chat_template.jinja
+    go "${asked[@]}" --chat-template chatml --run named --export-hf exported
+    check "a template that was typed goes along for other programs, not the folder's" cmp -s {named/step_000001,exported}/chat_template.jinja
+    check "... which --chat knows without an option" test "$(rm -f exported/manifest.json; echo 'b2?' | "$trainer" --from exported --chat --temperature 0 2>err)" = "B."
+    go "${asked[@]}" --chat-template qwen3-2507 --run unsaid
+    check "... or a line says that it does not" test "$(grep -c -- '--chat-template qwen3-2507: checkpoints and exports do not say so' err) $(cat unsaid/step_000001/chat_template.jinja)" = "1 {{ messages }}"
     "$python" - "$trainer" --from heart --chat --chat-template chatml --temperature 0 --max-new-tokens 20 >out <<'PYTHON'
 import os, pty, select, sys
 def screen(keys):  # what a terminal shows; each of the keys is typed when a prompt sign has come

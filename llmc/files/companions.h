@@ -5,6 +5,7 @@ run begins, for the folder may be gone when it ends, and go along as they are in
     companions_read_model, companions_read_tokenizer   those of a folder: how the model generates; of its tokenizer
     companions_save    into the folder of a model
     companions_have    did this one come along? Else somebody has to write it
+    companions_put     this one has other bytes from now on
 Errors: fail_input for one that is no regular file, above COMPANION_MAX_BYTES, or a link out of the folder: what it
         leads to would be published with the model. fail_run when writing fails.
 Source: huggingface/transformers 5.23, the names in tokenization_utils_base.py and utils/__init__.py
@@ -51,6 +52,14 @@ static inline void companions_read_tokenizer(Companions* c, const char* folder) 
 static inline int companions_have(const Companions* c, const char* name) {
     int i = companion_find(name);
     return i >= 0 && c->bytes[i];
+}
+
+static inline void companions_put(Companions* c, const char* name, const char* text) {
+    const int i = companion_find(name);
+    assert(i >= 0);
+    free(c->bytes[i]);
+    c->bytes[i] = string_copy(text);
+    c->n_bytes[i] = strlen(text);
 }
 
 static inline double companions_bytes(const Companions* c) {

@@ -77,6 +77,21 @@ static inline void save_find_model(Run* r) {
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
 }
 
+// Conversations were turned into text by a template that was typed: whoever chats with the model elsewhere should find
+// that one, not another that the folder of the tokenizer has. folder: that one
+static inline void save_keep_template_(Run* r, const char* folder) {
+    const char* name = r->chat.chat_template;
+    if (!data_is_chat(&r->data) || strcmp(name, CHAT_AUTO) == 0) { return; }
+    const ChatKind kind = r->data.chat.t.kind;
+    if (chat_template_is_of(folder, kind)) { return; }
+    const char* jinja = chat_template_jinja(kind);
+    if (jinja) { companions_put(&r->companions, "chat_template.jinja", jinja); }
+    else if (r->comm->rank == 0) {
+        warn_line("--chat-template %s: checkpoints and exports do not say so: who chats with the model by another "
+                  "program has to give it that template", name);
+    }
+}
+
 // What goes along with a tokenizer is in its folder; how to generate is in the model's, and is no longer true when its
 // tokens get another meaning. A model trained on shards may have a tokenizer that only others can read.
 static inline void save_find_companions(Run* r) {
@@ -89,6 +104,7 @@ static inline void save_find_companions(Run* r) {
     if (*model && is_same) { companions_read_model(&r->companions, model); }
     if (run_has_text(r) && *tokenizer) { companions_read_tokenizer(&r->companions, tokenizer); }
     if (!run_has_text(r) && *model && !is_typed && !*tokenizer) { companions_read_tokenizer(&r->companions, model); }
+    if (run_is_training(r)) { save_keep_template_(r, tokenizer); }
 }
 
 // --from names a run that another process goes on with: between finding its newest checkpoint and reading it, while

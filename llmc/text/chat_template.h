@@ -14,6 +14,8 @@ tokenizer_config.json. It is not run: it is recognised as one of these, each wri
     mistral-v3    v0.3, Mistral Small and Large 2024    <s>[INST] HI[/INST] HELLO</s>[INST], the same with tools
     chat_template_open       of a folder; or by name (--chat-template), whatever the folder says
     chat_template_recognise  of the template's text alone, without an exit
+    chat_template_is_of      does a folder say this one?
+    chat_template_jinja      the program in Jinja, of those that have one here
 A template is recognised, in the spelling of jinja.h, by its vocabulary and by phrases. It may have no text in quotes
 and no word of code but those that its row knows, and must have each phrase of the row. So copies that are indented or
 commented otherwise are known, one that is only like it is not: whatever is added to a template, a date, a default, a
@@ -348,5 +350,37 @@ static inline void chat_template_open(ChatTemplate* t, const char* folder, const
     chat_take_token_(&t->bos, config, "bos_token");
     chat_take_token_(&t->eos, config, "eos_token");
     json_decref(config);
+}
+
+// of a tokenizer, "" where there is none; one that is not known is none of these
+static inline int chat_template_is_of(const char* folder, ChatKind kind) {
+    char path[PATH_BYTES];
+    ErrorText error;
+    ChatTemplate t;
+    MappedFile file;
+    json_t* config = chat_config_(path, folder);
+    const char* text = chat_template_of_(config);
+    int is_known = 0;
+    if (*folder && path_exists(path_join(path, folder, "chat_template.jinja"))) {
+        file_map(&file, path);
+        is_known = chat_template_recognise(&t, (const char*)file.bytes, file.n_bytes, &error);
+        file_unmap(&file);
+    } else if (text) {
+        is_known = chat_template_recognise(&t, text, strlen(text), &error);
+    }
+    const int is_same = is_known && t.kind == kind;
+    if (is_known) { chat_template_free(&t); }
+    json_decref(config);
+    return is_same;
+}
+
+// for those who chat with what was trained by this template; NULL: only its authors' folders have it
+static inline const char* chat_template_jinja(ChatKind kind) {
+    const char* chatml =
+        "{%- for message in messages -%}\n"
+        "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n";
+    return kind == CHAT_CHATML ? chatml : NULL;
 }
 #endif  // LLMC_CHAT_TEMPLATE_H
