@@ -156,6 +156,7 @@ quick() {
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100
+    part "what is broken on purpose finds its place" dev/mutate.sh --places
     part "documents name the right lines" $python dev/check_docs.py
     finish_parts
 }
