@@ -210,13 +210,15 @@ static void check_model_alone(Test* t, GPT2* gpt2, const Activations* batch, con
     const ActivationTensors all = layer_activations(batch, 0);
     Activations acts;
     float loss;
-    activations_init(&acts, c, 1, T, TO_TRAIN);
+    activations_init(&acts, c, 1, T, TO_TRAIN, NULL, 1);
     gpt2_forward(gpt2, &acts, tokens + first, 1, T, 0, dev);
     check_bits(t, "logits", gpt2_logits(gpt2, &acts, 0, T, dev), batch_logits + first * c.Vp, (size_t)T * c.Vp);
     gpt2_losses(gpt2, &acts, targets + first, T, dev);
     const ActivationTensors a = layer_activations(&acts, 0);
     check_bits(t, "losses", a.losses, all.losses + first, (size_t)T);
-    gpt2_backward(gpt2, &acts, tokens + first, targets + first, 0.01f, 1, T, dev);
+    gpt2_head_backward(gpt2, &acts, targets + first, 0.01f, T, dev);
+    gpt2_backward(gpt2, &acts, tokens + first, 1, T, dev);
+    dp_leaf_done(&gpt2->model.dp, dev);
     dp_reduce(&gpt2->model.dp, &loss, dev);
     check_bits(t, "gradient of the embedding", a.dresidual, all.dresidual + first * c.C, n);
     activations_free(&acts);
@@ -239,7 +241,7 @@ static void test_model(Test* t) {
         tokens[i] = xorshift_u32(&s) % 8 == 0 ? EOT : other;
         targets[i] = xorshift_u32(&s) % 5 == 0 ? -1 : other;
     }
-    activations_init(&acts, c, B, T, TO_TRAIN);
+    activations_init(&acts, c, B, T, TO_TRAIN, NULL, 1);
     acts.segments.document_start = EOT;
     gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
     float* logits = copied_array(gpt2_logits(&gpt2, &acts, 0, N, &dev), (size_t)N * c.Vp);

@@ -46,7 +46,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     const int N_logits = purpose == TO_GENERATE ? 1 : N, N_train = purpose == TO_TRAIN ? N : 0;
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
-    *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
+    *t++ = input_activation(FIELD(encoded), N, C);        // wte + wpe; of a later stage (--pp) the stream that comes in
     *t++ = activation(FIELD(ln1),       L, N, C);
     *t++ = activation(FIELD(ln1_mean),  L, N, 1);
     *t++ = activation(FIELD(ln1_rstd),  L, N, 1);
@@ -83,14 +83,18 @@ typedef struct {
     Dropout dropout;    // of this leaf in training; else all zero: nothing is left out
 } Activations;
 
-// sizes only; returns the bytes that activations_init will take
-static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose) {
+// Sizes only; returns the bytes that activations_init will take. With --pp: of the layers in `held` (NULL: all), for as
+// many micro-batches as wait for their backward pass
+static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, const char* held,
+                                 int n_slots) {
     memset(acts, 0, sizeof *acts);
-    return tensor_arena_layout(&acts->tensors, activation_table(acts->tensors.table, c, B, T, purpose), sizeof(float));
+    tensor_arena_layout(&acts->tensors, activation_table(acts->tensors.table, c, B, T, purpose), sizeof(float));
+    return tensor_arena_divide(&acts->tensors, held, n_slots);
 }
 
-static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose) {
-    activations_layout(acts, c, B, T, purpose);
+static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, const char* held,
+                             int n_slots) {
+    activations_layout(acts, c, B, T, purpose, held, n_slots);
     tensor_arena_open(&acts->tensors, "activations");
     segments_init(&acts->segments, B, T);
 }
@@ -114,18 +118,21 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
 
 // tokens (B, T-t0) at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an earlier call on
 // the same activations: qkv still holds keys and values of the positions before, and only the new ones are computed.
+// Layers: those that this rank has; all of them but with --pp, whose first stage begins and whose last one ends.
 static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens, int B, int T, int t0,
                          const Device* dev) {
     const int C = gpt2->config.C, NH = gpt2->config.NH, N = B * (T - t0);
+    const Model* m = &gpt2->model;
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(gpt2, 0);
     segments_find(&acts->segments, tokens, B, T);
-    for (int i = 0; i < acts->segments.n; i++) {
+    for (int i = 0; i < acts->segments.n && model_begins(m); i++) {
         Segment s = acts->segments.at[i];
         embedding_forward(a.encoded + s.first * C, tokens + s.first, p.wte, p.wpe, s.rows, s.T - t0, C, t0, dev);
     }
-    const float* residual = dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
-    for (int l = 0; l < gpt2->config.L; l++) {
+    if (model_begins(m)) { dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev); }
+    const float* residual = a.encoded;
+    for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
         layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
@@ -146,6 +153,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * C, dev);
         residual = a.residual3;
     }
+    if (!model_ends(m)) { return; }
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, p.lnfw, p.lnfb, N, C, dev);
 }
 
@@ -165,20 +173,29 @@ static const float* gpt2_losses(const GPT2* gpt2, Activations* acts, const int* 
     return a.losses;
 }
 
-// Forward's calls upside down. Every parameter's gradient is written, but for what is frozen, whose pointer is NULL:
-// one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
-static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
-                          int T, const Device* dev) {
+// the head: from logits, which are probabilities now, to the gradient of the stream, dresidual
+static void gpt2_head_backward(GPT2* gpt2, Activations* acts, const int* targets, float dloss, int N,
+                               const Device* dev) {
     const Config c = gpt2->config;
-    const int L = c.L, C = c.C, N = B * T;
-    ActivationTensors a = layer_activations(acts, L - 1);
-    Parameters p = layer_parameters(gpt2, L - 1), d = gpt2_gradients(gpt2, L - 1);
+    ActivationTensors a = layer_activations(acts, c.L - 1);
+    Parameters p = layer_parameters(gpt2, c.L - 1), d = gpt2_gradients(gpt2, c.L - 1);
     crossentropy_backward(a.logits, a.logits, targets, dloss, N, c.V, c.Vp, dev);
-    matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, C, c.Vp, dev);
-    memset(a.dresidual, 0, sizeof(float) * N * C);
-    layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, dev);
-    for (int l = L - 1; l >= gpt2->model.lowest; l--) {
-        const float* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
+    matmul_backward(a.dbranch, d.wte, NULL, a.logits, a.lnf, p.wte, N, c.C, c.Vp, dev);
+    memset(a.dresidual, 0, sizeof(float) * N * c.C);
+    layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, a.lnf_mean, a.lnf_rstd, N, c.C,
+                       dev);
+}
+
+// Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
+// pointer is NULL: one micro-batch is one leaf, which joins the tree of llmc/ranks/data_parallel.h.
+static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, int B, int T, const Device* dev) {
+    const Config c = gpt2->config;
+    const Model* m = &gpt2->model;
+    const int C = c.C, N = B * T, first = model_first_layer(m);
+    ActivationTensors a = layer_activations(acts, first);
+    Parameters p, d;
+    for (int l = model_end_layer(m) - 1; l >= first && l >= m->lowest; l--) {
+        const float* residual = l > first ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
         d = gpt2_gradients(gpt2, l);
@@ -200,23 +217,36 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, cons
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
+    if (!model_begins(m)) { return; }
+    model_receive_shared(&gpt2->model, dev);  // what the head has written, with --pp on another rank
+    d = gpt2_gradients(gpt2, 0);
     dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     if (d.wpe) { memset(d.wpe, 0, sizeof(float) * (size_t)c.max_T * C); }  // positions beyond T get no gradient
     for (int i = 0; i < acts->segments.n; i++) {
         Segment s = acts->segments.at[i];
         embedding_backward(d.wte, d.wpe, a.dresidual + s.first * C, tokens + s.first, s.rows, s.T, C, dev);
     }
-    dp_leaf_done(&gpt2->model.dp, dev);
 }
 
-// one micro-batch, forward and backward; its loss and gradient join the tree. dloss = 1 / targets counted in the whole
-// update
+// The second half of a micro-batch: head, loss and backward; its loss and gradient join the tree. dloss = 1 / targets
+// counted in the whole update
+static void gpt2_leaf_backward(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
+                               int T, const Device* dev) {
+    DataParallel* dp = &gpt2->model.dp;
+    const int N = B * T;
+    if (model_ends(&gpt2->model)) {
+        gpt2_logits(gpt2, acts, 0, N, dev);
+        crossentropy_losses_sum(dp_loss(dp), gpt2_losses(gpt2, acts, targets, N, dev), N, dev);
+        gpt2_head_backward(gpt2, acts, targets, dloss, N, dev);
+    }
+    gpt2_backward(gpt2, acts, tokens, B, T, dev);
+    dp_leaf_done(dp, dev);
+}
+
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     gpt2_forward(gpt2, acts, tokens, B, T, 0, dev);
-    gpt2_logits(gpt2, acts, 0, B * T, dev);
-    crossentropy_losses_sum(dp_loss(&gpt2->model.dp), gpt2_losses(gpt2, acts, targets, B * T, dev), B * T, dev);
-    gpt2_backward(gpt2, acts, tokens, targets, dloss, B, T, dev);
+    gpt2_leaf_backward(gpt2, acts, tokens, targets, dloss, B, T, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -233,17 +263,19 @@ static Activations* activations_of(const Run* r, Purpose purpose) {
     return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
 }
 
+static int slots(const Run* r, Purpose purpose) { return purpose == TO_TRAIN ? pipeline_slots(r) : 1; }
+
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
     (void)sparing;
-    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose);
+    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose, r->model->held_layers, slots(r, purpose));
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, INT_MAX); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Activations* acts = activations_of(r, purpose);
-    activations_init(acts, gpt2_of(r)->config, B, T, purpose);
+    activations_init(acts, gpt2_of(r)->config, B, T, purpose, r->model->held_layers, slots(r, purpose));
     acts->segments.document_start = run_document_start(r, purpose);
 }
 
@@ -255,12 +287,47 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
     acts->dropout = none;  // validation leaves nothing out
 }
 
+// ---- the same in two parts, between which other micro-batches are computed (--pp, llmc/run/pipeline.h) ----
+
+static void turn(Run* r, int slot) { tensor_arena_turn(&workplace(r)->acts.tensors, slot); }
+
+static PipelineEnds ends_of(const Run* r, const Activations* acts, int N) {
+    const ActivationTensors a = layer_activations(acts, model_end_layer(r->model) - 1);
+    return pipeline_ends(a.encoded, a.residual3, a.dresidual, sizeof(float) * (size_t)N * gpt2_of(r)->config.C);
+}
+
+static PipelineEnds ends(const Run* r, int N) { return ends_of(r, &workplace(r)->acts, N); }
+
+static void forward_leaf(Run* r, int k, const int* inputs, const int* targets, int B, int T) {
+    Activations* acts = &workplace(r)->acts;
+    const Dropout none = {0.0f, 0, 0};
+    (void)targets;
+    acts->dropout = gpt2_dropout(r, k);
+    gpt2_forward(gpt2_of(r), acts, inputs, B, T, 0, &r->dev);
+    acts->dropout = none;
+}
+
+static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
+    Activations* acts = &workplace(r)->acts;
+    const Dropout none = {0.0f, 0, 0};
+    segments_find(&acts->segments, inputs, B, T);
+    acts->dropout = gpt2_dropout(r, k);
+    gpt2_leaf_backward(gpt2_of(r), acts, inputs, targets, dloss, B, T, &r->dev);
+    acts->dropout = none;
+}
+
+// ---- a pass without gradients ----
+
 // of a batch the logits of all positions, of a text those of the last
 static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     Activations* acts = activations_of(r, purpose);
     const int N = B * (T - t0), is_text = purpose == TO_GENERATE;
+    const PipelineEnds e = ends_of(r, acts, N);
     (void)targets;
+    pipeline_receive(&r->model->pipe, &e, &r->dev);
     gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
+    pipeline_send(&r->model->pipe, &e, &r->dev);
+    if (!model_ends(r->model)) { return; }
     gpt2_logits(gpt2_of(r), acts, is_text ? N - 1 : 0, is_text ? 1 : N, &r->dev);
 }
 
@@ -285,6 +352,10 @@ static Trainer cpu_trainer(void) {
     t.workspace_bytes = workspace_bytes;
     t.open = open_activations;
     t.leaf = train_leaf;
+    t.turn = turn;
+    t.ends = ends;
+    t.forward_leaf = forward_leaf;
+    t.backward_leaf = backward_leaf;
     t.forward = forward;
     t.logits = logits;
     t.losses = losses;

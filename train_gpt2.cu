@@ -61,6 +61,8 @@ typedef struct {
     int recompute;    // Recompute
     int gelu_fusion;  // GELU inside the matmul, from unrounded sums
     int head_rows;    // positions whose logits exist at once
+    const char* held; // with --pp, of each layer: has this rank it? NULL: all
+    int slots;        // micro-batches that wait for their backward pass; 0: one
 } Tradeoffs;
 
 // layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
@@ -78,7 +80,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
-    *t++ = activation(FIELD(encoded),   0, N, C);         // wte + wpe
+    *t++ = input_activation(FIELD(encoded), N, C);        // wte + wpe; of a later stage (--pp) the stream that comes in
     *t++ = activation(FIELD(ln1),       L_norms, N, C);
     *t++ = activation(FIELD(qkv),       L_cache, N, 3 * C);  // in generation: the key-value cache
     *t++ = activation(FIELD(atty),      L_block, N, C);   // attention's output before its projection
@@ -122,7 +124,10 @@ typedef struct {
     Tradeoffs how;
     TensorArena tensors;   // floatX
     TensorArena statistics;
-    TokenBatch batch;
+    TokenBatch batch;      // of the slot that it is the turn of
+    TokenBatch* waiting;   // (slots), of the others
+    int slot, n_slots;
+    int is_fresh;          // no other pass has come between the forward and the backward pass of this slot
     Dropout dropout;       // of this leaf in training; else all zero: nothing is left out
     Graph graph;           // of leaves
 } Activations;
@@ -131,23 +136,27 @@ typedef struct {
 static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
     memset(acts, 0, sizeof *acts);
     acts->how = how;
+    acts->n_slots = purpose == TO_TRAIN && how.slots > 1 ? how.slots : 1;
     const int n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
-    return tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX)) +
-           tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float)) + token_batch_bytes(B, T);
+    tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX));
+    tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float));
+    return tensor_arena_divide(&acts->tensors, how.held, acts->n_slots) +
+           tensor_arena_divide(&acts->statistics, how.held, acts->n_slots) + acts->n_slots * token_batch_bytes(B, T);
 }
 
 static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
     activations_layout(acts, c, B, T, purpose, how);
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
-    token_batch_open(&acts->batch, B, T);
+    acts->waiting = token_batches_open(acts->n_slots, B, T);
+    acts->batch = acts->waiting[0];
 }
 
 static void activations_free(Activations* acts) {
     tensor_arena_close(&acts->tensors);
     tensor_arena_close(&acts->statistics);
-    token_batch_close(&acts->batch);
+    token_batches_close(acts->waiting, acts->n_slots, &acts->batch, acts->slot);
     graph_free(&acts->graph);
 }
 
@@ -191,39 +200,45 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
 
 // tokens (B, T-t0), on the host or NULL: uploaded, at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1,
 // goes on from an earlier call on the same activations: qkv still holds the keys and values of the positions before,
-// and only the new ones are computed.
+// and only the new ones are computed. Layers: those that this rank has; all of them but with --pp, whose first stage
+// begins and whose last one ends.
 static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens, int B, int T, int t0,
                          const Device* dev) {
-    const int L = gpt2->config.L, C = gpt2->config.C, N = B * (T - t0);
-    ActivationTensors a = layer_activations(acts, 0);
-    Statistics s = layer_statistics(acts, 0);
-    StoredParameters p = layer_weights(gpt2, 0);
+    const Model* m = &gpt2->model;
+    const int C = gpt2->config.C, N = B * (T - t0), first = model_first_layer(m), end = model_end_layer(m);
+    ActivationTensors a = layer_activations(acts, first);
+    Statistics s = layer_statistics(acts, first);
+    StoredParameters p = layer_weights(gpt2, first);
     if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, t0, dev); }
-    for (int i = 0; i < acts->batch.segments.n; i++) {
+    for (int i = 0; i < acts->batch.segments.n && model_begins(m); i++) {
         Segment x = acts->batch.segments.at[i];
         embedding_forward(a.encoded + x.first * C, acts->batch.tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0,
                           dev);
     }
-    const floatX* residual = dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
+    if (model_begins(m)) { dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev); }
+    const floatX* residual = a.encoded;
     layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
-    for (int l = 0; l < L; l++) {
+    for (int l = first; l < end; l++) {
         block_forward(gpt2, acts, l, residual, N, t0, dev);
         a = layer_activations(acts, l);
         p = layer_weights(gpt2, l);
         matmul_forward(a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, dev);
         dropout(a.branch, a.branch, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
-        if (l + 1 < L) {  // the stream goes on, and into the next layer's LayerNorm at once
+        if (l + 1 < end) {  // the stream goes on, and into the next layer's LayerNorm at once
             ActivationTensors next = layer_activations(acts, l + 1);
             s = layer_statistics(acts, l + 1);
             p = layer_weights(gpt2, l + 1);
             residual_layernorm_forward(a.residual3, next.ln1, s.ln1_mean, s.ln1_rstd, a.residual2, a.branch, p.ln1w,
                                        p.ln1b, N, C, dev);
+        } else if (!model_ends(m)) {
+            residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * C, dev);
         } else {
             residual_layernorm_forward(a.residual3, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2, a.branch, p.lnfw,
                                        p.lnfb, N, C, dev);
         }
         residual = a.residual3;
     }
+    acts->is_fresh = 1;
 }
 
 // the embedding again
@@ -242,7 +257,8 @@ static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
 // what --recompute left out of layer l; the last layer's is still there
 static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
-    const int C = gpt2->config.C, level = l + 1 < gpt2->config.L ? acts->how.recompute : KEEP_ALL;
+    const int is_there = acts->is_fresh && l + 1 == model_end_layer(&gpt2->model);
+    const int C = gpt2->config.C, level = is_there ? KEEP_ALL : acts->how.recompute;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
@@ -259,15 +275,20 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
 // Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Device* dev) {
-    const int L = gpt2->config.L, C = gpt2->config.C, NH = gpt2->config.NH, N = B * T;
-    ActivationTensors a = layer_activations(acts, L - 1);
-    Statistics s = layer_statistics(acts, L - 1);
-    StoredParameters p = layer_weights(gpt2, L - 1);
-    Parameters d = gpt2_gradients(gpt2, L - 1);
-    device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
-    layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, s.lnf_mean, s.lnf_rstd, N, C, dev);
-    for (int l = L - 1; l >= gpt2->model.lowest; l--) {
-        const floatX* residual = l > 0 ? layer_activations(acts, l - 1).residual3 : a.encoded;
+    const Model* m = &gpt2->model;
+    const int C = gpt2->config.C, NH = gpt2->config.NH, N = B * T;
+    const int first = model_first_layer(m), end = model_end_layer(m);
+    ActivationTensors a = layer_activations(acts, end - 1);
+    Statistics s = layer_statistics(acts, end - 1);
+    StoredParameters p = layer_weights(gpt2, end - 1);
+    Parameters d = gpt2_gradients(gpt2, end - 1);
+    if (model_ends(m)) {
+        device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
+        layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, s.lnf_mean, s.lnf_rstd, N, C,
+                           dev);
+    }
+    for (int l = end - 1; l >= first && l >= m->lowest; l--) {
+        const floatX* residual = l > first ? layer_activations(acts, l - 1).residual3 : a.encoded;
         a = layer_activations(acts, l);
         s = layer_statistics(acts, l);
         p = layer_weights(gpt2, l);
@@ -291,6 +312,9 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
+    if (!model_begins(m)) { return; }
+    model_receive_shared(&gpt2->model, dev);  // what the head has written, with --pp on another rank
+    d = gpt2_gradients(gpt2, first);
     dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
     // positions beyond T get none
     if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev); }
@@ -300,19 +324,30 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
     }
 }
 
+static void leaf_begin(Activations* acts, const int* tokens, const int* targets, int B, int T, const Device* dev) {
+    token_batch_inputs(&acts->batch, tokens, NULL, B, T, 0, dev);
+    token_batch_targets(&acts->batch, targets, B * T, dev);
+}
+
+// from the stream behind the last layer of this stage to losses, and back to all gradients
+static void leaf_backward(GPT2* gpt2, Activations* acts, float dloss, int B, int T, const Device* dev) {
+    if (model_ends(&gpt2->model)) {
+        const LmHead head = lm_head(gpt2, acts);
+        lm_head_losses(&head, &acts->batch, 1, gpt2_gradients(gpt2, 0).wte, dloss, B * T, dev);
+        crossentropy_losses_sum(dp_loss(&gpt2->model.dp), head.losses, B * T, dev);
+    }
+    gpt2_backward(gpt2, acts, B, T, dev);
+}
+
 // One micro-batch, forward and backward; its loss and gradient join the tree of llmc/ranks/data_parallel.h. Nothing
 // here waits for the GPU. What stands between graph_begin and graph_end may be one launch
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
                       const Device* dev) {
     DataParallel* dp = &gpt2->model.dp;
-    const LmHead head = lm_head(gpt2, acts);
-    token_batch_inputs(&acts->batch, tokens, NULL, B, T, 0, dev);
-    token_batch_targets(&acts->batch, targets, B * T, dev);
+    leaf_begin(acts, tokens, targets, B, T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
         gpt2_forward(gpt2, acts, NULL, B, T, 0, dev);
-        lm_head_losses(&head, &acts->batch, 1, gpt2_gradients(gpt2, 0).wte, dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(dp), head.losses, B * T, dev);
-        gpt2_backward(gpt2, acts, B, T, dev);
+        leaf_backward(gpt2, acts, dloss, B, T, dev);
         graph_end(&acts->graph, dev);
     }
     dp_leaf_done(dp, dev);
@@ -361,13 +396,21 @@ static void check_options(Run* r) {
         options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would "
                      "differ: expected --recompute 0 or 3", how->recompute);
     }
-    graph_check(r, &workplace(r)->graph, gpt2_of(r)->dropout > 0.0f
-                    ? "is not for --dropout: each micro-batch leaves out other elements" : NULL);
+    const char* const drops = "is not for --dropout: each micro-batch leaves out other elements";
+    graph_check(r, &workplace(r)->graph, model_has_pp(r->model) ? PIPELINE_NO_GRAPH
+                                         : gpt2_of(r)->dropout > 0.0f ? drops : NULL);
+}
+
+static Tradeoffs how_of(const Run* r) {
+    Tradeoffs how = workplace(r)->how;
+    how.held = r->model->held_layers;
+    how.slots = pipeline_slots(r);
+    return how;
 }
 
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
-    Tradeoffs how = workplace(r)->how;
+    Tradeoffs how = how_of(r);
     if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
     return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose, how);
 }
@@ -377,7 +420,7 @@ static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     const Workplace* w = workplace(r);
     Activations* acts = activations_of(r, purpose);
-    activations_init(acts, w->gpt2.config, B, T, purpose, w->how);
+    activations_init(acts, w->gpt2.config, B, T, purpose, how_of(r));
     acts->batch.segments.document_start = run_document_start(r, purpose);
     acts->graph.is_on = acts->batch.counts_all = w->graph;
 }
@@ -390,9 +433,53 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
     acts->dropout = none;  // validation leaves nothing out
 }
 
+// ---- the same in two parts, between which other micro-batches are computed (--pp, llmc/run/pipeline.h) ----
+
+static void turn(Run* r, int slot) {
+    Activations* acts = &workplace(r)->acts;
+    if (slot == acts->slot) { return; }
+    token_batch_turn(&acts->batch, acts->waiting, acts->slot, slot);
+    tensor_arena_turn(&acts->tensors, slot);
+    tensor_arena_turn(&acts->statistics, slot);
+    acts->slot = slot;
+    acts->is_fresh = 0;
+}
+
+static PipelineEnds ends_of(const Run* r, const Activations* acts, int N) {
+    const ActivationTensors a = layer_activations(acts, model_end_layer(r->model) - 1);
+    return pipeline_ends(a.encoded, a.residual3, a.dresidual, sizeof(floatX) * (size_t)N * gpt2_of(r)->config.C);
+}
+
+static PipelineEnds ends(const Run* r, int N) { return ends_of(r, &workplace(r)->acts, N); }
+
+static void forward_leaf(Run* r, int k, const int* inputs, const int* targets, int B, int T) {
+    Activations* acts = &workplace(r)->acts;
+    const Dropout none = {0.0f, 0, 0};
+    leaf_begin(acts, inputs, targets, B, T, &r->dev);
+    acts->dropout = gpt2_dropout(r, k);
+    gpt2_forward(gpt2_of(r), acts, NULL, B, T, 0, &r->dev);
+    acts->dropout = none;
+}
+
+static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
+    Activations* acts = &workplace(r)->acts;
+    const Dropout none = {0.0f, 0, 0};
+    (void)inputs, (void)targets;  // they are on the device
+    acts->dropout = gpt2_dropout(r, k);
+    leaf_backward(gpt2_of(r), acts, dloss, B, T, &r->dev);
+    dp_leaf_done(&r->model->dp, &r->dev);
+    acts->dropout = none;
+}
+
+// ---- a pass without gradients ----
+
 static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Activations* acts = activations_of(r, purpose);
+    const PipelineEnds e = ends_of(r, acts, B * (T - t0));
     (void)targets;
-    gpt2_forward(gpt2_of(r), activations_of(r, purpose), tokens + t0, B, T, t0, &r->dev);
+    pipeline_receive(&r->model->pipe, &e, &r->dev);
+    gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
+    pipeline_send(&r->model->pipe, &e, &r->dev);
 }
 
 static const floatX* logits(Run* r, Purpose purpose, int n) {
@@ -422,6 +509,10 @@ static Trainer gpu_trainer(void) {
     t.workspace_bytes = workspace_bytes;
     t.open = open_activations;
     t.leaf = train_leaf;
+    t.turn = turn;
+    t.ends = ends;
+    t.forward_leaf = forward_leaf;
+    t.backward_leaf = backward_leaf;
     t.forward = forward;
     t.logits = logits;
     t.losses = losses;

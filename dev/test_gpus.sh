@@ -44,6 +44,8 @@ if is_quick; then
     equal "exact: --recompute 3 changes no bit" exact recomputed
     train shared "$launch" -n 2 "$exact" --zero 2
     equal "exact: two GPUs, --zero 2: the bits of one" exact shared
+    train staged "$launch" -n 2 "$exact" --pp 2
+    equal "exact: layers on two GPUs: the bits of one" exact staged
     finish
     exit
 fi
@@ -151,6 +153,8 @@ for build in exact fast; do
     done
     train $build-p3 "$launch" -n 3 "$program" --zero 2
     equal "$build: three GPUs, --zero 2: the bits of one" $build $build-p3
+    train $build-stages "$launch" -n 3 "$program" --pp 3 --recompute 2
+    equal "$build: a layer on each of three GPUs: the bits of one" $build $build-stages
 done
 train fused "$fast" --gelu-fusion 1
 train fused-3 "$fast" --gelu-fusion 1 --recompute 3

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --pp: layers on several ranks, of train_qwen3 and train_moe as their user starts them: the bytes of one rank, whatever the stages,
+# --pp: layers on several ranks, of train_gpt2, train_qwen3 and train_moe as their user starts them: the bytes of one rank, whatever the stages,
 # the ranks that share them, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1:
 # no rank may come by another call than its neighbour. About a minute of one core after the build.
 #     dev/test_stages.sh quick   a few of each kind
@@ -7,6 +7,7 @@
 . "$root/dev/runs.sh"
 export OMP_NUM_THREADS=1 COMM_CHECK=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+need_build gpt2 "" train_gpt2
 need_build qwen "CPU=1" train_qwen3
 need_build moe "CPU=1" train_moe
 need_build launch "" launch
@@ -16,6 +17,7 @@ cd "$work" || exit 1
 write_texts
 heads='"vocab_size":257,"num_hidden_layers":5,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
 echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
+echo '{"model_type":"gpt2","activation_function":"gelu_new","vocab_size":257,"n_layer":5,"n_head":4,"n_embd":20,"n_positions":96,"layer_norm_epsilon":1e-5}' >gpt2.json
 edit dense.json tied.json tie_word_embeddings true
 edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
 edit dense.json sparse.json model_type '"qwen3_moe"' num_experts 5 num_experts_per_tok 2 moe_intermediate_size 10 norm_topk_prob true \
@@ -68,6 +70,7 @@ refused() {
 }
 
 if is_quick; then
+    stages gpt2 "GPT-2" "3/3" --config gpt2.json --dropout 0.1
     stages qwen "output matrix = embedding" "2/2 4/2/--zero,2" --config tied.json --ema 0.9
     stages qwen "experts, balanced over all stages" "3/3/--recompute,3" --config sparse.json
     stages moe "routers that learn by counting" "4/2/--zero,1" --config experts.json --balance bias
@@ -75,6 +78,8 @@ if is_quick; then
     exit
 fi
 answers 7 text >examples
+stages gpt2 "GPT-2 with dropout" "2/2 3/3 5/5 8/4 4/2/--zero,1 6/2/--zero,2" --config gpt2.json --dropout 0.1 --hellaswag examples
+stages gpt2 "GPT-2, documents, a stage that does not learn" "2/2 5/5" --config gpt2.json --train documents --doc-reset 1 --freeze first:2 --ema 0.9
 stages qwen "dense, answering examples" "2/2 3/3 4/4 5/5 4/2 6/2/--zero,1 4/2/--zero,2" --config dense.json --hellaswag examples
 stages qwen "output matrix = embedding" "2/2 3/3 5/5 8/4 6/3/--zero,2 4/2/--zero,1" --config tied.json --ema 0.9
 stages qwen "biases and windows" "2/2 5/5 3/3/--recompute,3" --config bias.json
@@ -123,6 +128,7 @@ refused "more stages than layers" "--pp: 6: expected at most one stage for each 
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "ranks that stages do not divide" "--pp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "experts on more ranks than a stage has" "--ep: 4: expected a number that divides the ranks of a stage, 2" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 4
+refused "--export-bin" "--export-bin: is not for --pp" "$launch" -n 2 "$gpt2" --config gpt2.json "${run[@]}" --pp 2 --export-bin x.bin
 refused "--verify-every" "--verify-every: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --verify-every 1
 refused "--noise-scale" "--noise-scale: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --noise-scale 1
 finish

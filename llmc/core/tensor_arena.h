@@ -4,6 +4,7 @@ arenas of their own in ranks/model.h, for ranks share them.)
     tensor_arena_layout   sizes only; returns the bytes that tensor_arena_open will take
     tensor_arena_layout_slots   the same for several micro-batches of which backward is still to come: what it will ask
                           for (tensor_waits), each has by itself
+    tensor_arena_divide   ... and of some of the layers
     tensor_arena_turn     from now on the arena is that of this slot
     tensor_arena_open     zeroed device memory
     tensor_arena_point    the fields of a struct of pointers point into it, at a layer
@@ -49,6 +50,14 @@ static inline double tensor_arena_layout_slots(TensorArena* a, int n_table, size
 
 static inline double tensor_arena_layout(TensorArena* a, int n_table, size_t element_bytes) {
     return tensor_arena_layout_slots(a, n_table, element_bytes, 1);
+}
+
+// After a layout, the same for a rank that has some of the layers (tensor_hold_layers; NULL: all)
+static inline double tensor_arena_divide(TensorArena* a, const char* held, int n_slots) {
+    for (int i = 0; i < a->n_table && held; i++) {
+        if (a->table[i].layers > 0) { tensor_hold_layers(&a->table[i], held); }
+    }
+    return tensor_arena_layout_slots(a, a->n_table, a->table[0].stored_bytes, n_slots);
 }
 
 static inline void tensor_arena_open(TensorArena* a, const char* what) { a->memory = device_alloc(a->n_bytes, what); }

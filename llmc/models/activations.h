@@ -44,7 +44,8 @@ typedef struct {
     TokenBatch batch;        // of the slot that it is the turn of
     TokenBatch* waiting;     // (slots), of the others
     int slot, n_slots;
-    int is_fresh;            // no other pass has come between the forward and the backward pass of this slot
+    int is_fresh;            // no other pass has come between the forward and the backward pass of this slot: what
+                             // layers share is still that of its last one. The trainer's forward says so
     Dropout dropout;         // of this leaf in training, where the trainer has some; all zero: nothing is left out
     float* numbers;          // of a leaf, what routers count, on the device; NULL: nobody asks
     float *counted, *returned;  // with --pp, (slots, how.numbers), before all layers have counted; and when they have
@@ -72,14 +73,6 @@ static inline Tensor cached_activation(const char* name, size_t field, int layer
     return t;
 }
 
-// sizes of a table of n lines
-static inline double activations_layout_(TensorArena* x, int n, size_t element_bytes, const Activations* acts) {
-    for (int i = 0; i < n && acts->how.held; i++) {
-        if (x->table[i].layers > 0) { tensor_hold_layers(&x->table[i], acts->how.held); }
-    }
-    return tensor_arena_layout_slots(x, n, element_bytes, acts->n_slots);
-}
-
 // of what routers count in all slots, and of what comes back
 static inline size_t activations_number_bytes_(const Activations* acts) {
     return sizeof(float) * (size_t)acts->how.numbers * (size_t)(acts->n_slots + 1);
@@ -90,8 +83,10 @@ static inline double activations_measure(Activations* acts, int n_tensors, int n
                                          int HS, double theta) {
     acts->HS = HS;
     acts->theta = theta;
-    return activations_layout_(&acts->tensors, n_tensors, sizeof(floatX), acts) +
-           activations_layout_(&acts->statistics, n_statistics, sizeof(float), acts) +
+    tensor_arena_layout(&acts->tensors, n_tensors, sizeof(floatX));
+    tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float));
+    return tensor_arena_divide(&acts->tensors, acts->how.held, acts->n_slots) +
+           tensor_arena_divide(&acts->statistics, acts->how.held, acts->n_slots) +
            (!experts ? 0.0 : expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose, acts->how.held,
                                                   acts->n_slots)) +
            (double)rope_table_bytes(acts->T, HS) + acts->n_slots * token_batch_bytes(1, acts->N) +
@@ -104,9 +99,7 @@ static inline void activations_open(Activations* acts, const ExpertRanks* ranks,
     tensor_arena_open(&acts->statistics, "statistics");
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
     rope_table_open(&acts->rope, acts->theta, acts->T, acts->HS, dev);
-    const size_t n_bytes = sizeof(TokenBatch) * (size_t)acts->n_slots;
-    acts->waiting = (TokenBatch*)memset(malloc_check(n_bytes, "batches"), 0, n_bytes);
-    for (int k = 0; k < acts->n_slots; k++) { token_batch_open(&acts->waiting[k], 1, acts->N); }
+    acts->waiting = token_batches_open(acts->n_slots, 1, acts->N);
     acts->batch = acts->waiting[0];
     acts->is_fresh = 1;
     if (acts->how.numbers > 0) {
@@ -141,11 +134,8 @@ static inline float* activations_returned(const Activations* acts, float* of_lea
 
 // to slot k
 static inline void activations_turn(Activations* acts, int k) {
-    const int document_start = acts->batch.segments.document_start;
     if (k == acts->slot) { return; }
-    acts->waiting[acts->slot] = acts->batch;
-    acts->batch = acts->waiting[k];
-    acts->batch.segments.document_start = document_start;
+    token_batch_turn(&acts->batch, acts->waiting, acts->slot, k);
     acts->slot = k;
     tensor_arena_turn(&acts->tensors, k);
     tensor_arena_turn(&acts->statistics, k);
@@ -170,10 +160,7 @@ static inline void activations_free(Activations* acts) {
     tensor_arena_close(&acts->statistics);
     if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
     rope_table_free(&acts->rope);
-    for (int k = 0; acts->waiting && k < acts->n_slots; k++) {
-        token_batch_close(k == acts->slot ? &acts->batch : &acts->waiting[k]);
-    }
-    free(acts->waiting);
+    token_batches_close(acts->waiting, acts->n_slots, &acts->batch, acts->slot);
     if (acts->counted) { device_release(acts->counted, activations_number_bytes_(acts)); }
     graph_free(&acts->graph);
 }

@@ -120,9 +120,11 @@ static inline void decoder_forward_leaf_(Run* r, int k, const int* inputs, const
     decoder_no_dropout_(r);
 }
 
-static inline void decoder_backward_leaf_(Run* r, int k, float dloss, int B, int T) {
+static inline void decoder_backward_leaf_(Run* r, int k, const int* inputs, const int* targets, float dloss, int B,
+                                          int T) {
     Decoder* d = decoder_of(r);
     Model* m = r->model;
+    (void)inputs, (void)targets;  // they are on the device
     decoder_dropout_(r, k, B, T);
     d->acts.numbers = activations_returned(&d->acts, dp_numbers(&m->dp), model_ends(m), &r->dev);
     d->passes.backward(m, &d->acts, dloss, B, T, &r->dev);

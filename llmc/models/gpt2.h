@@ -15,7 +15,7 @@ Source: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165 (GPT-3)
 #include "../files/llmc_bin.h"    // llm.c's checkpoint format
 #include "../core/outfile.h"      // FileSum
 #include "../files/tensorfile.h"  // tensors_load
-#include "../ranks/model.h"       // Model: parameters, gradients, moments
+#include "../ranks/model_gradients.h"  // Model, model_point_gradients
 
 // ---- 1. Config: what makes one GPT-2 different from another ----
 
@@ -143,6 +143,7 @@ typedef struct {
     Config config;
     const char* export_bin;  // options
     float dropout;
+    int pp;                  // --pp
 } GPT2;
 
 // sizes only: what a run will need is known before anything is allocated
@@ -162,7 +163,7 @@ static inline void gpt2_init(GPT2* gpt2, Config c, size_t stored_bytes) {
 // where the gradients of the micro-batch that is computed now are to be written
 static inline Parameters gpt2_gradients(GPT2* gpt2, int l) {
     Parameters d;
-    dp_point(&gpt2->model.dp, &d, l);
+    model_point_gradients(&gpt2->model, &d, l);
     return d;
 }
 

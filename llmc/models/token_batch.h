@@ -2,6 +2,7 @@
 The tokens of a batch as a pass over them has them: on the device, with what their positions see.
     token_batch_positions  of a pass
     token_batch_open, token_batch_close   room for B rows of T positions
+    token_batches_open, token_batches_close, token_batch_turn   the same of several, of which one is at hand (--pp)
     token_batch_inputs    tokens (B, T-t0) on the host come to the device; the segments of the batch are found, by its
                           tokens or by marks in its targets (conversations, text/pack.h), which else may be NULL
     token_batch_targets   targets likewise; the stretches of positions that count are found
@@ -51,6 +52,28 @@ static inline void token_batch_close(TokenBatch* x) {
     device_release(x->targets, x->n_bytes);
     free(x->counted);
     free(x->segments.at);
+}
+
+// on the heap
+static inline TokenBatch* token_batches_open(int n, int B, int T) {
+    const size_t n_bytes = sizeof(TokenBatch) * (size_t)n;
+    TokenBatch* all = (TokenBatch*)memset(malloc_check(n_bytes, "batches"), 0, n_bytes);
+    for (int k = 0; k < n; k++) { token_batch_open(&all[k], B, T); }
+    return all;
+}
+
+// x: number k of them, which is at hand
+static inline void token_batches_close(TokenBatch* all, int n, TokenBatch* x, int k) {
+    for (int i = 0; i < n && all; i++) { token_batch_close(i == k ? x : &all[i]); }
+    free(all);
+}
+
+// x, at hand, goes back as number `from`, and number `to` comes; documents begin there as here
+static inline void token_batch_turn(TokenBatch* x, TokenBatch* all, int from, int to) {
+    const int document_start = x->segments.document_start;
+    all[from] = *x;
+    *x = all[to];
+    x->segments.document_start = document_start;
 }
 
 static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,

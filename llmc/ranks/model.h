@@ -354,8 +354,9 @@ static inline void model_plan_free(Model* m) {
     m->frozen_held[0] = m->frozen_held[1] = NULL;
 }
 
-// So many micro-batches later than it has it, the last stage sends the shared row's gradient: the first one, which is
-// so far behind in backward, then waits for it. No more than the last can compute while the first waits: p - 2
+// So many micro-batches later than it has it, the last stage sends the shared row's gradient: the first one comes to
+// the backward pass of a micro-batch p - 1 operations after the last, which is (p - 1) / 2 micro-batches, and asks for
+// it then. While it waits, the last stage gets p - 2 micro-batches further and no more: a longer delay would never end
 static inline int model_shared_delay(const Model* m) { return (m->pipe.size - 1) / 2; }
 static inline int model_shared_rooms(const Model* m) { return model_shared_delay(m) + 1; }
 

@@ -20,15 +20,19 @@ Order:  the norm adds the sums of chunks in the order of the whole table, whoeve
 #include "model.h"          // Model, model_has_ep, model_has_pp
 #include "pipeline_link.h"  // pipeline_share
 
-// as dp_point; of experts that ranks share, the gradients of all leaves that their group computes now
-static inline void model_point_gradients(Model* m, void* pointers, int layer) {
-    dp_point(&m->dp, pointers, layer);
-    if (model_has_ep(m)) { dp_point_learning(&m->dp_experts, pointers, layer); }
-}
-
 // of the last stage: where the head's gradient of micro-batch k, counted from the first of this rank, is to be written
 static inline float* model_shared_room_(const Model* m, int k) {
     return m->shared_grads + tensor_elements(&m->table[m->shared]) * (size_t)(k % model_shared_rooms(m));
+}
+
+// as dp_point; of experts that ranks share, the gradients of all leaves that their group computes now; on
+// the last stage of the row that it shares with the first, the head's share
+static inline void model_point_gradients(Model* m, void* pointers, int layer) {
+    dp_point(&m->dp, pointers, layer);
+    if (model_has_ep(m)) { dp_point_learning(&m->dp_experts, pointers, layer); }
+    if (model_sends_shared(m)) {
+        tensor_set_field_(pointers, &m->table[m->shared], model_shared_room_(m, m->dp.tree.next - m->dp.tree.first));
+    }
 }
 
 // the same of row i alone; NULL: it does not learn
@@ -198,7 +202,7 @@ typedef struct {
     int64_t chunk;
 } ModelSeam;
 
-// seams: room for as many as rows and stages; returns how many, in table order
+// seams: room for as many as rows times stages; returns how many, in table order
 static inline int model_seams_(const Model* m, ModelSeam* seams) {
     int n = 0;
     for (int i = 0; i < m->n_table; i++) {

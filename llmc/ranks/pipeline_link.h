@@ -9,7 +9,7 @@ counted goes along, for the last stage adds it up, and with gradients comes back
     pipeline_share           what the last stage knows, on the host, to all
 Order:  messages of a pair are swapped in the order in which both ask for them. `pipeline_swap` is one call for both
         directions, for neither of two ranks may wait for the other to receive first.
-Cost:   n_bytes for each micro-batch, pair and direction.
+Cost:   n_bytes and n_number_bytes for each micro-batch, pair and direction.
 */
 #ifndef LLMC_PIPELINE_LINK_H
 #define LLMC_PIPELINE_LINK_H
@@ -20,7 +20,7 @@ typedef struct {
     void *in, *out;   // the stream before the first layer of this stage, and behind its last
     void* gradient;   // of the stream behind it, then of that before it
     void *numbers, *returned;  // what routers have counted so far; what all of them have, as it comes back
-    size_t n_bytes, n_number_bytes;  // of each of the first three; of each of these, 0: there are none
+    size_t n_bytes, n_number_bytes;  // of in, out and gradient; of numbers and returned, 0: there are none
 } PipelineEnds;
 
 // without what routers count
@@ -52,7 +52,7 @@ static inline PipelineSwap pipeline_swap(Comm* pair, const void* send, const voi
     return s;
 }
 
-// of one that never was, too
+// of one that never was, too, and as often as you like
 static inline void pipeline_wait(const PipelineSwap* s, const PipelineEnds* e, const Device* dev) {
     if (!s->pair) { return; }
     comm_wait_device(s->pair, s->stream, dev);

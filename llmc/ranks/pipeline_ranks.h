@@ -45,7 +45,8 @@ static inline int pipeline_first_rank(const PipelineRanks* x, int stage) {
 }
 
 // Where stages begin: begin (size + 1). cost (L): of each layer; before, behind: what the first and the last stage have
-// to do besides. Each stage has a layer or more: size <= L. Of equal cuts the one with the earliest ends
+// to do besides. Each stage has a layer or more: size <= L. Of equal cuts the one with the earliest ends, for the first
+// stages keep the activations of most micro-batches
 static inline void pipeline_cut(int* begin, int size, const double* cost, int L, double before, double behind) {
     double* most = (double*)malloc_check(sizeof(double) * (size_t)(size + 1) * (size_t)(L + 1), "stages");
     int* from = (int*)malloc_check(sizeof(int) * (size_t)(size + 1) * (size_t)(L + 1), "stages");

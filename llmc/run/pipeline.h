@@ -7,10 +7,10 @@ for, and the micro-batches of an update on their way through the stages.
     pipeline_slots     micro-batches whose forward pass is over before the backward pass of the first
     pipeline_leaves    the micro-batches of this rank in the order of 1F1B (pipeline_schedule.h)
     pipeline_box       rows of the box
-A rank swaps streams and gradients with its neighbours. With the stage behind: while it goes forward for the first
-time it sends one stream after the other, as many as there are stages behind it; then each stream that it sends is one
-swap with the gradient that comes, and at the end gradients come alone. So the stage behind receives its next stream
-when it has sent a gradient: a slot is free then, and no rank waits for one that waits for it.
+A rank swaps streams and gradients with its neighbours. With the stage behind: until the first gradient comes it sends
+one stream after the other, as many as there are stages behind it; then each stream that it sends is one swap with the
+gradient that comes, and at the end gradients come alone. So the stage behind receives its next stream when it has sent
+a gradient: a slot is free then, and no rank waits for one that waits for it.
 */
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
@@ -26,8 +26,8 @@ when it has sent a gradient: a slot is free then, and no rank waits for one that
 static inline Option pipeline_option(int* size) {
     const Option row = {"machine", "pp", "", OPTION_INT, size, "1", 1, PIPELINE_RANKS_MAX, "P",
                         "cut the layers into P stages, each on ranks of its own, through which micro-batches go one "
-                        "after the other: needs a multiple of P ranks, and --grad-accum of a few times P to keep them "
-                        "busy. The result does not depend on it", 0};
+                        "after the other: needs a multiple of P ranks, and --grad-accum of a few times the ranks to "
+                        "keep them busy. The result does not depend on it", 0};
     return row;
 }
 
@@ -51,8 +51,13 @@ static inline void pipeline_costs_(double* cost, const Model* m, double active) 
 static inline void pipeline_begin(Run* r, int* size, int V, int C, double active, size_t shared) {
     Model* m = r->model;
     const int P = r->comm->size, L = tensors_layers(m->table, m->n_table), is_typed = run_is_typed(r, "pp");
-    const int fits = P % *size == 0 && *size <= L;
+    const int is_alone = run_is_generating(r) || *r->o.probe, was = *size;
+    const int fits = P % *size == 0 && *size <= L && !is_alone;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
+    if (*size < was && P > 1 && r->comm->rank == 0) {
+        warn_line("--pp %d, with which the run began, does not fit: %d ranks, each with all layers now", was, P);
+    }
+    options_refuse(is_alone && *size > 1, "pp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of stages (--pp)", (uint64_t)*size);
     if (P % *size != 0) {
         options_fail("pp", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
@@ -105,8 +110,9 @@ static inline void pipeline_box(const Run* r) {
     box_row("stages", "%d: layers %s", x->size, text);
     if (!run_is_training(r)) { return; }
     const PpShape s = pipeline_shape_(r);
-    box_row("  idle", "%.0f%% of an update of %d micro-batch%s in each of %d line%s", 100.0 * pp_idle(&s), s.m,
-            s.m > 1 ? "es" : "", pipeline_lines(r), pipeline_lines(r) > 1 ? "s" : "");
+    const int n_lines = pipeline_lines(r);
+    box_row("  idle", "%.0f%% of an update of %s%d micro-batch%s in each of %d line%s", 100.0 * pp_idle(&s),
+            r->n_leaves % n_lines > 0 ? "up to " : "", s.m, s.m > 1 ? "es" : "", n_lines, n_lines > 1 ? "s" : "");
 }
 
 // ---- the micro-batches of an update ----
@@ -118,6 +124,7 @@ typedef struct {
     int warmup_before, warmup;  // streams that the stage before, and this one, sends until the first gradient comes
     PipelineSwap of_before, of_behind;  // the last swap with each neighbour
     int returns, comes;         // does a gradient go to the stage before? Does one come from behind?
+    const int *inputs[PIPELINE_RANKS_MAX], *targets[PIPELINE_RANKS_MAX];  // of each slot
 } PipelineWork;
 
 // the ends of micro-batch k, whose turn it is from now on
@@ -141,32 +148,34 @@ static inline void pipeline_swap_before_(PipelineWork* w, const PipelineEnds* e,
                                  receives ? e->in : NULL, receives ? e->numbers : NULL, e, &w->r->dev);
 }
 
-static inline void pipeline_forward_(PipelineWork* w, int k, const int* inputs, const int* targets) {
+static inline void pipeline_forward_(PipelineWork* w, int k) {
     Run* r = w->r;
+    const int slot = k % pipeline_slots(r);
     const PipelineEnds e = pipeline_turn_(w, k);
     if (!pipeline_is_first(w->x)) {
         if (k < w->warmup_before) { pipeline_swap_before_(w, &e, 0, 1); }
         pipeline_wait(&w->of_before, &e, &r->dev);
     }
-    r->trainer->forward_leaf(r, k, inputs, targets, r->o.batch_size, r->T);
+    r->trainer->forward_leaf(r, k, w->inputs[slot], w->targets[slot], r->o.batch_size, r->T);
     if (!pipeline_is_last(w->x)) { pipeline_swap_behind_(w, &e, 1, k >= w->warmup); }
 }
 
 static inline void pipeline_backward_(PipelineWork* w, int k, float dloss) {
     Run* r = w->r;
-    const int m = w->shape.m, goes_on = k + w->warmup_before < m;  // this slot becomes that of the micro-batch then
+    const int slot = k % pipeline_slots(r), m = w->shape.m;
+    const int goes_on = k + w->warmup_before < m;  // this slot becomes that of the micro-batch then
     const PipelineEnds e = pipeline_turn_(w, k);
     if (!pipeline_is_last(w->x)) {
         if (k + w->warmup >= m) { pipeline_swap_behind_(w, &e, 0, 1); }  // no stream goes with it any more
         pipeline_wait(&w->of_behind, &e, &r->dev);
     }
-    r->trainer->backward_leaf(r, k, dloss, r->o.batch_size, r->T);
+    r->trainer->backward_leaf(r, k, w->inputs[slot], w->targets[slot], dloss, r->o.batch_size, r->T);
     if (pipeline_is_first(w->x)) { return; }
     pipeline_swap_before_(w, &e, 1, goes_on);
-    model_send_shared(r->model, k + 1, k + 1 == m, &r->dev);
+    if (pipeline_is_last(w->x)) { model_send_shared(r->model, k + 1, k + 1 == m, &r->dev); }
 }
 
-// batch: gives micro-batch k
+// batch: gives micro-batch k, which stays until as many others were given as there are slots
 static inline void pipeline_leaves(Run* r, float dloss,
                                    void (*batch)(Run* r, int k, const int** inputs, const int** targets)) {
     const Model* m = r->model;
@@ -183,12 +192,12 @@ static inline void pipeline_leaves(Run* r, float dloss,
     PpOp* ops = (PpOp*)malloc_check(sizeof(PpOp) * 2 * (size_t)w.shape.m, "pipeline");
     pp_order(ops, &w.shape, x->place);
     for (int i = 0; i < 2 * w.shape.m; i++) {
-        const int *inputs, *targets;
+        const int k = ops[i].micro, slot = k % pipeline_slots(r);
         if (!ops[i].is_backward) {
-            batch(r, ops[i].micro, &inputs, &targets);
-            pipeline_forward_(&w, ops[i].micro, inputs, targets);
+            batch(r, k, &w.inputs[slot], &w.targets[slot]);
+            pipeline_forward_(&w, k);
         } else {
-            pipeline_backward_(&w, ops[i].micro, dloss);
+            pipeline_backward_(&w, k, dloss);
         }
         comm_watch(r->comm, HERE);
     }

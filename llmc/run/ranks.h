@@ -170,7 +170,8 @@ static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, i
     dp_want_numbers(&plan.dp, m->n_numbers);
     double gradients = dp_gradient_bytes(&plan.dp) + (has_ep ? dp_gradient_bytes(&plan.dp_experts) : 0.0);
     gradients += dp_numbers_bytes(&plan.dp) + model_shared_bytes(&plan);
-    comm_all_reduce(c, &gradients, 1, DT_F64, OP_MAX, HERE);  // leaves that do not divide: some have an arena more
+    // leaves that do not divide: some have an arena more. Of stages the box has those of the first
+    if (!model_has_pp(m)) { comm_all_reduce(c, &gradients, 1, DT_F64, OP_MAX, HERE); }
     const double sent =
         dp_bytes(&plan.dp) + (has_ep ? dp_bytes(&plan.dp_experts) : 0.0) + model_stage_bytes(&plan, stream);
     *moment = sizeof(float) * (double)plan.n_kept;

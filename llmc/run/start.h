@@ -416,7 +416,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
 // late
 static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
 static inline int start_batches_kept_(const Run* r) {
-    return DEVICE_IS_SHARED ? 1 : (int)ceil_div(r->n_leaves, r->comm->size / r->model->pipe.size);
+    return DEVICE_IS_SHARED ? pipeline_slots(r) : (int)ceil_div(r->n_leaves, r->comm->size / r->model->pipe.size);
 }
 
 // ---- the box ----
@@ -556,7 +556,10 @@ static inline Needed start_box_memory_(const Run* r) {
     box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
     const double each = parameters + gradients + moments + batch + workspace + rest, of_rank_0 = sampling + copy;
     const double n_ranks = DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0;  // that take from the same memory
-    const double needed = n_ranks * (each - text) + of_rank_0;                       // the text is in memory already
+    double all = each;  // ranks with other layers need more or less
+    comm_all_reduce(r->comm, &all, 1, DT_F64, OP_SUM, HERE);
+    double needed = n_ranks * (all / r->comm->size - text) + of_rank_0;  // the text is in memory already
+    comm_all_reduce(r->comm, &needed, 1, DT_F64, OP_MAX, HERE);
     box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s);
     double most = r->comm->rank == 0 ? each + of_rank_0 : each;
     comm_all_reduce(r->comm, &most, 1, DT_F64, OP_MAX, HERE);

@@ -86,7 +86,7 @@ typedef struct {
     PipelineEnds (*ends)(const Run* r, int N);     // where its stream of N positions comes in and goes out
     // leaf in two parts, with the layers of this stage; the last one's loss is part of backward
     void (*forward_leaf)(Run* r, int k, const int* inputs, const int* targets, int B, int T);
-    void (*backward_leaf)(Run* r, int k, float dloss, int B, int T);
+    void (*backward_leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);
 
     // ---- a pass without gradients: validation, --probe, text. What it leaves behind is on the device ----
     // tokens (B, T) up to what the head reads, without dropout. TO_GENERATE: B is 1, what an earlier pass has left of
