@@ -599,7 +599,7 @@ static void qwen_fit(Run* r, Config* c) {
     safeset_open(&set, r->weights);
     w->head_alone = config_fit(c, &set);
     w->is_bf16 = safeset_is_bf16(&set);
-    if (adapter_is_asked(&w->lora)) { w->base_sum = (int64_t)safeset_sum(&set); }
+    if (adapter_is_asked(&w->lora)) { w->base_sum = (int64_t)safeset_sum(&set, 16); }
     safeset_close(&set);
 }
 

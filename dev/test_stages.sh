@@ -117,6 +117,51 @@ for to in 2/2 4/2 5/5; do
     timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
     check "--eval-only by ${to%/*} ranks, --pp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
 done
+echo "# files of which a rank reads its part"
+# change FILE PATTERN NUMBER: in tensors whose names match, the number in the middle
+change() {
+    "$python" - "$@" <<'PYTHON'
+import json, re, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+n = struct.unpack("<Q", data[:8])[0]
+for name, t in json.loads(data[8:8 + n]).items():
+    if re.search(sys.argv[2], name):
+        struct.pack_into("<f", data, 8 + n + sum(t["data_offsets"]) // 8 * 4, float(sys.argv[3]))
+open(sys.argv[1], "wb").write(data)
+PYTHON
+}
+# own_folders RANKS RUN OPTION...: each rank in the folder rank0, rank1, ..., where model/ is its own
+own_folders() {
+    local ranks=$1 name=$2
+    shift 2
+    rm -rf "$name"
+    timeout 60 "$launch" -n $ranks sh -c 'cd rank$RANK && exec "$@"' sh "$qwen" --from model "${run[@]}" --run "../$name" "$@" >out 2>err </dev/null
+}
+same_folders() { rm -rf rank?; for i in 0 1 2 3 4; do mkdir rank$i && cp -r whole/step_000004 rank$i/model && rm rank$i/model/manifest.json && cp text rank$i; done; }
+same_folders
+own_folders 1 one
+change rank1/model/model.safetensors 'layers\.0\.mlp\.up_proj' 3
+own_folders 2 several --pp 2
+same_run one several
+verdict $? "the second stage does not read the first one's layers" "$(tail -n 1 err)"
+own_folders 4 refused --pp 2
+check "... but ranks of the same stage have read the same" test "$? $(cat err)" = "2 train_qwen3: rank 1: other parameters than rank 0: start all ranks with the same"
+rename rank1/model/model.safetensors 'layers.0.mlp.up_proj' layers.0.mlp.up
+own_folders 2 refused --pp 2
+check "... and files that lack a tensor are refused, whoever needs it" test "$? $(grep -c 'mlp.up_proj' err) $(grep -c . err)" = "2 1 1"
+same_folders
+change rank1/model/model.safetensors 'layers\.4\.mlp\.up_proj' 3
+own_folders 2 several --pp 2
+check "... and reads its own" test "$([ -e several/step_000004/model.safetensors ] && ! same_run one several && echo differs)" = differs
+same_folders
+for i in 0 1 2 3 4; do change rank$i/model/model.safetensors 'layers\.[34]\.mlp\.up_proj' nan; done
+said=""
+for grid in 1/1 2/2 4/2 5/5; do
+    own_folders ${grid%/*} refused --pp ${grid#*/}
+    said+="$? $(cat err)"$'\n'
+done
+check "NaN in two layers: the line of one rank, whoever has read them" test "$(grep -c . <<<"$said") $(sort -u <<<"$said" | grep .)" = \
+    "4 2 train_qwen3: model/model.safetensors: expected finite numbers, found 1 of model.layers.3.mlp.up_proj.weight that are NaN or infinite, 1 of other tensors: training cannot mend them, take a sound file"
 echo "# what it costs"
 timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 --pp 3 --run sent >out 2>err
 check "the box says which layers are where, and how long ranks wait" test "$(boxed stages '3: layers [0-9, -]*') $(boxed '  idle' '29% of an update of 5 micro-batches in each of 1')" = "1 1"

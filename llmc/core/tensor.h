@@ -562,6 +562,8 @@ typedef struct {
     // behind the last. takes_bands: 0: it goes through `room`. No functions: all slices do
     int (*takes_bands)(void* to, const Tensor* t, int k);
     void (*bands)(void* to, const Tensor* t, int k, int band, int n, const float* x);
+    // does anybody here need slice k? One that nobody needs is not read. No function: all are needed
+    int (*needs)(void* to, const Tensor* t, int k);
 } SliceSink;
 
 static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
@@ -569,8 +571,12 @@ static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
 }
 
 static inline SliceSink slice_sink(float* arena) {
-    SliceSink sink = {slice_in_arena_, NULL, arena, NULL, NULL, NULL};
+    SliceSink sink = {slice_in_arena_, NULL, arena, NULL, NULL, NULL, NULL};
     return sink;
+}
+
+static inline int slice_sink_needs(const SliceSink* sink, const Tensor* t, int k) {
+    return !sink->needs || sink->needs(sink->to, t, k);
 }
 
 static inline void slice_sink_done(const SliceSink* sink, const Tensor* t, int k) {

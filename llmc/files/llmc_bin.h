@@ -67,8 +67,12 @@ static inline void llmc_bin_load_into(const SliceSink* sink, const MappedFile* f
     const unsigned char* from = f->bytes + BIN_HEADER_BYTES;
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < tensor_slices(&table[i]); k++) {
-            float* to = sink->room(sink->to, &table[i], k);
             const unsigned char* begin = from;
+            if (!slice_sink_needs(sink, &table[i], k)) {
+                from += width * tensor_slice_elements(&table[i]);
+                continue;
+            }
+            float* to = sink->room(sink->to, &table[i], k);
             for (size_t j = 0; j < tensor_slice_elements(&table[i]); j++, from += width) {
                 uint32_t bits = 0;
                 memcpy((char*)&bits + (4 - width), from, width);  // bfloat16 is the upper half of a float

@@ -524,6 +524,10 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
             const int from = tensor_old_slice(t, old_layer, k);
             if (from < 0) { continue; }
             const SafeTensor* found = find_slice_(set, t, from, prefix);
+            if (!slice_sink_needs(sink, t, k)) {
+                safeset_passes_over(set, found);
+                continue;
+            }
             const int is_plain = !tensor_is_turned_(t) && !is_fp8_(t, found);
             const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);
             uint16_t* halves = is_plain && !by_bands && sink->halves

@@ -412,7 +412,8 @@ typedef struct {
     const Device* dev;
     float *room, *staged;  // of a slice, on the host and on the device
     float* whole;          // all of them on the host, or NULL
-    XXH3_state_t* sum;     // of all that goes by (model_stream_sum), or NULL
+    int sums;              // does somebody want the sums?
+    uint64_t sum, sum_of_experts;  // of what this rank has: of experts that it shares, and of all else
     uint16_t* halves;      // the slice that is under way as bf16; NULL: it is in `room`
     int is_banded;         // it comes as bands of fp8, and nothing of it is in `room`
 } ModelStream;
@@ -458,7 +459,7 @@ static inline int model_stream_takes_bands_(void* stream, const Tensor* t, int k
     ModelStream* s = (ModelStream*)stream;
     const int is_wanted = s->whole && model_is_saved_(s->m, t);
     (void)k;
-    s->is_banded = s->m->held[t - s->m->table].stored == STORED_FP8 && !is_wanted && !s->sum;
+    s->is_banded = s->m->held[t - s->m->table].stored == STORED_FP8 && !is_wanted && !s->sums;
     s->halves = NULL;
     return s->is_banded;
 }
@@ -470,7 +471,9 @@ static inline uint16_t* model_stream_halves_(void* stream, const Tensor* t, int 
     char* place = model_stream_place_(s, t, k);
     s->halves = NULL;
     const int is_wanted = s->whole && model_is_saved_(s->m, t);
-    if (!is_bf16 || !place || s->m->w.master || is_wanted || s->sum || !(DEVICE_IS_SHARED || is_exact)) { return NULL; }
+    if (!is_bf16 || !place || s->m->w.master || is_wanted || s->sums || !(DEVICE_IS_SHARED || is_exact)) {
+        return NULL;
+    }
     s->halves = DEVICE_IS_SHARED ? (uint16_t*)place
                                  : (uint16_t*)memset(s->room, 0, sizeof(uint16_t) * tensor_slice_elements(t));
     return s->halves;
@@ -488,9 +491,13 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
         device_sync(s->dev);
         return;
     }
-    if (s->sum) { XXH3_64bits_update(s->sum, s->room, sizeof(float) * n); }
     if (s->whole && model_is_saved_(m, t)) { memcpy(s->whole + t->offset + n * (size_t)k, s->room, sizeof(float) * n); }
     if (held < 0) { return; }
+    if (s->sums) {
+        const uint64_t slice = (uint64_t)(tensors_slices(m->table, row) + k);
+        *(model_row_has_ep(m, row) ? &s->sum_of_experts : &s->sum) +=
+            XXH3_64bits_withSeed(s->room, sizeof(float) * n, slice);
+    }
     const Tensor* h = &m->held[row];
     if (h->stored == STORED_FP8) {
         model_stream_bands_(s, t, k, 0, tensor_bands(t), s->room);
@@ -508,31 +515,29 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     device_sync(s->dev);
 }
 
+static inline int model_stream_needs_(void* stream, const Tensor* t, int k) {
+    const ModelStream* s = (const ModelStream*)stream;
+    const int row = (int)(t - s->m->table);
+    return model_held_slice(s->m, row, k) >= 0 || (s->whole && model_is_saved_(s->m, t));
+}
+
 static inline SliceSink model_stream_open(ModelStream* s, Model* m, float* whole, int updates, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
     const SliceSink sink = {model_stream_room_, model_stream_done_, s, model_stream_halves_, model_stream_takes_bands_,
-                            model_stream_bands_};
-    ModelStream opened = {m, updates, dev, NULL, NULL, whole, NULL, NULL, 0};
+                            model_stream_bands_, model_stream_needs_};
+    ModelStream opened = {m, updates, dev, NULL, NULL, whole, 0, 0, 0, NULL, 0};
     *s = opened;
     s->room = (float*)device_pinned(n_bytes, "a tensor on its way to the device");
     s->staged = DEVICE_IS_SHARED ? s->room : (float*)device_alloc(n_bytes, "a tensor on its way to the device");
     return sink;
 }
 
-// before the first slice: ranks will compare what goes by, as floats
-static inline void model_stream_sum(ModelStream* s) {
-    s->sum = XXH3_createState();
-    if (!s->sum) { fail_run("parameters: no memory"); }
-    XXH3_64bits_reset(s->sum);
-}
+// before the first slice: ranks will compare what they have, as floats
+static inline void model_stream_sum(ModelStream* s) { s->sums = 1; }
 
-// the sum of all that went by; 0: nobody has asked for it
-static inline uint64_t model_stream_close(ModelStream* s) {
-    const uint64_t sum = s->sum ? XXH3_64bits_digest(s->sum) : 0;
-    XXH3_freeState(s->sum);
+static inline void model_stream_close(ModelStream* s) {
     if (!DEVICE_IS_SHARED) { device_release(s->staged, sizeof(float) * model_largest_slice(s->m, s->m->n_table)); }
     device_pinned_free(s->room);
-    return sum;
 }
 
 static inline void model_point(const Model* m, void* pointers, int layer) {

@@ -2,7 +2,8 @@
 A run on several ranks, beside what one rank does (main.h): who speaks, and whether all were started alike.
     ranks_open       the world of this process; rank 0 speaks, the others write errors only, under "name [rank 2]"
     ranks_compare    options, state, program and data are the same everywhere, or status 2 on all ranks and one line
-    ranks_same       the same for any sum, such as that of the parameters
+    ranks_same       the same for any sum
+    ranks_same_of    for the sum of what only some ranks have, such as parameters
     ranks_threads    without --threads, the ranks of one machine divide its cores
     ranks_box, ranks_print_cost   what is exchanged: planned, and counted
     ranks_goes_on    does --continue mean --resume?
@@ -74,23 +75,31 @@ static inline void ranks_fail_input(Comm* c, const char* format, ...) {
     exit(2);
 }
 
-// one number that must be the same everywhere
-static inline void ranks_same(Comm* c, const char* what, uint64_t sum) {
+// A number that must be the same on all ranks of a group, which is any number that they have in common. All ranks of c
+// call. The first group in which some differ from its first rank is named
+static inline void ranks_same_of(Comm* c, const char* what, uint64_t sum, uint64_t group) {
+    const uint64_t own[2] = {sum, group};
     if (c->size == 1) { return; }
-    uint64_t* all = (uint64_t*)malloc_check(sizeof(uint64_t) * (size_t)c->size, "sums");
-    int *differs = (int*)malloc_check(sizeof(int) * (size_t)c->size, "sums"), n = 0;
-    comm_wait(c, comm_all_gather(c, &sum, all, 1, DT_I64, HERE));
-    for (int i = 0; i < c->size; i++) {
-        differs[i] = all[i] != all[0];
-        n += differs[i];
-    }
-    if (n > 0) {
-        ranks_fail_input(c, "rank%s %s: other %s than rank 0: start all ranks with the same", n > 1 ? "s" : "",
-                         ranks_list_(differs, c->size).s, what);
+    uint64_t* all = (uint64_t*)malloc_check(sizeof own * (size_t)c->size, "sums");
+    int* differs = (int*)malloc_check(sizeof(int) * (size_t)c->size, "sums");
+    comm_wait(c, comm_all_gather(c, own, all, 2, DT_I64, HERE));
+    for (int first = 0; first < c->size; first++) {
+        int n = 0;
+        for (int i = 0; i < c->size; i++) {
+            differs[i] = i > first && all[2 * i + 1] == all[2 * first + 1] && all[2 * i] != all[2 * first];
+            n += differs[i];
+        }
+        if (n > 0) {
+            ranks_fail_input(c, "rank%s %s: other %s than rank %d: start all ranks with the same", n > 1 ? "s" : "",
+                             ranks_list_(differs, c->size).s, what, first);
+        }
     }
     free(all);
     free(differs);
 }
+
+// a number that must be the same everywhere
+static inline void ranks_same(Comm* c, const char* what, uint64_t sum) { ranks_same_of(c, what, sum, 0); }
 
 // the first option in which rank i differs from rank 0; the texts are JSON
 static inline void ranks_name_option_(Comm* c, int i, const char* ours, const char* theirs) {

@@ -157,6 +157,29 @@ typedef struct {
     int k;
 } NotFinite;
 
+// all ranks call, each with what it has counted of tensors that no other counts: then each has it of all
+static inline void not_finite_gather_(NotFinite* x, const Model* m, Comm* c) {
+    enum { ROW, K, N_FIRST, N, N_NUMBERS };
+    const int64_t own[N_NUMBERS] = {x->tensor ? x->tensor - m->table : INT_MAX, x->k, (int64_t)x->n_first,
+                                    (int64_t)x->n};
+    int64_t* all = (int64_t*)malloc_check(sizeof own * (size_t)c->size, "counts");
+    const int64_t* first = own;
+    comm_wait(c, comm_all_gather(c, own, all, N_NUMBERS, DT_I64, HERE));
+    x->n = 0;
+    for (int i = 0; i < c->size; i++) {
+        const int64_t* rank = all + N_NUMBERS * i;
+        x->n += (size_t)rank[N];
+        if (rank[ROW] < first[ROW] || (rank[ROW] == first[ROW] && rank[K] < first[K])) { first = rank; }
+    }
+    if (x->n > 0) {
+        x->tensor = m->table + first[ROW];
+        x->k = (int)first[K];
+        x->n_first = (size_t)first[N_FIRST];
+        tensor_slice_name(x->first, sizeof x->first, x->tensor, x->k);
+    }
+    free(all);
+}
+
 static inline size_t not_finite_floats_(const float* values, size_t n) {
     size_t n_bad = 0;
     #pragma omp parallel for reduction(+ : n_bad)
@@ -215,8 +238,14 @@ typedef struct {
     uint16_t* halves;  // the slice that is under way as bf16; NULL: it is in `room`
     int is_banded;     // it comes as bands of fp8
     const Model* m;
+    int rank;
     NotFinite *found, *beyond;  // (N_SOURCES); beyond: in tensors that are stored as fp8, what that cannot be either
 } CountingStream;
+
+// of the ranks that have a slice one counts
+static inline int counting_is_ours_(const CountingStream* s, const Tensor* t, int k) {
+    return model_source_rank(s->m, (int)(t - s->m->table), k) == s->rank;
+}
 
 static inline float* counting_room_(void* stream, const Tensor* t, int k) {
     CountingStream* s = (CountingStream*)stream;
@@ -239,17 +268,28 @@ static inline void counting_bands_(void* stream, const Tensor* t, int k, int ban
     const CountingStream* s = (const CountingStream*)stream;
     int n_rows;
     const size_t first = tensor_band(t, band, &n_rows), last = tensor_band(t, band + n - 1, &n_rows);
-    not_finite_note_(s->beyond, not_fp8_(x, (last + (size_t)n_rows - first) * (size_t)t->columns), t, k);
+    if (counting_is_ours_(s, t, k)) {
+        not_finite_note_(s->beyond, not_fp8_(x, (last + (size_t)n_rows - first) * (size_t)t->columns), t, k);
+    }
     s->sink.bands(s->sink.to, t, k, band, n, x);
 }
 
-static inline void counting_done_(void* stream, const Tensor* t, int k) {
+static inline int counting_needs_(void* stream, const Tensor* t, int k) {
     const CountingStream* s = (const CountingStream*)stream;
+    return slice_sink_needs(&s->sink, t, k);
+}
+
+static inline void counting_count_(const CountingStream* s, const Tensor* t, int k) {
     const size_t n = tensor_slice_elements(t);
     NotFinite* found = &s->found[not_finite_source_(s->m, t)];
     if (s->halves) { not_finite_note_(found, not_finite_halves_(s->halves, n), t, k); }
     else if (t->stored != STORED_FP8) { not_finite_note_(found, not_finite_floats_(s->room, n), t, k); }
     else if (!s->is_banded) { not_finite_note_(s->beyond, not_fp8_(s->room, n), t, k); }
+}
+
+static inline void counting_done_(void* stream, const Tensor* t, int k) {
+    const CountingStream* s = (const CountingStream*)stream;
+    if (counting_is_ours_(s, t, k)) { counting_count_(s, t, k); }
     slice_sink_done(&s->sink, t, k);
 }
 
@@ -279,8 +319,36 @@ static inline void save_check_finite_(const Run* r, const NotFinite* found, cons
     warn_line("%s: %zu numbers of %s are NaN or infinite%s", file, found->n_first, found->first, others);
 }
 
-// Gradients, moments and parameters: read or drawn by every rank alike, and the same on all. A device gets them slice
-// by slice
+// of a file of parameters: of llm.c's all bytes; of safetensors names, shapes and the ends of each tensor
+static inline uint64_t save_file_sum_(const char* path) {
+    MappedFile file;
+    SafeSet set;
+    file_map(&file, path);
+    const int is_bin = is_llmc_bin(&file);
+    uint64_t sum = is_bin ? XXH3_64bits(file.bytes, file.n_bytes) : 0;
+    file_unmap(&file);
+    if (is_bin) { return sum; }
+    safeset_open(&set, path);
+    sum = safeset_sum(&set, 1);
+    safeset_close(&set);
+    return sum;
+}
+
+// Ranks that have the same must have read the same. Who has another part is told by what its files look like
+static inline void save_check_same_(Run* r, const ModelStream* stream) {
+    const Model* m = r->model;
+    const char* const files[N_SOURCES] = {r->weights, r->adapter_weights};
+    if (r->comm->size == 1) { return; }
+    for (int i = 0; i < N_SOURCES && model_is_divided(m); i++) {
+        if (*files[i]) { ranks_same(r->comm, "parameters", save_file_sum_(files[i])); }
+    }
+    const uint64_t stage = (uint64_t)m->pipe.place, place = (uint64_t)m->ranks.place;
+    ranks_same_of(r->comm, "parameters", stream->sum, stage);
+    ranks_same_of(r->comm, "parameters", stream->sum_of_experts, stage * EXPERT_RANKS_MAX + place);
+}
+
+// Gradients, moments and parameters: drawn by every rank alike, or read as far as it has them. A device gets them
+// slice by slice
 static inline void save_open_model(Run* r) {
     Model* m = r->model;
     const int in_place = DEVICE_IS_SHARED && m->is_float && !model_is_divided(m);
@@ -297,20 +365,23 @@ static inline void save_open_model(Run* r) {
         r->loaded = (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
     }
     NotFinite found[N_SOURCES] = {{0, 0, "", NULL, 0}, {0, 0, "", NULL, 0}}, beyond = found[0];
-    CountingStream counting = {{NULL, NULL, NULL, NULL, NULL, NULL}, NULL, NULL, 0, m, found, &beyond};
+    CountingStream counting = {slice_sink(NULL), NULL, NULL, 0, m, r->comm->rank, found, &beyond};
     if (!in_place) { counting.sink = model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev); }
     if (!in_place && r->comm->size > 1) { model_stream_sum(&stream); }
     const SliceSink counted = {counting_room_,  counting_done_,        &counting,
-                               counting_halves_, counting_takes_bands_, counting_bands_};
+                               counting_halves_, counting_takes_bands_, counting_bands_, counting_needs_};
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
     if (in_place && (*r->weights || *r->adapter_weights)) { not_finite_count_all_(found, m); }
+    for (int i = 0; !in_place && i < N_SOURCES; i++) { not_finite_gather_(&found[i], m, r->comm); }
+    if (!in_place) { not_finite_gather_(&beyond, m, r->comm); }
     save_check_fp8_(r, &beyond);
     save_check_finite_(r, &found[OF_MODEL], r->weights);
     save_check_finite_(r, &found[OF_ADAPTER], r->adapter_weights);
     if (!in_place) {
-        ranks_same(r->comm, "parameters", model_stream_close(&stream));
+        save_check_same_(r, &stream);
+        model_stream_close(&stream);
     } else if (r->comm->size > 1) {
         ranks_same(r->comm, "parameters", XXH3_64bits(model_floats(m), m->stored_bytes));
     }

@@ -200,7 +200,7 @@ static inline HexText task_file_sum_(const char* weights, const char* config) {
     if (*weights) {
         SafeSet set;
         safeset_open(&set, weights);
-        sum = safeset_sum(&set);
+        sum = safeset_sum(&set, 16);
         safeset_close(&set);
     }
     if (*config && file_map_or_not(&file, config, &reason)) {
