@@ -42,7 +42,7 @@ static int free_port(void) {
 }
 
 static RankPlace place_at(int rank, int size, int port) {
-    RankPlace p = {rank, size, rank, size, "the test", "127.0.0.1", port, "run", "known to the ranks of this test"};
+    RankPlace p = {rank, size, rank, size, "the test", "127.0.0.1", port, "run", "known to the ranks of this test", 0};
     return p;
 }
 

@@ -634,6 +634,8 @@ static void moe_box(const Run* r) {
     pipeline_box(r);
 }
 
+static double moe_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
+
 static double moe_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
     const double attention = c->L * decoder_attention_flops(c->NH * c->HS, 0, r->T);
@@ -710,6 +712,7 @@ static Trainer moe_trainer(void) {
     t.freeze = moe_freeze;
     t.check = moe_check;
     t.box = moe_box;
+    t.rows_sent = moe_rows_sent;
     t.flops_per_token = moe_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;

@@ -734,6 +734,8 @@ static void qwen_box(const Run* r) {
     pipeline_box(r);
 }
 
+static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
+
 static double qwen_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
     double attention = 0.0;
@@ -823,6 +825,7 @@ static Trainer qwen_trainer(void) {
     t.choose = qwen_choose;
     t.check = qwen_check;
     t.box = qwen_box;
+    t.rows_sent = qwen_rows_sent;
     t.flops_per_token = qwen_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = qwen_load;

@@ -168,6 +168,24 @@ check "the box says which layers are where, and how long ranks wait" test "$(box
 COMM_CHECK=0 timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 --pp 3 --run sent2 >out 2>err
 kib() { sed -nE "s/.*$1 ([0-9.]+) KiB.*/\1/p" out | tail -n 1; }
 check "rank 0 sends what the box has said, within 1%" awk -v a="$(kib 'per update *\|')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.01 && b / a < 1.01) }'
+# planned RANKS OPTION...: --plan of RANKS says what their boxes say, and of all stages what the most costly rank takes
+planned() {
+    local ranks=$1 program=$2 rows='memory: parameters|  gradients, moments|  activations|  workspace, rest|  sent per update|  idle|  rows sent|stages'
+    shift 2
+    timeout 60 "$launch" -n $ranks "$program" "${run[@]}" "$@" --dry-run >box 2>err </dev/null
+    timeout 60 "$program" "${run[@]}" "$@" --plan $ranks >out 2>>err
+    check "--plan $ranks $* is what $ranks ranks say, and starts none" test "$? $(grep -E "^\| ($rows)" box)" = "0 $(grep -E "^\| ($rows)" out)" -a "$(grep -cE "^\| ($rows)" out)" -gt 4 -a ! -s err
+    grep -q 'of each rank' box || return
+    check "... and the table of stages has the rank that takes most" test "$(awk '/of each rank/ { print $8, $9 }' box)" = \
+        "$(awk '/^ *[0-9]/ { print $(NF - 3) * ($(NF - 2) == "GiB" ? 1024 : $(NF - 2) == "KiB" ? 1 / 1024 : 1), $(NF - 3), $(NF - 2) }' out | sort -g | tail -n 1 | cut -d' ' -f2-)"
+}
+planned 4 "$qwen" --config dense.json --grad-accum 8 --zero 1
+planned 8 "$qwen" --config tied.json --grad-accum 8 --pp 4
+planned 8 "$qwen" --config wide.json --grad-accum 8 --pp 2 --ep 4
+planned 6 "$moe" --config experts.json --grad-accum 6 --pp 3
+planned 4 "$gpt2" --config gpt2.json --grad-accum 8 --pp 2 --zero 2
+planned 6 "$qwen" --config dense.json --grad-accum 7 --pp 2 --zero 1
+planned 3 "$qwen" --config tied.json --grad-accum 7 --ema 0.9
 echo "# refusals"
 refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2

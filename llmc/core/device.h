@@ -191,7 +191,7 @@ static inline void* device_alloc(size_t n_bytes, const char* what) {
 
 static inline void device_release(void* p, size_t n_bytes) {
     (void)n_bytes;
-    cudaCheck(cudaFree(p));
+    if (p) { cudaCheck(cudaFree(p)); }  // a process without a GPU plans, too
 }
 
 static inline void device_zero(void* p, size_t n_bytes, const Device* dev) {

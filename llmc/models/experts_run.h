@@ -94,6 +94,7 @@ static inline int experts_layers_(const Model* m, int first) {
 // rows there and back
 static inline double experts_sent_bytes(const Run* r, int D, int k) {
     const Model* m = r->model;
+    if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
     const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G;

@@ -7,13 +7,15 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_all_to_all_v                   a part for each
     comm_send_recv, comm_broadcast      to one and from one; from one to all
     comm_reduce_scatter, comm_all_reduce   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
-    comm_barrier, comm_split            wait for all; groups of ranks
+    comm_barrier                        wait for all
+    comm_every, comm_split              groups of ranks: every s-th; those that choose the same colour
     comm_wait, comm_test                is a call done?
     comm_health, comm_watch             is somebody gone?
     comm_note, comm_abort, comm_free    what messages add; to give up, with last words for the others; the end
 All of this is about host memory; arenas of a GPU travel by comm_nccl.h, beside the same world.
 Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes
-travel by them and sums are made here, so all kinds give the same bits.
+travel by them and sums are made here, so all kinds give the same bits. PLAN: this process is alone and plans what one
+of P ranks would do (run/plan.h): nothing travels, and in reductions and all_gather everybody else says what it says.
 Tickets: a call returns at once with a ticket; its buffers belong to it until comm_wait. Bytes move inside these calls
 only.
 Reductions are the exception: they are done when they return.
@@ -41,7 +43,7 @@ Explained in doc/ranks.md
 #define HERE_LINE_(line) HERE_TEXT_(line)
 #define HERE __FILE__ ":" HERE_LINE_(__LINE__)
 
-typedef enum { COMM_NONE, COMM_TCP, COMM_MPI } CommKind;
+typedef enum { COMM_NONE, COMM_TCP, COMM_MPI, COMM_PLAN } CommKind;
 typedef enum { DT_F32, DT_F64, DT_I32, DT_I64, DT_U8 } CommType;
 typedef enum { OP_SUM, OP_MAX, OP_MIN } CommOp;
 typedef struct { uint64_t seq; } CommTicket;
@@ -126,9 +128,11 @@ static inline size_t comm_type_bytes(CommType type) {
 }
 
 static inline const char* comm_kind_name(const Comm* c) {
-    const char* names[] = {"one process", "TCP", "MPI"};
+    const char* names[] = {"one process", "TCP", "MPI", "nothing"};
     return names[c->link->kind];
 }
+
+static inline int comm_is_plan(const Comm* c) { return c->link->kind == COMM_PLAN; }
 
 // ---- 1. When something goes wrong ----
 
@@ -491,7 +495,7 @@ static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, i
     CommTicket ticket = {0};
     CommPiece* own = &c->piece[c->rank];
     if (own->n_recv > 0 && own->recv != own->send) { memcpy(own->recv, own->send, own->n_recv); }
-    if (c->link->kind != COMM_NONE) {
+    if (c->link->kind != COMM_NONE && !comm_is_plan(c)) {
         if (c->link->check) { comm_check_(c, name, type, op, count, where); }
         const uint64_t id = tcp_hash_(name) ^ (uint64_t)c->group << 40 ^ c->n_calls;
         ticket.seq = comm_begin_(c, name, id, where);
@@ -527,6 +531,7 @@ static inline CommTicket comm_all_gather(Comm* c, const void* in, void* out, siz
     for (int i = 0; i < c->size; i++) {
         CommPiece piece = {in, (char*)out + (size_t)i * n_bytes, n_bytes, n_bytes};
         c->piece[i] = piece;
+        if (comm_is_plan(c) && piece.recv != in) { memcpy(piece.recv, in, n_bytes); }
     }
     return comm_issue_(c, "all_gather", type, 0, n_in, where);
 }
@@ -631,6 +636,14 @@ static inline void comm_combine_(void* sum, const void* x, size_t n, CommType ty
 }
 #undef COMM_COMBINE_
 
+// what all ranks together have where each has the same
+static inline void comm_combine_alike_(const Comm* c, void* buf, size_t n, CommType type, CommOp op) {
+    const size_t n_bytes = n * comm_type_bytes(type);
+    void* own = memcpy(malloc_check(n_bytes, "a plan"), buf, n_bytes);
+    for (int i = 1; i < c->size; i++) { comm_combine_(buf, own, n, type, op); }
+    free(own);
+}
+
 // part i of `in` from every rank goes to rank i, which adds them; out may be our own part of in
 static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const size_t* first, CommType type, CommOp op,
                                      const char* name, uint64_t count, const char* where) {
@@ -657,6 +670,10 @@ static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_
 
 static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, CommOp op, const char* where) {
     if (c->size == 1) { return; }
+    if (comm_is_plan(c)) {
+        comm_combine_alike_(c, buf, n, type, op);
+        return;
+    }
     const size_t bytes = comm_type_bytes(type);
     size_t *first = (size_t*)malloc_check(sizeof(size_t) * (2 * (size_t)c->size + 1), "parts"),
            *counts = first + c->size + 1;
@@ -684,6 +701,18 @@ static inline Comm* comm_group_(CommLink* l, int number, const int* members, int
         if (members[i] == l->rank) { c->rank = i; }
     }
     return c;
+}
+
+// The ranks first, first + step, ... of c, `size` of them with this one, become a group. All ranks of c call, and no
+// two groups of one call share a rank. Its number is one that none of them has used: some may have made more groups
+static inline Comm* comm_every(Comm* c, int first, int step, int size, const char* where) {
+    int number = c->link->n_groups;
+    int* members = (int*)malloc_check(sizeof(int) * (size_t)size, "group of ranks");
+    comm_all_reduce(c, &number, 1, DT_I32, OP_MAX, where);
+    for (int i = 0; i < size; i++) { members[i] = c->members[first + i * step]; }
+    Comm* group = comm_group_(c->link, number, members, size);
+    free(members);
+    return group;
 }
 
 // The ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call. Its number is
@@ -714,8 +743,8 @@ static inline Comm* comm_split(Comm* c, int color, int key, const char* where) {
 
 // connections for the kind that the start and the build allow
 static inline void comm_connect_(CommLink* l, const RankPlace* place, double init_timeout) {
-    l->kind = place->size == 1 ? COMM_NONE : COMM_TCP;
-    if (place->size > 1 && !*place->host) {
+    l->kind = place->size == 1 ? COMM_NONE : place->is_plan ? COMM_PLAN : COMM_TCP;
+    if (l->kind == COMM_TCP && !*place->host) {
 #ifdef USE_MPI
         l->kind = COMM_MPI;
         mpi_open(&l->mpi, init_timeout);

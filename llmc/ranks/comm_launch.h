@@ -26,6 +26,7 @@ typedef struct {
     int port;                    // 0 with a file
     const char* run_id;          // the same in all ranks of one start, another in the next; "": not known
     const char* secret;          // which ranks prove to know when they meet over TCP; "": none
+    int is_plan;                 // this process is alone, and plans what that rank would do (run/plan.h)
 } RankPlace;
 
 enum { SECRET_LEAST = 16, SECRET_BYTES = 256 };
@@ -55,7 +56,8 @@ static inline int place_from_(RankPlace* p, const char* source, const char* rank
                        "",
                        0,
                        "",
-                       ""};
+                       "",
+                       0};
     if (found.rank < 0 && found.size < 0) { return 0; }
     if (found.rank < 0 || found.size < 0) { fail_input("%s: found only one of %s and %s", source, rank, size); }
     if (found.rank >= found.size) {
@@ -128,7 +130,7 @@ static inline RankPlace rank_place(const char* typed) {
         n += place_from_(&found[n], "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE");
     }
     for (int i = 1; i < n; i++) { place_contradiction_(&found[0], &found[i]); }
-    RankPlace alone = {0, 1, 0, 1, "", "", 0, "", ""}, p = n > 0 ? found[0] : alone;
+    RankPlace alone = {0, 1, 0, 1, "", "", 0, "", "", 0}, p = n > 0 ? found[0] : alone;
     const char *host = getenv("MASTER_ADDR"), *elastic = getenv("TORCHELASTIC_RUN_ID"), *slurm = getenv("SLURM_JOB_ID");
     if (!*p.host && host) {
         snprintf(p.host, sizeof p.host, "%s", host);

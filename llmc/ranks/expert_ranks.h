@@ -11,7 +11,7 @@ Explained in doc/ranks.md
 */
 #ifndef LLMC_EXPERT_RANKS_H
 #define LLMC_EXPERT_RANKS_H
-#include "comm.h"  // Comm, comm_split
+#include "comm.h"  // Comm, comm_every
 
 enum { EXPERT_RANKS_MAX = 256 };  // of a group
 
@@ -26,8 +26,8 @@ typedef struct {
 static inline ExpertRanks expert_ranks_init(Comm* world, int size) {
     ExpertRanks x = {world, NULL, NULL, size, world ? world->rank % size : 0};
     if (size == 1) { return x; }
-    x.group = comm_split(world, world->rank / size, world->rank, HERE);
-    x.holders = comm_split(world, world->rank % size, world->rank, HERE);
+    x.group = comm_every(world, world->rank / size * size, 1, size, HERE);
+    x.holders = comm_every(world, x.place, size, world->size / size, HERE);
     return x;
 }
 

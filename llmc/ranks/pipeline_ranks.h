@@ -10,7 +10,7 @@ Explained in doc/ranks.md
 */
 #ifndef LLMC_PIPELINE_RANKS_H
 #define LLMC_PIPELINE_RANKS_H
-#include "comm.h"  // Comm, comm_split
+#include "comm.h"  // Comm, comm_every
 #include <assert.h>
 #include <math.h>
 
@@ -25,6 +25,7 @@ typedef struct {
     Comm* around;           // the same of the first stage and the last, on these two
     int size, place;     // stages; the one of this rank
     int channels;        // of the stream that goes from stage to stage
+    double share;        // of the multiplications of all stages those of this one
     int begin[PIPELINE_RANKS_MAX + 1];  // the first layer of each stage, and the end
 } PipelineRanks;
 
@@ -76,20 +77,20 @@ static inline PipelineRanks pipeline_ranks_init(Comm* world, int size, const int
     x.world = world;
     x.size = size;
     if (size == 1) { return x; }
-    const int each = world->size / size, rank = world->rank, place = x.place = rank / each;
+    const int each = world->size / size, rank = world->rank, place = x.place = rank / each, line = rank % each;
     memcpy(x.begin, begin, sizeof(int) * (size_t)(size + 1));
-    x.stage = comm_split(world, place, rank, HERE);
-    x.line = comm_split(world, rank % each, rank, HERE);
+    x.stage = comm_every(world, place * each, 1, each, HERE);
+    x.line = comm_every(world, line, each, size, HERE);
     for (int odd = 0; odd < 2; odd++) {  // the pairs that begin with an even stage, then those with an odd one
         const int is_left = place % 2 == odd, left = is_left ? place : place - 1;
         const int has_pair = left >= 0 && left + 1 < size;
-        Comm* pair = comm_split(world, has_pair ? left * each + rank % each : world->size + rank, rank, HERE);
+        Comm* pair = comm_every(world, has_pair ? left * each + line : rank, each, has_pair ? 2 : 1, HERE);
         if (!has_pair) { comm_free(pair); }
         else if (is_left) { x.behind = pair; }
         else { x.before = pair; }
     }
     const int is_end = place == 0 || place == size - 1;
-    Comm* ends = comm_split(world, is_end ? rank % each : world->size + rank, rank, HERE);
+    Comm* ends = comm_every(world, is_end ? line : rank, (size - 1) * each, is_end ? 2 : 1, HERE);
     if (is_end) { x.around = ends; } else { comm_free(ends); }
     return x;
 }

@@ -219,7 +219,8 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     double n_forever = o->keep_every > 0 && saves_often ? floor(n_left / o->keep_every) : 0.0;
     double n_kept = fmin(n_saved, o->keep + 2.0 + n_forever);  // the newest, the best, and the one that is being
                                                                // written
-    if (n_free < 0.0) { return; }
+    if (o->plan > 0) { box_row("checkpoints", "%.0f at most, of %s", n_kept, format_bytes(n_bytes).s); }
+    if (n_free < 0.0 || o->plan > 0) { return; }
     box_row("checkpoints", "%.0f at most, of %s; %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     if (n_kept * n_bytes > n_free) {
         warn_line("the run keeps up to %.0f checkpoint%s of %s, the disk has %s free", n_kept, n_kept > 1.0 ? "s" : "",

@@ -1,12 +1,11 @@
 /*
 What this machine can do: the matmul rate behind "38% peak" in the step line, and the memory that is free.
     matmul_peak       flop/s of matrix products. CPU: measured, the best of 0.2 s of 512 x 768 x 768 exact products on
-                      all threads. GPU: bf16: the dense rate its maker states, 0 for a card that is not in the table;
-                      float: what its multiprocessors can add and multiply at its highest clock
+                      all threads. GPU: bf16: the dense rate its maker states, 0 for a card that is not in
+                      the table (cards.h); float: what its multiprocessors can add and multiply at its highest clock
     processor_name    what the CPU, or in a CUDA build the GPU, is called
     memory_available  bytes that are free for arenas: in this container if there is one; in a CUDA build on the GPU
     check_memory      status 1 when a run needs more than that, with the trainer's remedy
-Source of the GPU rates: the makers' data sheets
 */
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H
@@ -14,6 +13,7 @@ Source of the GPU rates: the makers' data sheets
 #include "../core/memory.h"  // memory_free
 #include "../ops/gemm.h"     // gemm
 #include "../core/print.h"   // seconds_now, format_bytes
+#include "cards.h"           // card_find
 
 #ifdef __CUDACC__  // ---- of a GPU ----
 
@@ -27,18 +27,9 @@ static inline ShortText processor_name(void) {
     return name;
 }
 
-// tensor cores, bf16 in and float sums, TFLOP/s; the first name that is part of the card's
-static inline double peak_bf16_(const char* card) {
-    static const struct {
-        const char* name;
-        double tflops;
-    } cards[] = {{"H100 PCIe", 756}, {"H100", 989}, {"H200", 989}, {"GH200", 989}, {"H20", 148}, {"A100", 312},
-                 {"A40", 149.7}, {"A10", 125}, {"L40S", 362}, {"L40", 181}, {"L4", 121}, {"RTX 6000 Ada", 182},
-                 {"RTX 3090", 71}, {"RTX 4090", 165.2}, {"B200", 2250}};
-    for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
-        if (strstr(card, cards[i].name)) { return 1e12 * cards[i].tflops; }
-    }
-    return 0.0;
+static inline double peak_bf16_(const char* name) {
+    const Card* card = card_find(name);
+    return card ? 1e12 * card->tflops : 0.0;
 }
 
 // float: a multiprocessor does 128 multiply-adds in a clock, that of compute capability 8.0 (A100) 64

@@ -45,6 +45,16 @@ static inline void pipeline_costs_(double* cost, const Model* m, double active) 
     }
 }
 
+// of the multiplications of all stages those of this one; behind: of the last one, besides its layers
+static inline double pipeline_share_of_(const PipelineRanks* x, const double* cost, double behind) {
+    double own = pipeline_is_last(x) ? behind : 0.0, all = behind;
+    for (int l = 0; l < x->begin[x->size]; l++) {
+        all += cost[l];
+        own += l >= pipeline_first(x) && l < pipeline_end(x) ? cost[l] : 0.0;
+    }
+    return own / all;
+}
+
 // V, C: of the output matrix, C channels. active: the share of experts that a position takes. shared: the field of the
 // embedding where that is the output matrix, else TENSOR_NO_FIELD. A number that was not typed but comes from an
 // earlier run is given up where it does not fit
@@ -74,8 +84,9 @@ static inline void pipeline_begin(Run* r, int* size, int V, int C, double active
     int begin[PIPELINE_RANKS_MAX + 1];
     pipeline_costs_(cost, m, active);
     pipeline_cut(begin, *size, cost, L, 0.0, (double)V * C);
-    free(cost);
     model_begin_pp(m, r->comm, *size, begin, shared, C);
+    m->pipe.share = pipeline_share_of_(&m->pipe, cost, (double)V * C);
+    free(cost);
 }
 
 // ranks that share the micro-batches of an update

@@ -143,7 +143,7 @@ static inline void ranks_compare_text_(Comm* c, char* text) {
 }
 
 static inline void ranks_compare(Comm* c, const Option* table, int n, const RunState* s, RunData* data) {
-    if (c->size == 1) { return; }
+    if (c->size == 1 || comm_is_plan(c)) { return; }
     MappedFile program;
     json_t *options = options_to_json(table, n), *state = run_state_to_json(s);
     json_object_update(options, state);
@@ -165,25 +165,63 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
 
 // ---- the box at the start, the last line, the folder ----
 
-// rows of the box; the bytes that gradients and what leaves count take, of the rank where they take most, and each
-// moment. all: every gradient is asked for, as by a probe; stream: bytes of that of a micro-batch, for --pp
-static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double stream,
-                               double* moment) {
+// bytes of memory, and of what a rank sends in an update
+typedef struct {
+    double gradients;      // and what leaves count, of the rank where they take most
+    double moment;         // each
+    double data, streams;  // sent for gradients and parameters; because there are stages
+} RanksCost;
+
+// of this rank
+static inline double ranks_gradients_(Model* m, Comm* c, int n_leaves, int zero) {
+    model_plan(m, c, n_leaves, zero);
+    dp_want_numbers(&m->dp, m->n_numbers);
+    const double n_bytes = dp_gradient_bytes(&m->dp) + (model_has_ep(m) ? dp_gradient_bytes(&m->dp_experts) : 0.0) +
+                           dp_numbers_bytes(&m->dp) + model_shared_bytes(m);
+    model_plan_free(m);
+    return n_bytes;
+}
+
+// the rank whose micro-batches wait for each other in most arenas; of equal ones one that has most of them
+static inline int ranks_deepest_(int size, int n_leaves) {
+    int deepest = 0, depth = 0, n = 0;
+    for (int rank = 0; rank < size; rank++) {
+        const int first = (int)comm_share(n_leaves, rank, size), end = (int)comm_share(n_leaves, rank + 1, size);
+        const int own = leaf_tree_depth(first, end);
+        if (own > depth || (own == depth && end - first > n)) { deepest = rank, depth = own, n = end - first; }
+    }
+    return deepest;
+}
+
+// Of the ranks that share micro-batches with this one. The first of some are in the midst of the tree of all: they need
+// more arenas than others, and so do those that have one more
+static inline double ranks_most_gradients_(Model* m, Comm* c, int n_leaves, int zero) {
+    Comm* sharing = model_sharing(m, c);
+    double most = ranks_gradients_(m, c, n_leaves, zero);
+    if (comm_is_plan(c)) {
+        const int own = sharing->rank;
+        sharing->rank = ranks_deepest_(sharing->size, n_leaves);
+        most = fmax(most, ranks_gradients_(m, c, n_leaves, zero));
+        sharing->rank = own;
+    }
+    comm_all_reduce(sharing, &most, 1, DT_F64, OP_MAX, HERE);
+    return most;
+}
+
+// and rows of the box. all: every gradient is asked for, as by a probe; stream: bytes of that of a micro-batch, for
+// --pp
+static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double stream) {
     Model plan = *m;  // sizes only
     if (all) {
         plan.frozen = NULL;
         model_freeze_base(&plan);
     }
-    model_plan(&plan, c, n_leaves, zero);
+    const double gradients = ranks_most_gradients_(&plan, c, n_leaves, zero);
     const int has_ep = model_has_ep(m);
-    dp_want_numbers(&plan.dp, m->n_numbers);
-    double gradients = dp_gradient_bytes(&plan.dp) + (has_ep ? dp_gradient_bytes(&plan.dp_experts) : 0.0);
-    gradients += dp_numbers_bytes(&plan.dp) + model_shared_bytes(&plan);
-    // leaves that do not divide: some have an arena more. Of stages the box has those of the first
-    if (!model_has_pp(m)) { comm_all_reduce(c, &gradients, 1, DT_F64, OP_MAX, HERE); }
-    const double sent =
-        dp_bytes(&plan.dp) + (has_ep ? dp_bytes(&plan.dp_experts) : 0.0) + model_stage_bytes(&plan, stream);
-    *moment = sizeof(float) * (double)plan.n_kept;
+    model_plan(&plan, c, n_leaves, zero);
+    const RanksCost cost = {gradients, sizeof(float) * (double)plan.n_kept,
+                            dp_bytes(&plan.dp) + (has_ep ? dp_bytes(&plan.dp_experts) : 0.0),
+                            model_stage_bytes(&plan, stream)};
     model_plan_free(&plan);
     if (all) { free(plan.frozen); }
     const int n_lines = c->size / m->pipe.size;
@@ -194,11 +232,14 @@ static inline double ranks_box(Comm* c, const Model* m, int all, int n_leaves, i
                   c->size, n_leaves, n_leaves > 1 ? "es" : "", n_idle, n_idle > 1 ? "s have" : " has");
     }
     if (c->size > 1) {
-        box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c),
-                c->link->source, zero);
-        box_row("  sent per update", "%s by rank 0", format_bytes(sent).s);
+        if (comm_is_plan(c)) { box_row("ranks", "%d, planned by this process, --zero %d", c->size, zero); }
+        else {
+            box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c),
+                    c->link->source, zero);
+        }
+        box_row("  sent per update", "%s by rank 0", format_bytes(cost.data + cost.streams).s);
     }
-    return gradients;
+    return cost;
 }
 
 // what the ranks cost in the last n_steps; with 0 the count begins

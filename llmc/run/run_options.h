@@ -11,6 +11,7 @@ Errors: fail_input, with the option's name.
 #include "../core/jsonfile.h"  // json_never_null
 #include "../core/options.h"   // Option, options_to_json
 #include "../ops/sampler.h"    // Sampling
+#include "../ranks/comm_launch.h"  // RANKS_MAX
 #include "schedule.h"          // schedule_lr, SCHEDULE_NAMES
 
 #define EXPORT_DTYPE_NAMES "fp32|bf16"
@@ -40,7 +41,9 @@ typedef struct {
     int max_new_tokens, top_k, samples, generate_batch, prompt_eot;
     float temperature, top_p, min_p, repetition_penalty;
     const char* rank;                                                                     // machine
-    int threads, dry_run, zero, comm_timeout, init_timeout;
+    int threads, dry_run, zero, comm_timeout, init_timeout, plan;
+    const char* plan_card;
+    float plan_rate;
 } RunOptions;
 
 // fills the table with the common rows; `presets` is what --model can name. Returns the number of rows.
@@ -207,6 +210,12 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          "seconds within which all ranks must have been started", 0},
         {"machine", "dry-run", "", OPTION_SWITCH, &o->dry_run, "0", 0, 0, "0|1",
          "print memory, work and estimated time, then stop; status 1 if it does not fit", 0},
+        {"machine", "plan", "", OPTION_INT, &o->plan, "0", 0, RANKS_MAX, "W",
+         "a dry run for W ranks by this one process: memory of each, what they send, how long stages wait", 0},
+        {"machine", "plan-card", "", OPTION_TEXT, &o->plan_card, "", 0, 0, "NAME",
+         "with --plan: a GPU for each rank, such as H200: does it fit, and how long does an update take?", 0},
+        {"machine", "plan-rate", "", OPTION_FLOAT, &o->plan_rate, "0.4", 0.01, 1, "F",
+         "with --plan-card: the share of its peak that products reach, as you have measured it", 0},
     };
     json_never_null();  // before the first JSON of the program
     return options_append(t, 0, rows, (int)(sizeof rows / sizeof rows[0]));

@@ -12,6 +12,7 @@ computed or written.
 #include "folder.h"          // run_open, run_check_unused
 #include "pipeline.h"        // pipeline_stream_bytes
 #include "peak.h"            // matmul_peak, memory_available, check_memory
+#include "plan.h"            // plan_begin, plan_memory, plan_say
 #include "save.h"            // save_find_model
 #include "same_data.h"       // data_to_json, data_check
 #include "tasks.h"           // task_open_generator
@@ -62,6 +63,8 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     if (run_is_chatting(r)) { start_check_alone_(r, "chat"); }
     if (run_answers_file(r)) { start_check_alone_(r, "generate-file"); }
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
+    if (r->o.plan > 0) { plan_begin(r); }
+    options_refuse(r->o.plan == 0 && *r->o.plan_card, "plan-card", "is for --plan W");
     r->comm = ranks_open(&r->place, &r->o);
     const int begins = !r->o.dry_run && run_will_train(r);
     const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o, begins));
@@ -506,7 +509,7 @@ static inline int64_t start_texts_at_once_(const Run* r) {
 // quarter of the memory that is free: what is generated does not depend on it. Ranks may have to make them together
 static inline void start_choose_rows_(Run* r) {
     const int64_t n = start_texts_at_once_(r);
-    const double available = memory_available();
+    const double available = plan_memory(r);
     r->n_rows = n < r->o.generate_batch ? (int)n : r->o.generate_batch > 1 ? r->o.generate_batch : 1;
     while (r->n_rows > 1 && !run_is_typed(r, "generate-batch") && available > 0.0 &&
            r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0) > available / 4.0) {
@@ -516,7 +519,7 @@ static inline void start_choose_rows_(Run* r) {
 }
 
 // memory of the device by class, in the order of allocation
-static inline Needed start_box_memory_(const Run* r) {
+static inline Needed start_box_memory_(Run* r) {
     const RunOptions* o = &r->o;
     const Trainer* t = r->trainer;
     const Model* m = r->model;
@@ -526,16 +529,16 @@ static inline Needed start_box_memory_(const Run* r) {
     const double workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
     const double sampling = samples ? t->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0) : 0.0;
-    const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = memory_available();
+    const double text = DEVICE_IS_SHARED ? data_memory(&r->data) : 0.0, available = plan_memory(r);
     const double rows =
         prefetch_bytes(r->d.prefetch_workers, start_batches_ahead_(r), start_batches_kept_(r), o->batch_size, r->T);
     const int n_saved = *o->export_hf ? m->n_table : m->n_saved;
     const double saving = trains || run_exports(r) ? (double)tensors_turning_bytes(m->table, n_saved) : 0.0;
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
-    double kept = 0.0;
-    const double stream = pipeline_stream_bytes(r);
-    double gradients = backward ? ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, stream, &kept) : 0.0;
+    RanksCost cost = {0.0, 0.0, 0.0, 0.0};
+    if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pipeline_stream_bytes(r)); }
+    const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
         : verify_bytes(tensors_count(m->held, m->n_table), (size_t)kept / sizeof(float), r->has_masters);
     const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
@@ -560,10 +563,15 @@ static inline Needed start_box_memory_(const Run* r) {
     comm_all_reduce(r->comm, &all, 1, DT_F64, OP_SUM, HERE);
     double needed = n_ranks * (all / r->comm->size - text) + of_rank_0;  // the text is in memory already
     comm_all_reduce(r->comm, &needed, 1, DT_F64, OP_MAX, HERE);
-    box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s);
+    if (o->plan > 0) { box_row("memory", "%s", format_bytes(each + of_rank_0).s); }
+    else { box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s); }
     double most = r->comm->rank == 0 ? each + of_rank_0 : each;
     comm_all_reduce(r->comm, &most, 1, DT_F64, OP_MAX, HERE);
-    if (model_has_pp(m)) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
+    if (model_has_pp(m) && o->plan == 0) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
+    const Planned planned = {parameters, gradients, moments, batch + sampling, workspace + rest + copy, most,
+                             cost.data, cost.streams, t->rows_sent ? t->rows_sent(r) : 0.0,
+                             model_has_pp(m) ? m->pipe.share : 1.0, model_first_layer(m), model_end_layer(m)};
+    r->planned = planned;
     if (has_batch && !*o->probe && available > 0.0) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);
     }
@@ -571,13 +579,13 @@ static inline Needed start_box_memory_(const Run* r) {
     return n_bytes;
 }
 
-static inline Needed start_box_(const Run* r) {
+static inline Needed start_box_(Run* r) {
     const Model* m = r->model;
     printf("%s: %s\n", r->trainer->name, build_name());
     options_print(r->table, r->n_options);
     box_line();
 #ifdef __CUDACC__
-    box_row("build", "%s, %s", FLOATX_NAME, processor_name().s);
+    box_row("build", "%s, %s", FLOATX_NAME, r->o.plan > 0 ? "a plan" : processor_name().s);
 #else
     box_row("build", "%s, %d lanes, %d thread%s", COMPILER, VLANES, r->dev.n_threads, r->dev.n_threads > 1 ? "s" : "");
 #endif
@@ -599,8 +607,11 @@ static inline Needed start_box_(const Run* r) {
     double flops = r->trainer->flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
     double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
-    box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "unknown for this GPU",
-            format_count(flops).s);
+    if (r->o.plan > 0) { box_row("work", "%s FLOP per token", format_count(flops).s); }
+    else {
+        box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "unknown for this GPU",
+                format_count(flops).s);
+    }
     if (run_is_training(r) && n_steps > 0 && r->peak > 0.0) {
         box_row("time", "at least %s for %d step%s", format_duration(seconds).s, n_steps, n_steps > 1 ? "s" : "");
     }
@@ -633,6 +644,13 @@ static inline const char* start_remedy_(char* text, size_t n_bytes, const Run* r
 
 // a run that only generates prints nothing but text
 static inline void start_device(Run* r) {
+    if (r->o.plan > 0) {
+        if (DEVICE_IS_SHARED) { device_init(&r->dev, ranks_threads(&r->place, r->o.threads)); }  // scratch of threads
+        start_choose_rows_(r);
+        start_box_(r);
+        plan_say(r);
+        return;
+    }
     device_choose(r->place.local_rank > 0 ? r->place.local_rank : 0);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     start_choose_rows_(r);

@@ -62,6 +62,7 @@ typedef struct {
     double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T, int sparing);
     double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
+    double (*rows_sent)(const Run* r);             // or NULL: bytes of rows to experts of other ranks, in an update
 
     // ---- the model ----
     // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones
@@ -114,6 +115,14 @@ typedef struct {
     void (*write_more)(Run* r, const float* params);  // or NULL: other exports, on rank 0
     void (*close)(Run* r);
 } Trainer;
+
+// what a rank takes: bytes of memory, of what it sends in an update; the share of all products that its stage computes
+typedef struct {
+    double parameters, gradients, moments, activations, rest, memory;
+    double data, streams, rows;  // gradients and parameters; from stage to stage; to experts of others
+    double share;
+    int first, end;              // layers
+} Planned;
 
 struct Run {
     const Trainer* trainer;
@@ -168,6 +177,9 @@ struct Run {
     double peak;               // flop/s of matrix products of all ranks, 0: not known
     double peak_measured;      // when, by CLOCK_MONOTONIC
     Log log;
+    Planned planned;
+    int plan_in[PIPELINE_RANKS_MAX];  // --plan: where the processes of later stages say theirs
+    int plan_out;                     // such a process: where to
 };
 
 // rows of the trainer's own behind the common ones

@@ -1,0 +1,172 @@
+/*
+--plan W: what a run would take on W ranks, said by one process that starts none of them, before anybody has rented the
+machines: the box of rank 0, then for each stage (--pp) the memory of a rank and what it sends, and with --plan-card
+whether that fits and how long an update takes.
+    plan_begin    as which rank this process plans: rank 0; for the first rank of each further stage a process of its
+                  own
+    plan_memory   bytes of memory that a rank may take; 0: not known
+    plan_say      the stages and the card; status 1 if they do not fit
+Every figure of memory and bytes is what the ranks themselves would have in their boxes: a process opens options, data
+and model as its rank would, in a world where nothing travels (COMM_PLAN in comm.h). Time is an estimate, of
+    products   FLOPs of the most costly stage in the micro-batches of a line, at --plan-rate of the card's peak
+    waiting    of stages for each other: pp_idle
+    sending    bytes over the link of a card: that of a machine where all ranks of the group fit in one, else its share
+               of the network. Groups are those of doc/ranks.md: ranks of a stage follow each other
+and what is sent is added, as if nothing of it happened beside products. Left out: what --recompute computes again,
+everything that is no product, latencies, experts that are busier than others, links that are busy with others.
+Explained in doc/plan.md
+*/
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+#include "cards.h"     // card_find
+#include "peak.h"      // memory_available
+#include "pipeline.h"  // pipeline_lines, pp_idle
+#include <sys/wait.h>
+
+static inline const Card* plan_card(const Run* r) { return *r->o.plan_card ? card_find(r->o.plan_card) : NULL; }
+
+// the card's name is one of the table, and of one whose links it has
+static inline void plan_check_card_(const Run* r) {
+    char known[256] = "";
+    int n;
+    const Card *all = cards(&n), *card = plan_card(r);
+    options_refuse(run_is_typed(r, "plan-rate") && !*r->o.plan_card, "plan-rate", "is for --plan-card NAME");
+    if (!*r->o.plan_card) { return; }
+    for (int i = 0; i < n; i++) {
+        if (all[i].in_machine == 0) { continue; }
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", *known ? ", " : "", all[i].name);
+    }
+    if (!card || card->in_machine == 0) { options_fail("plan-card", "%s: expected one of %s", r->o.plan_card, known); }
+    options_refuse(FLOATX_IS_FLOAT, "plan-card", "is for a build in bf16: make the trainer with CUDA (no GPU is needed "
+                   "to plan)");
+}
+
+// stages that --pp asks for; 1 where it is no option or does not divide the ranks, which its own check will say
+static inline int plan_stages_(const Run* r) {
+    for (int i = 0; i < r->n_options; i++) {
+        const int n = strcmp(r->table[i].name, "pp") == 0 ? *(const int*)r->table[i].value : 1;
+        if (n > 1) { return r->o.plan % n == 0 ? n : 1; }
+    }
+    return 1;
+}
+
+static inline void plan_begin(Run* r) {
+    options_refuse(r->place.size > 1, "plan", "is said by one process: start it without launch");
+    options_refuse(r->o.resume || r->o.go_on, "plan", "is for a run that begins: give --from instead");
+    plan_check_card_(r);
+    r->o.dry_run = 1;
+    r->place.size = r->o.plan;
+    r->place.is_plan = 1;
+    r->place.local_size = 1;  // as if each had a machine, or a card, of its own
+    r->plan_out = -1;
+    fflush(stdout);
+    for (int s = 1, n = plan_stages_(r); s < n; s++) {
+        int ends[2];
+        if (pipe(ends) != 0) { fail_run("--plan: no pipe: %s", strerror(errno)); }
+        const pid_t child = fork();
+        if (child < 0) { fail_run("--plan: no process for stage %d: %s", s, strerror(errno)); }
+        r->plan_in[s] = ends[0];
+        if (child > 0) {
+            close(ends[1]);
+            continue;
+        }
+        r->place.rank = r->o.plan / n * s;
+        r->plan_out = ends[1];
+        if (!freopen("/dev/null", "w", stderr)) { exit(1); }  // rank 0 finds the same errors
+        return;
+    }
+}
+
+static inline double plan_memory(const Run* r) {
+    const Card* card = plan_card(r);
+    if (r->o.plan == 0) { return memory_available(); }
+    return card ? card->gib * 1073741824.0 : 0.0;
+}
+
+// GB/s of a card in a group of ranks, of which `apart` that follow each other in it are so far from each other
+static inline double plan_link_(const Card* card, int size, int apart) {
+    return size * apart <= card->in_machine ? card->gb_machine : card->gb_network;
+}
+
+static inline void plan_row_time_(const char* name, double n_bytes, double gb, double seconds) {
+    if (n_bytes > 0.0) { box_row(name, "%.3g s: %s from a card, at %g GB/s", seconds, format_bytes(n_bytes).s, gb); }
+}
+
+// all: of each stage
+static inline void plan_box_time_(const Run* r, const Planned* all) {
+    const Model* m = r->model;
+    const Card* card = plan_card(r);
+    const int n_stages = m->pipe.size, each = r->o.plan / n_stages;
+    const PpShape shape = pipeline_shape_(r);
+    const double of_leaf = (double)r->o.batch_size * r->T, tokens = of_leaf * r->n_leaves;
+    const double flops_per_token = r->trainer->flops_per_token(r), flops = flops_per_token * tokens;
+    Planned most = all[0];
+    for (int s = 1; s < n_stages; s++) {
+        most.data = fmax(most.data, all[s].data);
+        most.streams = fmax(most.streams, all[s].streams);
+        most.rows = fmax(most.rows, all[s].rows);
+        most.share = fmax(most.share, all[s].share);
+    }
+    const double rate = r->o.plan_rate * 1e12 * card->tflops;
+    const double products = flops_per_token * of_leaf * shape.m * most.share / rate;
+    const double idle = n_stages > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
+    const double gb_data = plan_link_(card, each, 1), gb_rows = plan_link_(card, m->ranks.size, 1);
+    const double gb_streams = plan_link_(card, 2, each);
+    const double data = most.data / (1e9 * gb_data), rows = most.rows / (1e9 * gb_rows);
+    const double streams = most.streams / (1e9 * gb_streams), update = products + idle + data + rows + streams;
+    box_row("products", "%.3g s: %.3g PFLOP on %d x %s at %.0f%% of %g TFLOP/s", products, 1e-15 * flops, r->o.plan,
+            card->name, 100.0 * r->o.plan_rate, card->tflops);
+    if (idle > 0.0) { box_row("stages wait", "%.3g s", idle); }
+    plan_row_time_("gradients", most.data, gb_data, data);
+    plan_row_time_("streams", most.streams, gb_streams, streams);
+    plan_row_time_("rows of experts", most.rows, gb_rows, rows);
+    box_row("an update", "%.3g s for %s tokens, if nothing is sent beside products", update, format_count(tokens).s);
+    box_row("tokens a second", "%s, %s with each card: %.0f%% of its peak", format_count(tokens / update).s,
+            format_count(tokens / update / r->o.plan).s,
+            100.0 * flops / update / r->o.plan / (1e12 * card->tflops));
+}
+
+// the stages one below the other
+static inline void plan_print_stages_(const Run* r, const Planned* all) {
+    const int n = r->model->pipe.size, each = r->o.plan / n;
+    printf("%5s %8s %12s  %11s %11s %11s %11s %11s %11s %11s\n", "stage", "layers", "ranks", "parameters", "gradients",
+           "moments", "activations", "rest", "memory", "sends");
+    for (int s = 0; s < n; s++) {
+        const Planned* p = &all[s];
+        char layers[32], ranks[32];
+        snprintf(layers, sizeof layers, p->end - p->first > 1 ? "%d-%d" : "%d", p->first, p->end - 1);
+        snprintf(ranks, sizeof ranks, each > 1 ? "%d-%d" : "%d", s * each, (s + 1) * each - 1);
+        printf("%5d %8s %12s  %11s %11s %11s %11s %11s %11s %11s\n", s, layers, ranks, format_bytes(p->parameters).s,
+               format_bytes(p->gradients).s, format_bytes(p->moments).s, format_bytes(p->activations).s,
+               format_bytes(p->rest).s, format_bytes(p->memory).s, format_bytes(p->data + p->streams + p->rows).s);
+    }
+}
+
+// once the box is printed. The process of a further stage ends here
+static inline void plan_say(Run* r) {
+    const int n = r->model->pipe.size;
+    const Card* card = plan_card(r);
+    Planned all[PIPELINE_RANKS_MAX] = {r->planned};
+    double most = all[0].memory;
+    if (r->plan_out >= 0) { exit(write(r->plan_out, &r->planned, sizeof r->planned) != sizeof r->planned); }
+    for (int s = 1; s < n; s++) {
+        if (read(r->plan_in[s], &all[s], sizeof all[s]) != sizeof all[s]) {
+            fail_run("--plan: no plan of stage %d", s);
+        }
+        close(r->plan_in[s]);
+        most = fmax(most, all[s].memory);
+    }
+    while (wait(NULL) > 0) {}
+    if (n > 1) { plan_print_stages_(r, all); }
+    if (!card) { return; }
+    if (n > 1) { box_line(); }
+    box_row("memory", "%s at most of %s: %s", format_bytes(most).s, format_bytes(plan_memory(r)).s,
+            most <= plan_memory(r) ? "it fits" : "it does not fit");
+    if (run_is_training(r)) { plan_box_time_(r, all); }
+    box_line();
+    if (most > plan_memory(r)) {
+        fail_run("needs %s of memory, a card has %s: try more ranks with --zero 2, more stages or a smaller batch",
+                 format_bytes(most).s, format_bytes(plan_memory(r)).s);
+    }
+}
+#endif  // LLMC_PLAN_H
