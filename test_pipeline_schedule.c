@@ -254,9 +254,9 @@ static void test_cut(Test* t) {
         for (int size = 1; size <= L; size++) {
             double cost[9], found = 0.0;
             const double behind = (L * size) % 5;
-            int begin[PIPELINE_RANKS_MAX + 1];
+            int begin[PP_MAX + 1];
             for (int l = 0; l < L; l++) { cost[l] = 1 + (l * 7 + L * 3) % 4; }
-            pipeline_cut(begin, size, cost, L, 0.0, behind);
+            pp_cut(begin, size, cost, L, behind);
             check(t, begin[0] == 0 && begin[size] == L, "%d layers, %d stages: from %d to %d", L, size, begin[0],
                   begin[size]);
             for (int s = 0; s < size; s++) {

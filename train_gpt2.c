@@ -126,11 +126,11 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(gpt2, 0);
     segments_find(&acts->segments, tokens, B, T);
-    for (int i = 0; i < acts->segments.n && model_begins(m); i++) {
+    for (int i = 0; i < acts->segments.n && model_has_embedding(m); i++) {
         Segment s = acts->segments.at[i];
         embedding_forward(a.encoded + s.first * C, tokens + s.first, p.wte, p.wpe, s.rows, s.T - t0, C, t0, dev);
     }
-    if (model_begins(m)) { dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev); }
+    if (model_has_embedding(m)) { dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev); }
     const float* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         a = layer_activations(acts, l);
@@ -153,7 +153,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * C, dev);
         residual = a.residual3;
     }
-    if (!model_ends(m)) { return; }
+    if (!model_has_head(m)) { return; }
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, p.lnfw, p.lnfb, N, C, dev);
 }
 
@@ -217,7 +217,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, int 
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
-    if (!model_begins(m)) { return; }
+    if (!model_has_embedding(m)) { return; }
     model_receive_shared(&gpt2->model, dev);  // what the head has written, with --pp on another rank
     d = gpt2_gradients(gpt2, 0);
     dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
@@ -234,7 +234,7 @@ static void gpt2_leaf_backward(GPT2* gpt2, Activations* acts, const int* tokens,
                                int T, const Device* dev) {
     DataParallel* dp = &gpt2->model.dp;
     const int N = B * T;
-    if (model_ends(&gpt2->model)) {
+    if (model_has_head(&gpt2->model)) {
         gpt2_logits(gpt2, acts, 0, N, dev);
         crossentropy_losses_sum(dp_loss(dp), gpt2_losses(gpt2, acts, targets, N, dev), N, dev);
         gpt2_head_backward(gpt2, acts, targets, dloss, N, dev);
@@ -263,7 +263,7 @@ static Activations* activations_of(const Run* r, Purpose purpose) {
     return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
 }
 
-static int slots(const Run* r, Purpose purpose) { return purpose == TO_TRAIN ? pipeline_slots(r) : 1; }
+static int slots(const Run* r, Purpose purpose) { return purpose == TO_TRAIN ? pp_slots(r) : 1; }
 
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
@@ -291,12 +291,12 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
 
 static void turn(Run* r, int slot) { tensor_arena_turn(&workplace(r)->acts.tensors, slot); }
 
-static PipelineEnds ends_of(const Run* r, const Activations* acts, int N) {
+static PpStreams streams_of(const Run* r, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(r->model) - 1);
-    return pipeline_ends(a.encoded, a.residual3, a.dresidual, sizeof(float) * (size_t)N * gpt2_of(r)->config.C);
+    return pp_streams(a.encoded, a.residual3, a.dresidual, sizeof(float) * (size_t)N * gpt2_of(r)->config.C);
 }
 
-static PipelineEnds ends(const Run* r, int N) { return ends_of(r, &workplace(r)->acts, N); }
+static PpStreams streams(const Run* r, int N) { return streams_of(r, &workplace(r)->acts, N); }
 
 static void forward_leaf(Run* r, int k, const int* inputs, const int* targets, int B, int T) {
     Activations* acts = &workplace(r)->acts;
@@ -322,12 +322,12 @@ static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, 
 static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     Activations* acts = activations_of(r, purpose);
     const int N = B * (T - t0), is_text = purpose == TO_GENERATE;
-    const PipelineEnds e = ends_of(r, acts, N);
+    const PpStreams e = streams_of(r, acts, N);
     (void)targets;
-    pipeline_receive(&r->model->pipe, &e, &r->dev);
+    pp_receive(&r->model->pp, &e, &r->dev);
     gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
-    pipeline_send(&r->model->pipe, &e, &r->dev);
-    if (!model_ends(r->model)) { return; }
+    pp_send(&r->model->pp, &e, &r->dev);
+    if (!model_has_head(r->model)) { return; }
     gpt2_logits(gpt2_of(r), acts, is_text ? N - 1 : 0, is_text ? 1 : N, &r->dev);
 }
 
@@ -353,7 +353,7 @@ static Trainer cpu_trainer(void) {
     t.open = open_activations;
     t.leaf = train_leaf;
     t.turn = turn;
-    t.ends = ends;
+    t.streams = streams;
     t.forward_leaf = forward_leaf;
     t.backward_leaf = backward_leaf;
     t.forward = forward;

@@ -210,12 +210,12 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     Statistics s = layer_statistics(acts, first);
     StoredParameters p = layer_weights(gpt2, first);
     if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, t0, dev); }
-    for (int i = 0; i < acts->batch.segments.n && model_begins(m); i++) {
+    for (int i = 0; i < acts->batch.segments.n && model_has_embedding(m); i++) {
         Segment x = acts->batch.segments.at[i];
         embedding_forward(a.encoded + x.first * C, acts->batch.tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0,
                           dev);
     }
-    if (model_begins(m)) { dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev); }
+    if (model_has_embedding(m)) { dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev); }
     const floatX* residual = a.encoded;
     layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
     for (int l = first; l < end; l++) {
@@ -230,7 +230,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
             p = layer_weights(gpt2, l + 1);
             residual_layernorm_forward(a.residual3, next.ln1, s.ln1_mean, s.ln1_rstd, a.residual2, a.branch, p.ln1w,
                                        p.ln1b, N, C, dev);
-        } else if (!model_ends(m)) {
+        } else if (!model_has_head(m)) {
             residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * C, dev);
         } else {
             residual_layernorm_forward(a.residual3, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2, a.branch, p.lnfw,
@@ -282,7 +282,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
     Statistics s = layer_statistics(acts, end - 1);
     StoredParameters p = layer_weights(gpt2, end - 1);
     Parameters d = gpt2_gradients(gpt2, end - 1);
-    if (model_ends(m)) {
+    if (model_has_head(m)) {
         device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
         layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, s.lnf_mean, s.lnf_rstd, N, C,
                            dev);
@@ -312,7 +312,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
         dp_layer_done(&gpt2->model.dp, l, dev);
     }
-    if (!model_begins(m)) { return; }
+    if (!model_has_embedding(m)) { return; }
     model_receive_shared(&gpt2->model, dev);  // what the head has written, with --pp on another rank
     d = gpt2_gradients(gpt2, first);
     dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
@@ -331,7 +331,7 @@ static void leaf_begin(Activations* acts, const int* tokens, const int* targets,
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
 static void leaf_backward(GPT2* gpt2, Activations* acts, float dloss, int B, int T, const Device* dev) {
-    if (model_ends(&gpt2->model)) {
+    if (model_has_head(&gpt2->model)) {
         const LmHead head = lm_head(gpt2, acts);
         lm_head_losses(&head, &acts->batch, 1, gpt2_gradients(gpt2, 0).wte, dloss, B * T, dev);
         crossentropy_losses_sum(dp_loss(&gpt2->model.dp), head.losses, B * T, dev);
@@ -397,14 +397,14 @@ static void check_options(Run* r) {
                      "differ: expected --recompute 0 or 3", how->recompute);
     }
     const char* const drops = "is not for --dropout: each micro-batch leaves out other elements";
-    graph_check(r, &workplace(r)->graph, model_has_pp(r->model) ? PIPELINE_NO_GRAPH
+    graph_check(r, &workplace(r)->graph, model_has_pp(r->model) ? PP_NO_GRAPH
                                          : gpt2_of(r)->dropout > 0.0f ? drops : NULL);
 }
 
 static Tradeoffs how_of(const Run* r) {
     Tradeoffs how = workplace(r)->how;
     how.held = r->model->held_layers;
-    how.slots = pipeline_slots(r);
+    how.slots = pp_slots(r);
     return how;
 }
 
@@ -445,12 +445,12 @@ static void turn(Run* r, int slot) {
     acts->is_fresh = 0;
 }
 
-static PipelineEnds ends_of(const Run* r, const Activations* acts, int N) {
+static PpStreams streams_of(const Run* r, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(r->model) - 1);
-    return pipeline_ends(a.encoded, a.residual3, a.dresidual, sizeof(floatX) * (size_t)N * gpt2_of(r)->config.C);
+    return pp_streams(a.encoded, a.residual3, a.dresidual, sizeof(floatX) * (size_t)N * gpt2_of(r)->config.C);
 }
 
-static PipelineEnds ends(const Run* r, int N) { return ends_of(r, &workplace(r)->acts, N); }
+static PpStreams streams(const Run* r, int N) { return streams_of(r, &workplace(r)->acts, N); }
 
 static void forward_leaf(Run* r, int k, const int* inputs, const int* targets, int B, int T) {
     Activations* acts = &workplace(r)->acts;
@@ -475,11 +475,11 @@ static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, 
 
 static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     Activations* acts = activations_of(r, purpose);
-    const PipelineEnds e = ends_of(r, acts, B * (T - t0));
+    const PpStreams e = streams_of(r, acts, B * (T - t0));
     (void)targets;
-    pipeline_receive(&r->model->pipe, &e, &r->dev);
+    pp_receive(&r->model->pp, &e, &r->dev);
     gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
-    pipeline_send(&r->model->pipe, &e, &r->dev);
+    pp_send(&r->model->pp, &e, &r->dev);
 }
 
 static const floatX* logits(Run* r, Purpose purpose, int n) {
@@ -510,7 +510,7 @@ static Trainer gpu_trainer(void) {
     t.open = open_activations;
     t.leaf = train_leaf;
     t.turn = turn;
-    t.ends = ends;
+    t.streams = streams;
     t.forward_leaf = forward_leaf;
     t.backward_leaf = backward_leaf;
     t.forward = forward;

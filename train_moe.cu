@@ -263,7 +263,7 @@ static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* 
     const int D = moe->config.D;
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
-    if (model_begins(m)) { linear_rows(a.encoded, acts->batch.tokens, linear(moe, AT(embedding), 0), N, dev); }
+    if (model_has_embedding(m)) { linear_rows(a.encoded, acts->batch.tokens, linear(moe, AT(embedding), 0), N, dev); }
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         attention_block_forward(moe, acts, l, residual, N, dev);
@@ -272,7 +272,7 @@ static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* 
         residual = layer_activations(acts, l).residual3;
     }
     acts->is_fresh = 1;
-    if (!model_ends(m)) { return; }
+    if (!model_has_head(m)) { return; }
     rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, p.norm, moe->config.eps, N, D, dev);
 }
 
@@ -356,7 +356,7 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
     ActivationTensors a = layer_activations(acts, end - 1);
     StoredParameters p = layer_weights(moe, 0);
     Parameters d = layer_gradients(moe, 0);
-    if (model_ends(m)) {
+    if (model_has_head(m)) {
         rmsnorm_backward(a.dresidual, d.norm, a.dbranch, a.residual3, p.norm, layer_statistics(acts, 0).norm_rstd, 0,
                          N, D, dev);
     }
@@ -367,7 +367,7 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
         attention_block_backward(moe, acts, l, residual, N, dev);
         model_layer_done(&moe->model, l, dev);
     }
-    if (!model_begins(m)) { return; }
+    if (!model_has_embedding(m)) { return; }
     if (moe->config.tied) {
         model_receive_shared(&moe->model, dev);  // what the head has written
     } else if (d.embedding) {
@@ -378,7 +378,7 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
 static void leaf_backward(Moe* moe, Activations* acts, float dloss, int B, int T, const Device* dev) {
-    if (model_ends(&moe->model)) {
+    if (model_has_head(&moe->model)) {
         const LmHead head = lm_head(moe, acts);
         lm_head_losses(&head, &acts->batch, 1, output_gradient(moe), dloss, B * T, dev);
         crossentropy_losses_sum(dp_loss(&moe->model.dp), head.losses, B * T, dev);
@@ -482,7 +482,7 @@ static void moe_options(Run* r) {
         {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->decoder.graph),
-        pipeline_option(&w->decoder.pp),
+        pp_option(&w->decoder.pp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -549,7 +549,7 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    pipeline_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
+    pp_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
     experts_begin_ep(r, &w->decoder.how.ep, c->E, c->F, c->D);
 }
 
@@ -571,7 +571,7 @@ static void moe_check(Run* r) {
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
     experts_check(r, &workplace(r)->decoder.how.ep, c->k);
-    graph_check(r, &workplace(r)->decoder.graph, model_has_pp(r->model) ? PIPELINE_NO_GRAPH : experts_obstacle(r));
+    graph_check(r, &workplace(r)->decoder.graph, model_has_pp(r->model) ? PP_NO_GRAPH : experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;
@@ -631,7 +631,7 @@ static void moe_box(const Run* r) {
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
-    pipeline_box(r);
+    pp_box(r);
 }
 
 static double moe_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
@@ -694,9 +694,9 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T
     leaf_backward((Moe*)m, acts, dloss, B, T, dev);
 }
 
-static PipelineEnds pass_ends(const Model* m, const Activations* acts, int N) {
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pipeline_ends(a.encoded, a.residual3, a.dresidual,
+    return pp_streams(a.encoded, a.residual3, a.dresidual,
                          sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
 }
 
@@ -728,7 +728,7 @@ static Trainer moe_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = moe_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_ends, NULL};
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_streams, NULL};
     decoder_init(&place.decoder, &passes, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.moe.model, argc, argv);
 }

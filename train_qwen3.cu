@@ -328,7 +328,7 @@ static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Devic
     const Model* m = &qwen->model;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
-    if (model_begins(m)) {
+    if (model_has_embedding(m)) {
         linear_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
     }
     const floatX* residual = a.encoded;
@@ -339,7 +339,7 @@ static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Devic
         residual = layer_activations(acts, l).residual3;
     }
     acts->is_fresh = 1;
-    if (!model_ends(m)) { return; }
+    if (!model_has_head(m)) { return; }
     if (acts->numbers) {
         router_pool(layer_numbers(acts, c, c->L), acts->numbers, config_expert_layers(c), &router, N, dev);
     }
@@ -465,7 +465,7 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Dev
     const Model* m = &qwen->model;
     const int D = c->D, N = B * T, first = model_first_layer(m), end = model_end_layer(m);
     const ActivationTensors a = layer_activations(acts, end - 1);
-    if (model_ends(m)) {
+    if (model_has_head(m)) {
         rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, a.residual3, gain(qwen, AT(norm), 0),
                          layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
     }
@@ -475,7 +475,7 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Dev
         block_backward(qwen, acts, l, residual, N, dev);
         model_layer_done(&qwen->model, l, dev);
     }
-    if (!model_begins(m)) { return; }
+    if (!model_has_embedding(m)) { return; }
     float* dembedding = gradient(qwen, AT(embedding), 0);
     if (c->tied) {
         model_receive_shared(&qwen->model, dev);  // what the head has written
@@ -487,7 +487,7 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Dev
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
 static void leaf_backward(Qwen* qwen, Activations* acts, float dloss, int B, int T, const Device* dev) {
-    if (model_ends(&qwen->model)) {
+    if (model_has_head(&qwen->model)) {
         const LmHead head = lm_head(qwen, acts);
         lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, B * T, dev);
         crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, B * T, dev);
@@ -570,7 +570,7 @@ static void qwen_options(Run* r) {
         {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->decoder.graph),
-        pipeline_option(&w->decoder.pp),
+        pp_option(&w->decoder.pp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -641,7 +641,7 @@ static void qwen_choose(Run* r) {
     options_refuse(c.fused && w->decoder.how.ep.size > 1, "ep",
                    "is for files in which each expert has tensors of its own, as transformers writes them");
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
-    pipeline_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
+    pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
                    c.tied ? AT(embedding) : TENSOR_NO_FIELD);
     if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E, c.FE, c.D); }
     else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
@@ -661,7 +661,7 @@ static void qwen_check(Run* r) {
     if (c->E > 0) { experts_check(r, &w->decoder.how.ep, c->k); }
     const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
     const char* const varies = w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r);
-    graph_check(r, &w->decoder.graph, model_has_pp(r->model) ? PIPELINE_NO_GRAPH : varies);
+    graph_check(r, &w->decoder.graph, model_has_pp(r->model) ? PP_NO_GRAPH : varies);
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {
@@ -731,7 +731,7 @@ static void qwen_box(const Run* r) {
                 workplace(r)->lora.merge ? "; so are those that --merge writes" : "");
     }
     adapters_box(r, &workplace(r)->qwen.adapters, &workplace(r)->lora, workplace(r)->is_bf16);
-    pipeline_box(r);
+    pp_box(r);
 }
 
 static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
@@ -805,9 +805,9 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T
     leaf_backward((Qwen*)m, acts, dloss, B, T, dev);
 }
 
-static PipelineEnds pass_ends(const Model* m, const Activations* acts, int N) {
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pipeline_ends(a.encoded, a.residual3, a.dresidual,
+    return pp_streams(a.encoded, a.residual3, a.dresidual,
                          sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
 }
 
@@ -845,7 +845,7 @@ static Trainer qwen_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_ends, pass_dropout};
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_streams, pass_dropout};
     decoder_init(&place.decoder, &passes, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }

@@ -421,10 +421,10 @@ heading "Runs and checkpoints"
 row "the folder of another run" "${train[@]}" --run run
 row "\`--resume\` of nothing" train_gpt2 --resume --run rum
 row "\`--resume\` without \`--run\`" train_gpt2 --resume
-mkfifo .pipe
-"${train[@]}" --steps 1000000 --save-every 2 --run held >.pipe 2>/dev/null &
+mkfifo .pp
+"${train[@]}" --steps 1000000 --save-every 2 --run held >.pp 2>/dev/null &
 writer=$!
-exec 3<.pipe
+exec 3<.pp
 until compgen -G 'held/step_*[0-9]/manifest.json' >/dev/null; do read -r -N 4096 -t 0.1 <&3; done
 kill -STOP $writer
 row "two processes write to one run" train_gpt2 --resume --run held

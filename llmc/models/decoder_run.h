@@ -14,7 +14,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #define LLMC_DECODER_RUN_H
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/gemm.h"       // gemm_workspace_bytes
-#include "../run/pipeline.h"   // pipeline_slots
+#include "../run/pipeline.h"   // pp_slots
 #include "../run/trainer.h"    // Run
 #include "activations.h"       // Activations, Tradeoffs, ExpertSizes
 #include "lm_head.h"           // LmHead
@@ -28,7 +28,7 @@ typedef struct {
     LmHead (*head)(const Model* m, const Activations* acts);                       // and from there to logits
     // of a micro-batch, from behind its forward pass: losses, back to all gradients
     void (*backward)(Model* m, Activations* acts, float dloss, int B, int T, const Device* dev);
-    PipelineEnds (*ends)(const Model* m, const Activations* acts, int N);  // where a stream of N positions comes in and
+    PpStreams (*streams)(const Model* m, const Activations* acts, int N);  // where a stream of N positions comes in and
                                                                            // goes out, with --pp
     Dropout (*dropout)(const Run* r, int k, int B, int T);                 // or NULL: of the k-th micro-batch
 } DecoderPasses;
@@ -58,7 +58,7 @@ static inline Activations* decoder_activations(const Run* r, Purpose purpose) {
 static inline Tradeoffs decoder_how_(const Run* r) {
     Tradeoffs how = decoder_of(r)->how;
     how.held = r->model->held_layers;
-    how.slots = pipeline_slots(r);
+    how.slots = pp_slots(r);
     how.numbers = model_has_pp(r->model) ? r->model->n_numbers : 0;
     return how;
 }
@@ -93,9 +93,9 @@ static inline void decoder_close_(Run* r) {
 static inline void decoder_turn_(Run* r, int slot) { activations_turn(&decoder_of(r)->acts, slot); }
 
 // what routers count goes with the stream in training alone
-static inline PipelineEnds decoder_ends_(const Run* r, int N) {
+static inline PpStreams decoder_streams_(const Run* r, int N) {
     const Decoder* d = decoder_of(r);
-    PipelineEnds e = d->passes.ends(r->model, &d->acts, N);
+    PpStreams e = d->passes.streams(r->model, &d->acts, N);
     e.numbers = activations_counted(&d->acts);
     e.returned = d->acts.returned;
     e.n_number_bytes = sizeof(float) * (size_t)d->acts.how.numbers;
@@ -126,7 +126,7 @@ static inline void decoder_backward_leaf_(Run* r, int k, const int* inputs, cons
     Model* m = r->model;
     (void)inputs, (void)targets;  // they are on the device
     decoder_dropout_(r, k, B, T);
-    d->acts.numbers = activations_returned(&d->acts, dp_numbers(&m->dp), model_ends(m), &r->dev);
+    d->acts.numbers = activations_returned(&d->acts, dp_numbers(&m->dp), model_has_head(m), &r->dev);
     d->passes.backward(m, &d->acts, dloss, B, T, &r->dev);
     d->acts.numbers = NULL;
     model_leaf_done(m, &r->dev);
@@ -138,10 +138,10 @@ static inline void decoder_backward_leaf_(Run* r, int k, const int* inputs, cons
 // N positions through the layers of this stage
 static inline void decoder_pass_(Run* r, Activations* acts, int N) {
     const Decoder* d = decoder_of(r);
-    const PipelineEnds e = d->passes.ends(r->model, acts, N);
-    pipeline_receive(&r->model->pipe, &e, &r->dev);
+    const PpStreams e = d->passes.streams(r->model, acts, N);
+    pp_receive(&r->model->pp, &e, &r->dev);
     d->passes.forward(r->model, acts, N, &r->dev);
-    pipeline_send(&r->model->pipe, &e, &r->dev);
+    pp_send(&r->model->pp, &e, &r->dev);
 }
 
 // the new positions of texts, and how many they are
@@ -180,7 +180,7 @@ static inline const float* decoder_losses_(Run* r, const int* targets, int N) {
 static inline const floatX* decoder_next_of_each_(Run* r, const CachedText* texts, int n_texts, size_t* row) {
     Decoder* d = decoder_of(r);
     const int N = decoder_texts_(r, texts, n_texts);
-    if (!model_ends(r->model)) { return NULL; }
+    if (!model_has_head(r->model)) { return NULL; }
     const LmHead head = d->passes.head(r->model, &d->cache);
     *row = (size_t)head.weight.OC;
     return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
@@ -207,7 +207,7 @@ static inline Trainer decoder_trainer(size_t decoder) {
     t.next_of_each = decoder_next_of_each_;
     t.share_text = decoder_share_text_;
     t.turn = decoder_turn_;
-    t.ends = decoder_ends_;
+    t.streams = decoder_streams_;
     t.forward_leaf = decoder_forward_leaf_;
     t.backward_leaf = decoder_backward_leaf_;
     t.close = decoder_close_;

@@ -98,7 +98,7 @@ static inline double experts_sent_bytes(const Run* r, int D, int k) {
     const double G = m->ranks.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
     const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G;
-    const double each = up * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 && model_ends(m) ? width : 0.0);
+    const double each = up * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 && model_has_head(m) ? width : 0.0);
     return (double)r->n_leaves / model_sharing(m, r->comm)->size * R * each;
 }
 

@@ -9,7 +9,7 @@ fills in that part of a Trainer; the passes through the model are the trainer's.
 #include "../ops/dropout.h"    // Dropout, dropout_key
 #include "../ops/gemm.h"       // gemm_workspace_bytes
 #include "../run/main.h"       // Run, Trainer, run_main
-#include "../run/pipeline.h"   // pipeline_option, pipeline_begin
+#include "../run/pipeline.h"   // pp_option, pp_begin
 #include "gpt2.h"              // GPT2, Config, parameter_table, gpt2_load
 
 static inline GPT2* gpt2_of(const Run* r) { return (GPT2*)r->model; }
@@ -21,7 +21,7 @@ static inline void gpt2_options(Run* r) {
         {"GPT-2", "dropout", "", OPTION_FLOAT, &gpt2_of(r)->dropout, "0", 0, 0.99, "F",
          "in training leave out this share of the embeddings and of what each half of a block adds to the stream, for "
          "data that is seen many times; attention's weights stay whole", 0},
-        pipeline_option(&gpt2_of(r)->pp),
+        pp_option(&gpt2_of(r)->pp),
         {"out", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE",
          "write the model as llm.c's .bin", OPTION_WRITES | OPTION_WORK},
     };
@@ -34,7 +34,7 @@ static inline void gpt2_choose(Run* r) {
                    : config_preset(r->o.model, run_new_vocabulary(r)));
     r->V = r->classes = g->config.V;
     r->max_T = g->config.max_T;
-    pipeline_begin(r, &g->pp, g->config.Vp, g->config.C, 1.0, offsetof(Parameters, wte));
+    pp_begin(r, &g->pp, g->config.Vp, g->config.C, 1.0, offsetof(Parameters, wte));
 }
 
 static inline void gpt2_check(Run* r) {
@@ -58,7 +58,7 @@ static inline void gpt2_box(const Run* r) {
     box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH,
             c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
-    pipeline_box(r);
+    pp_box(r);
 }
 
 static inline double gpt2_flops_per_token(const Run* r) {

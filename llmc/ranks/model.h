@@ -30,7 +30,7 @@ With --pp the table is the same on all ranks, and says which layers are in memor
 #include "../core/layers.h"  // learning_from
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
-#include "pipeline_ranks.h"  // PipelineRanks
+#include "pipeline_ranks.h"  // PpRanks
 
 enum { MAX_TENSORS = 128 };
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activations are for
@@ -47,7 +47,7 @@ typedef struct {
     int saved_is_float;   // those that the files hold are
     Stored frozen_as;     // a CPU build: as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
     ExpertRanks ranks;    // of --ep
-    PipelineRanks pipe;   // of --pp
+    PpRanks pp;   // of --pp
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
     int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
                           // matrix, too; -1: there is none
@@ -72,7 +72,7 @@ static inline void model_layout(Model* m, int n_table) {
     m->n_slices = tensors_slices(m->table, n_table);
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1);
-    m->pipe = pipeline_ranks_init(NULL, 1, NULL);
+    m->pp = pp_ranks_init(NULL, 1, NULL);
     m->shared = -1;
 }
 
@@ -86,7 +86,7 @@ static inline int model_is_adapter(const Model* m) { return m->n_saved < m->n_ta
 static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - m->table < m->n_saved; }
 
 static inline int model_has_ep(const Model* m) { return m->ranks.size > 1; }
-static inline int model_has_pp(const Model* m) { return m->pipe.size > 1; }
+static inline int model_has_pp(const Model* m) { return m->pp.n_stages > 1; }
 
 // does this rank lack some of the model?
 static inline int model_is_divided(const Model* m) { return model_has_ep(m) || model_has_pp(m); }
@@ -153,30 +153,30 @@ static inline int model_stage_of(const Model* m, int i, int k) {
     const int layer = tensor_slice_layer(&m->table[i], k);
     int first = model_is_adapter(m) ? m->n_saved : 0;
     if (!model_has_pp(m)) { return 0; }
-    if (layer >= 0) { return pipeline_stage_of(&m->pipe, layer); }
+    if (layer >= 0) { return pp_stage_of(&m->pp, layer); }
     while (first < m->n_table && m->table[first].layers == 0) { first++; }
-    return i < first ? 0 : m->pipe.size - 1;
+    return i < first ? 0 : m->pp.n_stages - 1;
 }
 
-static inline int model_is_of_stage(const Model* m, int i, int k) { return model_stage_of(m, i, k) == m->pipe.place; }
+static inline int model_is_of_stage(const Model* m, int i, int k) { return model_stage_of(m, i, k) == m->pp.stage; }
 
 // After model_layout, all ranks call. begin (size + 1): where the stages begin. shared: the field of the first stage
 // that the last one reads, too; or TENSOR_NO_FIELD. channels: of the residual stream
 static inline void model_begin_pp(Model* m, Comm* world, int size, const int* begin, size_t shared, int channels) {
-    m->pipe = pipeline_ranks_init(world, size, begin);
-    m->pipe.channels = channels;
+    m->pp = pp_ranks_init(world, size, begin);
+    m->pp.channels = channels;
     m->shared = -1;
     if (size == 1) { return; }
     const int L = tensors_layers(m->table, m->n_table);
     m->held_layers = (char*)malloc_check((size_t)L + 1, "stages");
     for (int l = 0; l < L; l++) {
-        m->held_layers[l] = l >= pipeline_first(&m->pipe) && l < pipeline_end(&m->pipe) ? LAYER_HELD : '.';
+        m->held_layers[l] = l >= pp_first_layer(&m->pp) && l < pp_end_layer(&m->pp) ? LAYER_HELD : '.';
     }
     m->held_layers[L] = '\0';
     for (int i = 0; i < m->n_table; i++) {
         Tensor* t = &m->table[i];
         const int is_shared = t->field == shared && shared != TENSOR_NO_FIELD;
-        const int is_copy = is_shared && pipeline_is_last(&m->pipe);
+        const int is_copy = is_shared && pp_is_last(&m->pp);
         if (is_shared) { m->shared = i; }
         if (t->layers > 0) { tensor_hold_layers(t, m->held_layers); }
         else if (!model_is_of_stage(m, i, 0) && !is_copy) { tensor_hold_none(t); }
@@ -184,22 +184,22 @@ static inline void model_begin_pp(Model* m, Comm* world, int size, const int* be
 }
 
 // layers of this rank: first .. end - 1
-static inline int model_first_layer(const Model* m) { return model_has_pp(m) ? pipeline_first(&m->pipe) : 0; }
+static inline int model_first_layer(const Model* m) { return model_has_pp(m) ? pp_first_layer(&m->pp) : 0; }
 static inline int model_end_layer(const Model* m) {
-    return model_has_pp(m) ? pipeline_end(&m->pipe) : tensors_layers(m->table, m->n_table);
+    return model_has_pp(m) ? pp_end_layer(&m->pp) : tensors_layers(m->table, m->n_table);
 }
 
 // does it have what comes before all layers, and behind?
-static inline int model_begins(const Model* m) { return !model_has_pp(m) || pipeline_is_first(&m->pipe); }
-static inline int model_ends(const Model* m) { return !model_has_pp(m) || pipeline_is_last(&m->pipe); }
+static inline int model_has_embedding(const Model* m) { return !model_has_pp(m) || pp_is_first(&m->pp); }
+static inline int model_has_head(const Model* m) { return !model_has_pp(m) || pp_is_last(&m->pp); }
 
 // ---- who has what ----
 
 // the ranks that share the micro-batches of an update and, with --ep, experts: all, or those of a stage
-static inline Comm* model_sharing(const Model* m, Comm* world) { return model_has_pp(m) ? m->pipe.stage : world; }
+static inline Comm* model_sharing(const Model* m, Comm* world) { return model_has_pp(m) ? m->pp.stage_ranks : world; }
 
 // the number of this rank among all
-static inline int model_rank(const Model* m) { return model_has_pp(m) ? m->pipe.world->rank : m->dp.rank; }
+static inline int model_rank(const Model* m) { return model_has_pp(m) ? m->pp.world->rank : m->dp.rank; }
 
 // who of a group holds slice k of row i; of what is no expert's every rank has its own
 static inline int model_place(const Model* m, int i, int k) {
@@ -218,7 +218,7 @@ static inline int model_held_slice(const Model* m, int i, int k) {
 
 // the rank that has slice k of row i once the ranks that share it have put it together
 static inline int model_source_rank(const Model* m, int i, int k) {
-    const int first = model_has_pp(m) ? pipeline_first_rank(&m->pipe, model_stage_of(m, i, k)) : 0;
+    const int first = model_has_pp(m) ? pp_first_rank(&m->pp, model_stage_of(m, i, k)) : 0;
     return first + (model_row_has_ep(m, i) ? model_place(m, i, k) : 0);
 }
 
@@ -296,7 +296,7 @@ static inline double model_flops(const Model* m, int i) {
 
 // build_bytes: of an element of floatX
 static inline void model_init(Model* m, size_t build_bytes) {
-    if (model_has_pp(m)) { comm_device_open(m->pipe.world); }
+    if (model_has_pp(m)) { comm_device_open(m->pp.world); }
     model_layout_stored(m, build_bytes);
     m->w = weights_of(device_alloc(m->stored_bytes, "parameters"), build_bytes, NULL, NULL, NULL);
 }
@@ -328,7 +328,7 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
 // Sizes only: who keeps what. Arguments as those of model_init_training
 static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
     if (model_has_pp(m)) {
-        comm = m->pipe.stage->size > 1 ? m->pipe.stage : NULL;
+        comm = m->pp.stage_ranks->size > 1 ? m->pp.stage_ranks : NULL;
         m->frozen_held[0] = model_frozen_held_(m, 0);
     }
     if (!model_has_ep(m)) {
@@ -357,17 +357,17 @@ static inline void model_plan_free(Model* m) {
 // So many micro-batches later than it has it, the last stage sends the shared row's gradient: the first one comes to
 // the backward pass of a micro-batch p - 1 operations after the last, which is (p - 1) / 2 micro-batches, and asks for
 // it then. While it waits, the last stage gets p - 2 micro-batches further and no more: a longer delay would never end
-static inline int model_shared_delay(const Model* m) { return (m->pipe.size - 1) / 2; }
+static inline int model_shared_delay(const Model* m) { return (m->pp.n_stages - 1) / 2; }
 static inline int model_shared_rooms(const Model* m) { return model_shared_delay(m) + 1; }
 
 // has this rank, of the last stage, the head's share of a gradient that the first stage keeps?
 static inline int model_sends_shared(const Model* m) {
-    return model_has_pp(m) && m->shared >= 0 && pipeline_is_last(&m->pipe) &&
+    return model_has_pp(m) && m->shared >= 0 && pp_is_last(&m->pp) &&
            !slice_is_frozen(m->frozen, tensors_slices(m->table, m->shared));
 }
 
 static inline int model_receives_shared(const Model* m) {
-    return model_has_pp(m) && m->shared >= 0 && pipeline_is_first(&m->pipe) &&
+    return model_has_pp(m) && m->shared >= 0 && pp_is_first(&m->pp) &&
            !slice_is_frozen(m->frozen, tensors_slices(m->table, m->shared));
 }
 
@@ -584,7 +584,7 @@ static inline void model_free(Model* m) {
     if (m->seam_sum) { device_release(m->seam_sum, sizeof(double)); }
     model_plan_free(m);
     expert_ranks_free(&m->ranks);
-    pipeline_ranks_free(&m->pipe);
+    pp_ranks_free(&m->pp);
     free(m->held_layers);
     free(m->frozen);
 }
@@ -605,7 +605,7 @@ static inline size_t model_source_bytes(const Model* m) {
 
 // What rank `source` has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
 static inline const float* model_bring_(const Model* m, const float* from, float* room, size_t n, int source) {
-    Comm* world = model_has_pp(m) ? m->pipe.world : m->ranks.world;
+    Comm* world = model_has_pp(m) ? m->pp.world : m->ranks.world;
     if (source == 0) { return model_rank(m) > 0 ? NULL : from; }
     const int sends = world->rank == source, receives = world->rank == 0;
     comm_wait(world, comm_send_recv(world, from, sends ? n : 0, sends ? 0 : -1, room, receives ? n : 0,

@@ -18,7 +18,7 @@ Order:  the norm adds the sums of chunks in the order of the whole table, whoeve
 #ifndef LLMC_MODEL_GRADIENTS_H
 #define LLMC_MODEL_GRADIENTS_H
 #include "model.h"          // Model, model_has_ep, model_has_pp
-#include "pipeline_link.h"  // pipeline_share
+#include "pipeline_link.h"  // pp_share
 
 // of the last stage: where the head's gradient of micro-batch k, counted from the first of this rank, is to be written
 static inline float* model_shared_room_(const Model* m, int k) {
@@ -57,8 +57,8 @@ static inline void model_leaf_done(Model* m, const Device* dev) {
 
 // what goes around: from the last stage to the first, or back. The host waits
 static inline void model_go_around_(const Model* m, const void* send, void* recv, size_t n_bytes, const Device* dev) {
-    Comm* ends = m->pipe.around;
-    comm_wait_device(ends, pipeline_exchange_(ends, send, recv, n_bytes, dev), dev);
+    Comm* tie = m->pp.tie;
+    comm_wait_device(tie, pp_exchange(tie, send, recv, n_bytes, dev), dev);
 }
 
 // on the first stage, once a leaf has come down to the embedding: what the head has written there
@@ -98,7 +98,7 @@ static inline float* model_reduce(Model* m, float* loss, const Device* dev) {
     if (model_has_ep(m)) { dp_reduce(&m->dp_experts, &none, dev); }
     float* grads = dp_reduce(&m->dp, loss, dev);
     if (model_has_pp(m)) {
-        pipeline_share(&m->pipe, m->dp.sums, (size_t)m->dp.n_numbers);
+        pp_share(&m->pp, m->dp.sums, (size_t)m->dp.n_numbers);
         *loss = m->dp.sums[0];
     }
     return grads;
@@ -207,8 +207,8 @@ static inline int model_seams_(const Model* m, ModelSeam* seams) {
     int n = 0;
     for (int i = 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
-        for (int s = 1; t->layers > 0 && s < m->pipe.size; s++) {
-            const size_t at = (size_t)tensor_layers_below_(t, m->pipe.begin[s]) * tensor_layer_elements(t);
+        for (int s = 1; t->layers > 0 && s < m->pp.n_stages; s++) {
+            const size_t at = (size_t)tensor_layers_below_(t, m->pp.begin[s]) * tensor_layer_elements(t);
             const ModelSeam seam = {i, (int64_t)(at / NORM_CHUNK)};
             const int is_known = n > 0 && seams[n - 1].row == i && seams[n - 1].chunk == seam.chunk;
             if (at % NORM_CHUNK != 0 && at < tensor_elements(t) && !is_known) { seams[n++] = seam; }
@@ -237,7 +237,7 @@ static inline void model_seam_sums_(Model* m, double* sums, const ModelSeam* sea
     float* all = (float*)malloc_check(sizeof(float) * NORM_CHUNK * (size_t)n, "chunks of two stages");
     for (int j = 0; j < n; j++) { model_seam_elements_(m, all + (size_t)j * NORM_CHUNK, seams[j], grads, dev); }
     // one rank has a number, the others 0
-    comm_all_reduce(m->pipe.world, all, (size_t)n * NORM_CHUNK, DT_F32, OP_SUM, HERE);
+    comm_all_reduce(m->pp.world, all, (size_t)n * NORM_CHUNK, DT_F32, OP_SUM, HERE);
     for (int j = 0; j < n; j++) {
         device_upload(m->dp.edge, all + (size_t)j * NORM_CHUNK, sizeof(float) * NORM_CHUNK, dev);
         norm_chunk_sums(m->seam_sum, m->dp.edge, NORM_CHUNK, dev);
@@ -250,7 +250,7 @@ static inline void model_seam_sums_(Model* m, double* sums, const ModelSeam* sea
 // it is moved on
 static inline double model_add_stages_(const Model* m, const double** next, const ModelSeam* seam, const double* sums,
                                        int n_seams) {
-    int64_t counted[PIPELINE_RANKS_MAX];  // the last chunk of this row that a stage has
+    int64_t counted[PP_MAX];  // the last chunk of this row that a stage has
     double sum = 0.0;
     int j = 0;
     for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
@@ -279,25 +279,25 @@ static inline double model_add_stages_(const Model* m, const double** next, cons
 // of the sums of the own stage
 static inline double model_norm_of_stages_(Model* m, const double* own, int64_t n_own, const float* grads,
                                            const Device* dev) {
-    const PipelineRanks* x = &m->pipe;
-    const double* next[PIPELINE_RANKS_MAX];
-    const size_t most = (size_t)m->n_table * (size_t)x->size;
+    const PpRanks* x = &m->pp;
+    const double* next[PP_MAX];
+    const size_t most = (size_t)m->n_table * (size_t)x->n_stages;
     ModelSeam* seams = (ModelSeam*)malloc_check(sizeof(ModelSeam) * most, "chunks of two stages");
     double* sums = (double*)malloc_check(sizeof(double) * most, "chunks of two stages");
     const int n_seams = model_seams_(m, seams);
     model_seam_sums_(m, sums, seams, n_seams, grads, dev);
-    int64_t n_of[PIPELINE_RANKS_MAX];
-    size_t counts[PIPELINE_RANKS_MAX], first = 0, n = 0;
+    int64_t n_of[PP_MAX];
+    size_t counts[PP_MAX], first = 0, n = 0;
     comm_wait(x->line, comm_all_gather(x->line, &n_own, n_of, 1, DT_I64, HERE));
-    for (int s = 0; s < x->size; s++) {
+    for (int s = 0; s < x->n_stages; s++) {
         counts[s] = (size_t)n_of[s];
-        first += s < x->place ? counts[s] : 0;
+        first += s < x->stage ? counts[s] : 0;
         n += counts[s];
     }
     double* all = (double*)malloc_check(sizeof(double) * n, "chunk sums");
-    memcpy(all + first, own, sizeof(double) * counts[x->place]);
+    memcpy(all + first, own, sizeof(double) * counts[x->stage]);
     comm_wait(x->line, comm_all_gather_v(x->line, all, counts, DT_F64, HERE));
-    for (size_t s = 0, at = 0; s < (size_t)x->size; at += counts[s++]) { next[s] = all + at; }
+    for (size_t s = 0, at = 0; s < (size_t)x->n_stages; at += counts[s++]) { next[s] = all + at; }
     const double sum = model_add_stages_(m, next, seams, sums, n_seams);
     free(all);
     free(sums);
@@ -306,19 +306,19 @@ static inline double model_norm_of_stages_(Model* m, const double* own, int64_t 
 }
 
 // What a rank sends in an update because there are stages, in bytes. stream: of a micro-batch. Of a planned model
-static inline double model_stage_bytes(Model* m, double stream) {
-    const PipelineRanks* x = &m->pipe;
+static inline double model_stage_bytes(const Model* m, double stream) {
+    const PpRanks* x = &m->pp;
     if (!model_has_pp(m)) { return 0.0; }
-    model_find_lowest(m);
-    const double n_leaves = dp_n_leaves(&m->dp), others = x->size - 1, numbers = sizeof(float) * (double)m->n_numbers;
-    const size_t most = (size_t)m->n_table * (size_t)x->size;
+    const double n_leaves = dp_n_leaves(&m->dp), others = x->n_stages - 1;
+    const double numbers = sizeof(float) * (double)m->n_numbers;
+    const size_t most = (size_t)m->n_table * (size_t)x->n_stages;
     ModelSeam* seams = (ModelSeam*)malloc_check(sizeof(ModelSeam) * most, "chunks of two stages");
     const double in_seams = (double)sizeof(float) * (double)NORM_CHUNK * model_seams_(m, seams), all = x->world->size;
     free(seams);
     double n = 8.0 * others * (1.0 + (double)dp_chunks(&m->dp));
     n += in_seams * 2.0 * (all - 1.0) / all;
-    if (!pipeline_is_last(x)) { n += n_leaves * (stream + numbers); } else { n += others * (sizeof(float) + numbers); }
-    if (!pipeline_is_first(x) && m->lowest < pipeline_first(x)) { n += n_leaves * (stream + numbers); }
+    if (!pp_is_last(x)) { n += n_leaves * (stream + numbers); } else { n += others * (sizeof(float) + numbers); }
+    if (!pp_is_first(x) && m->lowest < pp_first_layer(x)) { n += n_leaves * (stream + numbers); }
     if (model_sends_shared(m)) { n += n_leaves * sizeof(float) * (double)tensor_elements(&m->table[m->shared]); }
     if (model_receives_shared(m)) {
         n += (double)m->table[m->shared].stored_bytes * (double)tensor_elements(&m->table[m->shared]);
@@ -377,6 +377,6 @@ static inline const char* model_first_bad(Model* m, DataParallel* dp, char* name
         }
         free(room);
     }
-    return model_has_pp(m) ? model_share_bad_(m->pipe.line, name, n_bytes, bad) : bad;
+    return model_has_pp(m) ? model_share_bad_(m->pp.line, name, n_bytes, bad) : bad;
 }
 #endif  // LLMC_MODEL_GRADIENTS_H

@@ -2,58 +2,59 @@
 What goes from stage to stage, with --pp: the residual stream behind the last layer of a stage, (positions, channels),
 which the first layer of the next one reads; on the way back the gradient of it. What the routers of earlier layers have
 counted goes along, for the last stage adds it up, and with gradients comes back.
-    PipelineEnds             where a stage has these
-    pipeline_receive, pipeline_send   of a pass without gradients: before its layers, and behind them
-    pipeline_swap            with one neighbour: something goes there, something else comes from there, or neither
-    pipeline_wait            it has come and gone
-    pipeline_share           what the last stage knows, on the host, to all
-Order:  messages of a pair are swapped in the order in which both ask for them. `pipeline_swap` is one call for both
+    PpStreams             where a stage has these
+    pp_receive, pp_send   of a pass without gradients: before its layers, and behind them
+    pp_swap               with one neighbour: something goes there, something else comes from there, or neither
+    pp_wait               it has come and gone
+    pp_share              what the last stage knows, on the host, to all
+    pp_exchange           bytes of a device with the other of two ranks
+Order:  messages of a pair are swapped in the order in which both ask for them. `pp_swap` is one call for both
         directions, for neither of two ranks may wait for the other to receive first.
 Cost:   n_bytes and n_number_bytes for each micro-batch, pair and direction.
 */
 #ifndef LLMC_PIPELINE_LINK_H
 #define LLMC_PIPELINE_LINK_H
 #include "comm_nccl.h"       // comm_exchange_device
-#include "pipeline_ranks.h"  // PipelineRanks
+#include "pipeline_ranks.h"  // PpRanks
 
 typedef struct {
     void *in, *out;   // the stream before the first layer of this stage, and behind its last
     void* gradient;   // of the stream behind it, then of that before it
     void *numbers, *returned;  // what routers have counted so far; what all of them have, as it comes back
     size_t n_bytes, n_number_bytes;  // of in, out and gradient; of numbers and returned, 0: there are none
-} PipelineEnds;
+} PpStreams;
 
 // without what routers count
-static inline PipelineEnds pipeline_ends(void* in, void* out, void* gradient, size_t n_bytes) {
-    const PipelineEnds e = {in, out, gradient, NULL, NULL, n_bytes, 0};
+static inline PpStreams pp_streams(void* in, void* out, void* gradient, size_t n_bytes) {
+    const PpStreams e = {in, out, gradient, NULL, NULL, n_bytes, 0};
     return e;
 }
 
 typedef struct {
     Comm* pair;
     CommTicket stream, numbers;
-} PipelineSwap;
+} PpSwap;
 
-static inline CommTicket pipeline_exchange_(Comm* pair, const void* send, void* recv, size_t n_bytes,
-                                            const Device* dev) {
+// NULL: nothing goes, or comes
+static inline CommTicket pp_exchange(Comm* pair, const void* send, void* recv, size_t n_bytes, const Device* dev) {
     const CommPiece with = {send, recv, send ? n_bytes : 0, recv ? n_bytes : 0}, none = {NULL, NULL, 0, 0};
     const CommPiece pieces[2] = {pair->rank == 0 ? none : with, pair->rank == 0 ? with : none};
     return comm_exchange_device(pair, pieces, dev, HERE);
 }
 
-// NULL: nothing goes, or comes. The buffers belong to it until pipeline_wait
-static inline PipelineSwap pipeline_swap(Comm* pair, const void* send, const void* numbers_out, void* recv,
-                                         void* numbers_in, const PipelineEnds* e, const Device* dev) {
-    PipelineSwap s = {pair, {0}, {0}};
-    s.stream = pipeline_exchange_(pair, send, recv, e->n_bytes, dev);
+// NULL: nothing goes, or comes. The buffers belong to it until pp_wait
+static inline PpSwap pp_swap(Comm* pair, const void* send, const void* numbers_out, void* recv,
+                                         void* numbers_in, const PpStreams* e, const Device* dev) {
+    PpSwap s = {pair, {0}, {0}};
+    s.stream = pp_exchange(pair, send, recv, e->n_bytes, dev);
     if (e->n_number_bytes > 0) {
-        s.numbers = pipeline_exchange_(pair, numbers_out, numbers_in, e->n_number_bytes, dev);
+        s.numbers = pp_exchange(pair, numbers_out, numbers_in, e->n_number_bytes, dev);
     }
     return s;
 }
 
 // of one that never was, too, and as often as you like
-static inline void pipeline_wait(const PipelineSwap* s, const PipelineEnds* e, const Device* dev) {
+static inline void pp_wait(const PpSwap* s, const PpStreams* e, const Device* dev) {
     if (!s->pair) { return; }
     comm_wait_device(s->pair, s->stream, dev);
     if (e->n_number_bytes > 0) { comm_wait_device(s->pair, s->numbers, dev); }
@@ -61,21 +62,21 @@ static inline void pipeline_wait(const PipelineSwap* s, const PipelineEnds* e, c
 
 // ---- a pass without gradients ----
 
-static inline void pipeline_receive(const PipelineRanks* x, const PipelineEnds* e, const Device* dev) {
-    if (x->size == 1 || pipeline_is_first(x)) { return; }
-    const PipelineSwap s = pipeline_swap(x->before, NULL, NULL, e->in, e->numbers, e, dev);
-    pipeline_wait(&s, e, dev);
+static inline void pp_receive(const PpRanks* x, const PpStreams* e, const Device* dev) {
+    if (x->n_stages == 1 || pp_is_first(x)) { return; }
+    const PpSwap s = pp_swap(x->previous, NULL, NULL, e->in, e->numbers, e, dev);
+    pp_wait(&s, e, dev);
 }
 
-static inline void pipeline_send(const PipelineRanks* x, const PipelineEnds* e, const Device* dev) {
-    if (x->size == 1 || pipeline_is_last(x)) { return; }
-    const PipelineSwap s = pipeline_swap(x->behind, e->out, e->numbers, NULL, NULL, e, dev);
-    pipeline_wait(&s, e, dev);
+static inline void pp_send(const PpRanks* x, const PpStreams* e, const Device* dev) {
+    if (x->n_stages == 1 || pp_is_last(x)) { return; }
+    const PpSwap s = pp_swap(x->next, e->out, e->numbers, NULL, NULL, e, dev);
+    pp_wait(&s, e, dev);
 }
 
 // n floats on the host
-static inline void pipeline_share(const PipelineRanks* x, float* values, size_t n) {
-    if (x->size == 1) { return; }
-    comm_wait(x->line, comm_broadcast(x->line, values, n, DT_F32, x->size - 1, HERE));
+static inline void pp_share(const PpRanks* x, float* values, size_t n) {
+    if (x->n_stages == 1) { return; }
+    comm_wait(x->line, comm_broadcast(x->line, values, n, DT_F32, x->n_stages - 1, HERE));
 }
 #endif  // LLMC_PIPELINE_LINK_H

@@ -20,7 +20,7 @@ Explained in doc/plan.md
 #define LLMC_PLAN_H
 #include "cards.h"     // card_find
 #include "peak.h"      // memory_available
-#include "pipeline.h"  // pipeline_lines, pp_idle
+#include "pipeline.h"  // pp_lines, pp_idle
 #include <sys/wait.h>
 
 static inline const Card* plan_card(const Run* r) { return *r->o.plan_card ? card_find(r->o.plan_card) : NULL; }
@@ -96,8 +96,8 @@ static inline void plan_row_time_(const char* name, double n_bytes, double gb, d
 static inline void plan_box_time_(const Run* r, const Planned* all) {
     const Model* m = r->model;
     const Card* card = plan_card(r);
-    const int n_stages = m->pipe.size, each = r->o.plan / n_stages;
-    const PpShape shape = pipeline_shape_(r);
+    const int n_stages = m->pp.n_stages, each = r->o.plan / n_stages;
+    const PpShape shape = pp_shape(r);
     const double of_leaf = (double)r->o.batch_size * r->T, tokens = of_leaf * r->n_leaves;
     const double flops_per_token = r->trainer->flops_per_token(r), flops = flops_per_token * tokens;
     Planned most = all[0];
@@ -128,7 +128,7 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
 
 // the stages one below the other
 static inline void plan_print_stages_(const Run* r, const Planned* all) {
-    const int n = r->model->pipe.size, each = r->o.plan / n;
+    const int n = r->model->pp.n_stages, each = r->o.plan / n;
     printf("%5s %8s %12s  %11s %11s %11s %11s %11s %11s %11s\n", "stage", "layers", "ranks", "parameters", "gradients",
            "moments", "activations", "rest", "memory", "sends");
     for (int s = 0; s < n; s++) {
@@ -144,9 +144,9 @@ static inline void plan_print_stages_(const Run* r, const Planned* all) {
 
 // once the box is printed. The process of a further stage ends here
 static inline void plan_say(Run* r) {
-    const int n = r->model->pipe.size;
+    const int n = r->model->pp.n_stages;
     const Card* card = plan_card(r);
-    Planned all[PIPELINE_RANKS_MAX] = {r->planned};
+    Planned all[PP_MAX] = {r->planned};
     double most = all[0].memory;
     if (r->plan_out >= 0) { exit(write(r->plan_out, &r->planned, sizeof r->planned) != sizeof r->planned); }
     for (int s = 1; s < n; s++) {

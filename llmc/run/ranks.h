@@ -215,6 +215,7 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
     if (all) {
         plan.frozen = NULL;
         model_freeze_base(&plan);
+        model_find_lowest(&plan);
     }
     const double gradients = ranks_most_gradients_(&plan, c, n_leaves, zero);
     const int has_ep = model_has_ep(m);
@@ -224,9 +225,9 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
                             model_stage_bytes(&plan, stream)};
     model_plan_free(&plan);
     if (all) { free(plan.frozen); }
-    const int n_lines = c->size / m->pipe.size;
+    const int n_lines = c->size / m->pp.n_stages;
     if (n_leaves < n_lines && c->rank == 0) {
-        const int n_idle = (n_lines - n_leaves) * m->pipe.size;
+        const int n_idle = (n_lines - n_leaves) * m->pp.n_stages;
         warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
                   "--grad-accum, --batch-size)",
                   c->size, n_leaves, n_leaves > 1 ? "es" : "", n_idle, n_idle > 1 ? "s have" : " has");

@@ -342,7 +342,7 @@ static inline void save_check_same_(Run* r, const ModelStream* stream) {
     for (int i = 0; i < N_SOURCES && model_is_divided(m); i++) {
         if (*files[i]) { ranks_same(r->comm, "parameters", save_file_sum_(files[i])); }
     }
-    const uint64_t stage = (uint64_t)m->pipe.place, place = (uint64_t)m->ranks.place;
+    const uint64_t stage = (uint64_t)m->pp.stage, place = (uint64_t)m->ranks.place;
     ranks_same_of(r->comm, "parameters", stream->sum, stage);
     ranks_same_of(r->comm, "parameters", stream->sum_of_experts, stage * EXPERT_RANKS_MAX + place);
 }

@@ -10,7 +10,7 @@ computed or written.
 #include "../core/floatx.h"  // FLOATX_NAME
 #include "../core/layers.h"  // freeze_slices
 #include "folder.h"          // run_open, run_check_unused
-#include "pipeline.h"        // pipeline_stream_bytes
+#include "pipeline.h"        // pp_stream_bytes
 #include "peak.h"            // matmul_peak, memory_available, check_memory
 #include "plan.h"            // plan_begin, plan_memory, plan_say
 #include "save.h"            // save_find_model
@@ -419,7 +419,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
 // late
 static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
 static inline int start_batches_kept_(const Run* r) {
-    return DEVICE_IS_SHARED ? pipeline_slots(r) : (int)ceil_div(r->n_leaves, r->comm->size / r->model->pipe.size);
+    return DEVICE_IS_SHARED ? pp_slots(r) : (int)ceil_div(r->n_leaves, r->comm->size / r->model->pp.n_stages);
 }
 
 // ---- the box ----
@@ -537,7 +537,7 @@ static inline Needed start_box_memory_(Run* r) {
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     RanksCost cost = {0.0, 0.0, 0.0, 0.0};
-    if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pipeline_stream_bytes(r)); }
+    if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r)); }
     const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
         : verify_bytes(tensors_count(m->held, m->n_table), (size_t)kept / sizeof(float), r->has_masters);
@@ -570,7 +570,7 @@ static inline Needed start_box_memory_(Run* r) {
     if (model_has_pp(m) && o->plan == 0) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
     const Planned planned = {parameters, gradients, moments, batch + sampling, workspace + rest + copy, most,
                              cost.data, cost.streams, t->rows_sent ? t->rows_sent(r) : 0.0,
-                             model_has_pp(m) ? m->pipe.share : 1.0, model_first_layer(m), model_end_layer(m)};
+                             model_has_pp(m) ? m->pp.share : 1.0, model_first_layer(m), model_end_layer(m)};
     r->planned = planned;
     if (has_batch && !*o->probe && available > 0.0) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);

@@ -29,10 +29,10 @@ static inline const float* task_losses_(void* run, const int* inputs, const int*
     const size_t N = (size_t)B * (size_t)T;
     float* host = task_host_(r, N);  // of stages the last one has losses, and logits
     r->trainer->forward(r, TO_EVALUATE, inputs, targets, B, T, 0);
-    if (model_ends(r->model)) {
+    if (model_has_head(r->model)) {
         device_download(host, r->trainer->losses(r, targets, B * T), sizeof(float) * N, &r->dev);
     }
-    pipeline_share(&r->model->pipe, host, N);
+    pp_share(&r->model->pp, host, N);
     return host;
 }
 
@@ -40,8 +40,8 @@ static inline const float* task_losses_(void* run, const int* inputs, const int*
 static inline const float* task_logits_(Run* r, Purpose purpose, int n) {
     const size_t V = (size_t)r->classes;
     float* host = task_host_(r, V);
-    if (model_ends(r->model)) { floatx_download(host, r->trainer->logits(r, purpose, n), V, &r->dev); }
-    pipeline_share(&r->model->pipe, host, V);
+    if (model_has_head(r->model)) { floatx_download(host, r->trainer->logits(r, purpose, n), V, &r->dev); }
+    pp_share(&r->model->pp, host, V);
     return host;
 }
 
@@ -62,7 +62,7 @@ static inline const float* task_next_of_each_(void* run, const CachedText* texts
     for (size_t i = 0; i < (size_t)n_texts && logits; i++) {
         floatx_download(host + V * i, logits + row * i, V, &r->dev);
     }
-    pipeline_share(&r->model->pipe, host, V * (size_t)n_texts);
+    pp_share(&r->model->pp, host, V * (size_t)n_texts);
     return host;
 }
 

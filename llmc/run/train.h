@@ -6,7 +6,7 @@ gives Trainer.step, which may be made of the same pieces.
 #ifndef LLMC_TRAIN_H
 #define LLMC_TRAIN_H
 #include "folder.h"   // run_summary
-#include "pipeline.h" // pipeline_leaves
+#include "pipeline.h" // pp_leaves
 #include "save.h"     // save_checkpoint
 #include "signals.h"  // stop_on_signals
 #include "tasks.h"    // task_evaluate
@@ -74,7 +74,7 @@ static inline void train_leaves_(Run* r, float dloss) {
 static inline float* train_gradients(Run* r, float* loss, float* norm) {
     const float counted = (float)train_counted(r), dloss = 1.0f / counted;
     dp_measure(&r->model->dp, train_measures_noise_(r), &r->dev);
-    if (model_has_pp(r->model)) { pipeline_leaves(r, dloss, train_batch_); } else { train_leaves_(r, dloss); }
+    if (model_has_pp(r->model)) { pp_leaves(r, dloss, train_batch_); } else { train_leaves_(r, dloss); }
     float loss_sum, *grads = model_reduce(r->model, &loss_sum, &r->dev);
     *loss = loss_sum / counted;
     if (train_measures_noise_(r)) { train_measure_noise_(r, grads); }

@@ -14,7 +14,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #include "../files/extras.h"   // Extra
 #include "../ops/documents.h"  // NO_RESET
 #include "../ranks/model_gradients.h"  // Model, Purpose, model_reduce
-#include "../ranks/pipeline_link.h"    // PipelineEnds
+#include "../ranks/pipeline_link.h"    // PpStreams
 #include "../text/prefetch.h"  // Prefetch
 #include "evaluate.h"          // BatchScores
 #include "generate.h"          // Generator
@@ -84,7 +84,7 @@ typedef struct {
 
     // ---- or NULL, all: --pp, for which a pass is cut between two layers (pipeline.h) ----
     void (*turn)(Run* r, int slot);                // to the activations of one of those that are under way
-    PipelineEnds (*ends)(const Run* r, int N);     // where its stream of N positions comes in and goes out
+    PpStreams (*streams)(const Run* r, int N);     // where its stream of N positions comes in and goes out
     // leaf in two parts, with the layers of this stage; the last one's loss is part of backward
     void (*forward_leaf)(Run* r, int k, const int* inputs, const int* targets, int B, int T);
     void (*backward_leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);
@@ -178,7 +178,7 @@ struct Run {
     double peak_measured;      // when, by CLOCK_MONOTONIC
     Log log;
     Planned planned;
-    int plan_in[PIPELINE_RANKS_MAX];  // --plan: where the processes of later stages say theirs
+    int plan_in[PP_MAX];  // --plan: where the processes of later stages say theirs
     int plan_out;                     // such a process: where to
 };
 
