@@ -118,7 +118,7 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
 
 // tokens (B, T-t0) at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1, goes on from an earlier call on
 // the same activations: qkv still holds keys and values of the positions before, and only the new ones are computed.
-// Layers: those that this rank has; all of them but with --pp, whose first stage begins and whose last one ends.
+// Layers: those that this rank has. With --pp only the first stage embeds tokens, and only the last one has the head.
 static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens, int B, int T, int t0,
                          const Device* dev) {
     const int C = gpt2->config.C, NH = gpt2->config.NH, N = B * (T - t0);
@@ -215,7 +215,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, const int* tokens, int 
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, dev);
-        dp_layer_done(&gpt2->model.dp, l, dev);
+        model_layer_done(&gpt2->model, l, dev);
     }
     if (!model_has_embedding(m)) { return; }
     model_receive_shared(&gpt2->model, dev);  // what the head has written, with --pp on another rank
@@ -240,7 +240,7 @@ static void gpt2_leaf_backward(GPT2* gpt2, Activations* acts, const int* tokens,
         gpt2_head_backward(gpt2, acts, targets, dloss, N, dev);
     }
     gpt2_backward(gpt2, acts, tokens, B, T, dev);
-    dp_leaf_done(dp, dev);
+    model_leaf_done(&gpt2->model, dev);
 }
 
 static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
@@ -289,6 +289,7 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
 
 // ---- the same in two parts, between which other micro-batches are computed (--pp, llmc/run/pipeline.h) ----
 
+// from now on activations are those of this slot
 static void turn(Run* r, int slot) { tensor_arena_turn(&workplace(r)->acts.tensors, slot); }
 
 static PpStreams streams_of(const Run* r, const Activations* acts, int N) {

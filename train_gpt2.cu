@@ -200,8 +200,8 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
 
 // tokens (B, T-t0), on the host or NULL: uploaded, at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1,
 // goes on from an earlier call on the same activations: qkv still holds the keys and values of the positions before,
-// and only the new ones are computed. Layers: those that this rank has; all of them but with --pp, whose first stage
-// begins and whose last one ends.
+// and only the new ones are computed. Layers: those that this rank has. With --pp only the first stage embeds tokens,
+// and only the last one has the head.
 static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens, int B, int T, int t0,
                          const Device* dev) {
     const Model* m = &gpt2->model;
@@ -310,7 +310,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         }
         matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
-        dp_layer_done(&gpt2->model.dp, l, dev);
+        model_layer_done(&gpt2->model, l, dev);
     }
     if (!model_has_embedding(m)) { return; }
     model_receive_shared(&gpt2->model, dev);  // what the head has written, with --pp on another rank
@@ -350,7 +350,7 @@ static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const in
         leaf_backward(gpt2, acts, dloss, B, T, dev);
         graph_end(&acts->graph, dev);
     }
-    dp_leaf_done(dp, dev);
+    model_leaf_done(&gpt2->model, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -435,6 +435,7 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
 
 // ---- the same in two parts, between which other micro-batches are computed (--pp, llmc/run/pipeline.h) ----
 
+// from now on activations are those of this slot
 static void turn(Run* r, int slot) {
     Activations* acts = &workplace(r)->acts;
     if (slot == acts->slot) { return; }
@@ -467,7 +468,7 @@ static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, 
     (void)inputs, (void)targets;  // they are on the device
     acts->dropout = gpt2_dropout(r, k);
     leaf_backward(gpt2_of(r), acts, dloss, B, T, &r->dev);
-    dp_leaf_done(&r->model->dp, &r->dev);
+    model_leaf_done(r->model, &r->dev);
     acts->dropout = none;
 }
 

@@ -31,7 +31,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_expected
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_trainer
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
@@ -697,7 +697,7 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
     return pp_streams(a.encoded, a.residual3, a.dresidual,
-                         sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
+                      sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
 }
 
 static Trainer moe_trainer(void) {

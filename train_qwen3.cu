@@ -30,7 +30,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapters_run.h" // adapters_choose, adapters_load: --lora-rank and what goes with it
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_expected
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_trainer
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
@@ -642,7 +642,7 @@ static void qwen_choose(Run* r) {
                    "is for files in which each expert has tensors of its own, as transformers writes them");
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
     pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
-                   c.tied ? AT(embedding) : TENSOR_NO_FIELD);
+             c.tied ? AT(embedding) : TENSOR_NO_FIELD);
     if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E, c.FE, c.D); }
     else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
 }
@@ -808,7 +808,7 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
     return pp_streams(a.encoded, a.residual3, a.dresidual,
-                         sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
+                      sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
 }
 
 static Dropout pass_dropout(const Run* r, int k, int B, int T) {

@@ -12,7 +12,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_hold_layers     some of its layers are in memory, as a rank of pipeline parallelism has them;
                            tensor_hold_none: nothing of it
     tensor_dims            more dimensions on disk
-    tensor_split           how ranks of tensor parallelism share it
+    tensor_split           how ranks of tensor parallelism will share it
     tensor_stored          in which type releases have it
     tensor_adaptable       where adapters (LoRA) may be put beside it
 A *slice* is what has one name on disk: the matrix of a layer, of one of its experts, or a part of one that has a name
@@ -222,7 +222,7 @@ static inline int tensor_has_layer(const Tensor* t, int layer) {
 }
 
 // how many of the layers below `end` have it
-static inline int tensor_layers_below_(const Tensor* t, int end) {
+static inline int tensor_layers_below(const Tensor* t, int end) {
     int n = 0;
     for (int l = t->first_layer; l < end && l < t->layers; l += t->layer_step) { n += tensor_has_layer(t, l); }
     return n;
@@ -244,7 +244,7 @@ static inline int tensor_layer_slices(const Tensor* t) {
 }
 
 static inline int tensor_slices(const Tensor* t) {
-    return tensor_layer_slices(t) * (t->layers > 0 ? tensor_layers_below_(t, t->layers) : 1);
+    return tensor_layer_slices(t) * (t->layers > 0 ? tensor_layers_below(t, t->layers) : 1);
 }
 
 // of the first n tensors of a table; so table[n] begins with this slice of all
@@ -268,7 +268,7 @@ static inline int slices_learn(const int* frozen, int first, int n) {
 // the first slice of a layer, -1 where that has none; of a tensor that belongs to no layer: 0
 static inline int tensor_slice(const Tensor* t, int layer) {
     if (t->layers == 0) { return 0; }
-    return tensor_has_layer(t, layer) ? tensor_layer_slices(t) * tensor_layers_below_(t, layer) : -1;
+    return tensor_has_layer(t, layer) ? tensor_layer_slices(t) * tensor_layers_below(t, layer) : -1;
 }
 
 // the layer of a slice; -1: of none

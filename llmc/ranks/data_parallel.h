@@ -27,7 +27,7 @@ Frozen: what does not learn has no gradient, no moments and no master. Arenas of
         The bits of what learns are those of a run in which the gradients of the rest are 0: of a chunk that stretches
         cover in part the rest counts as zeros at its place, and chunks of zeros alone add nothing.
 Where:  arenas are device memory. `kept` says which part of each stretch the arenas of moments and masters hold,
-        `reduced` the same for the arena that dp_reduce returns; parameters are whole everywhere.
+        `reduced` the same for the arena that dp_reduce returns; every rank of `comm` has the same parameters.
 Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer
         by layer during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and
         sends each layer of each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the

@@ -1,7 +1,8 @@
 /*
-Who has which experts. With --ep G the experts of every layer are shared by groups of G ranks: of P ranks, rank r has
-place r % G in group r / G, and with it the E/G experts from number (r % G) * E/G on. Everything else of the model every
-rank has. Ranks of the same place hold the same experts: they are *holders* of one another.
+Who has which experts. With --ep G the experts of every layer are shared by groups of G ranks: of P ranks, which with
+--pp are those of a stage, rank r has place r % G in group r / G, and with it the E/G experts from number (r % G) * E/G
+on. Everything else of the model, or of its stage, every rank has. Ranks of the same place hold the same experts: they
+are *holders* of one another.
     expert_ranks_init   the groups; G = 1: every rank has all experts, and nothing here is used
     expert_ranks_free
 Leaves go to ranks as --zero 2 deals them: in round k a group computes the G leaves that follow each other from

@@ -16,8 +16,8 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
     model_whole_average   their average over updates in the same way (ema.h)
     model_any_slice       a slice of either; model_slices.h: one after the other
-Where:  everything is device memory. Stored parameters are whole on every rank, but for experts with --ep; of
-        masters and moments a rank has the parts `kept`. Without masters the stored parameters are all there is.
+Where:  everything is device memory. Stored parameters are whole on every rank, but for experts with --ep and layers
+        with --pp; of masters and moments a rank has the parts `kept`. Without masters the stored ones are all there is.
 With --ep experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
         ranks have computed together, and only holders of the same experts exchange them. A table of what a rank holds
         (`held`) lays out its memory; everything that has to do with names and files goes by the whole table.
@@ -40,14 +40,15 @@ typedef struct {
     int n_table, n_slices;
     int n_saved;          // rows at the front that the files of a run hold: all, or an adapter's
     size_t n;             // elements of an arena of these as whole tensors
-    const Tensor* held;   // what of it is in this rank's memory: all, or the same rows with fewer experts
+    const Tensor* held;   // what of it is in this rank's memory: with --ep the same rows with fewer experts; else
+                          // `table`, whose rows know with --pp which layers are here
     Tensor local[MAX_TENSORS];  // with --ep: these
     size_t stored_bytes;  // of them all
     int is_float;         // all are stored as floats, where tensors_layout has put them
     int saved_is_float;   // those that the files hold are
     Stored frozen_as;     // a CPU build: as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
     ExpertRanks ranks;    // of --ep
-    PpRanks pp;   // of --pp
+    PpRanks pp;           // of --pp
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
     int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
                           // matrix, too; -1: there is none

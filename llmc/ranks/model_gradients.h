@@ -18,7 +18,7 @@ Order:  the norm adds the sums of chunks in the order of the whole table, whoeve
 #ifndef LLMC_MODEL_GRADIENTS_H
 #define LLMC_MODEL_GRADIENTS_H
 #include "model.h"          // Model, model_has_ep, model_has_pp
-#include "pipeline_link.h"  // pp_share
+#include "pipeline_link.h"  // pp_tell
 
 // of the last stage: where the head's gradient of micro-batch k, counted from the first of this rank, is to be written
 static inline float* model_shared_room_(const Model* m, int k) {
@@ -98,7 +98,7 @@ static inline float* model_reduce(Model* m, float* loss, const Device* dev) {
     if (model_has_ep(m)) { dp_reduce(&m->dp_experts, &none, dev); }
     float* grads = dp_reduce(&m->dp, loss, dev);
     if (model_has_pp(m)) {
-        pp_share(&m->pp, m->dp.sums, (size_t)m->dp.n_numbers);
+        pp_tell(&m->pp, m->dp.sums, (size_t)m->dp.n_numbers);
         *loss = m->dp.sums[0];
     }
     return grads;
@@ -208,7 +208,7 @@ static inline int model_seams_(const Model* m, ModelSeam* seams) {
     for (int i = 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
         for (int s = 1; t->layers > 0 && s < m->pp.n_stages; s++) {
-            const size_t at = (size_t)tensor_layers_below_(t, m->pp.begin[s]) * tensor_layer_elements(t);
+            const size_t at = (size_t)tensor_layers_below(t, m->pp.begin[s]) * tensor_layer_elements(t);
             const ModelSeam seam = {i, (int64_t)(at / NORM_CHUNK)};
             const int is_known = n > 0 && seams[n - 1].row == i && seams[n - 1].chunk == seam.chunk;
             if (at % NORM_CHUNK != 0 && at < tensor_elements(t) && !is_known) { seams[n++] = seam; }

@@ -6,7 +6,7 @@ counted goes along, for the last stage adds it up, and with gradients comes back
     pp_receive, pp_send   of a pass without gradients: before its layers, and behind them
     pp_swap               with one neighbour: something goes there, something else comes from there, or neither
     pp_wait               it has come and gone
-    pp_share              what the last stage knows, on the host, to all
+    pp_tell               what the last stage knows, on the host, to all
     pp_exchange           bytes of a device with the other of two ranks
 Order:  messages of a pair are swapped in the order in which both ask for them. `pp_swap` is one call for both
         directions, for neither of two ranks may wait for the other to receive first.
@@ -44,7 +44,7 @@ static inline CommTicket pp_exchange(Comm* pair, const void* send, void* recv, s
 
 // NULL: nothing goes, or comes. The buffers belong to it until pp_wait
 static inline PpSwap pp_swap(Comm* pair, const void* send, const void* numbers_out, void* recv,
-                                         void* numbers_in, const PpStreams* e, const Device* dev) {
+                             void* numbers_in, const PpStreams* e, const Device* dev) {
     PpSwap s = {pair, {0}, {0}};
     s.stream = pp_exchange(pair, send, recv, e->n_bytes, dev);
     if (e->n_number_bytes > 0) {
@@ -75,7 +75,7 @@ static inline void pp_send(const PpRanks* x, const PpStreams* e, const Device* d
 }
 
 // n floats on the host
-static inline void pp_share(const PpRanks* x, float* values, size_t n) {
+static inline void pp_tell(const PpRanks* x, float* values, size_t n) {
     if (x->n_stages == 1) { return; }
     comm_wait(x->line, comm_broadcast(x->line, values, n, DT_F32, x->n_stages - 1, HERE));
 }

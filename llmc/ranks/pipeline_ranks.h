@@ -21,7 +21,7 @@ typedef struct {
     int n_stages, stage;        // and the one of this rank
     int begin[PP_MAX + 1];      // the first layer of each stage, and the end
     int channels;               // of the stream that goes from stage to stage
-    double share;               // of the multiplications of all stages those of this one
+    double work;                // of the multiplications of all stages those of this one
     Comm* stage_ranks;          // that have the same layers
     Comm* line;                 // one rank of each stage, in their order
     Comm *previous, *next;      // two ranks: this one and its line's with the stage before, or behind; NULL: none

@@ -23,7 +23,8 @@ Cost:   2*v*m operations of a rank in 2*(v*m + p - 1) ticks, p - 1 of them idle 
         (p - 1) / (v*m + p - 1). v > 1 divides the idle part by v and multiplies what is sent by v.
         Held: p - rank micro-batches for v 1, warm-up + 1 chunks for v > 1, and never more than v*m. Inputs that wait:
         one of each direction for v 1; for v > 1 two outputs and as many gradients, or half as many as ranks.
-Trainers use v = 1 (run/pipeline.h); chunks are proved, and wait for gradients that several micro-batches share.
+Trainers use v = 1 (run/pipeline.h). Chunks are proved, but each would need gradients of its own: those of a later
+chunk join the tree of leaves while those of an earlier one still wait.
 Source: 1F1B: Narayanan et al. 2019 (PipeDream), arXiv:1806.03377; chunks: Narayanan et al. 2021, arXiv:2104.04473
 */
 #ifndef LLMC_PIPELINE_SCHEDULE_H

@@ -10,7 +10,8 @@ for, and the micro-batches of an update on their way through the stages.
 A rank swaps streams and gradients with its neighbours. With the stage behind: until the first gradient comes it sends
 one stream after the other, as many as there are stages behind it; then each stream that it sends is one swap with the
 gradient that comes, and at the end gradients come alone. So the stage behind receives its next stream when it has sent
-a gradient: a slot is free then, and no rank waits for one that waits for it.
+a gradient: a slot is free then, and no rank waits for one that waits for it. Of three stages and four micro-batches,
+the first: send 0, send 1, send 2 for the gradient of 0, send 3 for that of 1, receive that of 2, of 3.
 */
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
@@ -46,7 +47,7 @@ static inline void pp_costs_(double* cost, const Model* m, double active) {
 }
 
 // of the multiplications of all stages those of this one; cost, head: as in pp_cut
-static inline double pp_share_of_(const PpRanks* x, const double* cost, double head) {
+static inline double pp_work_of_(const PpRanks* x, const double* cost, double head) {
     double own = pp_is_last(x) ? head : 0.0, all = head;
     for (int l = 0; l < x->begin[x->n_stages]; l++) {
         all += cost[l];
@@ -85,7 +86,7 @@ static inline void pp_begin(Run* r, int* size, int V, int C, double active, size
     pp_costs_(cost, m, active);
     pp_cut(begin, *size, cost, L, (double)V * C);
     model_begin_pp(m, r->comm, *size, begin, shared, C);
-    m->pp.share = pp_share_of_(&m->pp, cost, (double)V * C);
+    m->pp.work = pp_work_of_(&m->pp, cost, (double)V * C);
     free(cost);
 }
 

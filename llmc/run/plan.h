@@ -4,7 +4,7 @@ machines: the box of rank 0, then for each stage (--pp) the memory of a rank and
 whether that fits and how long an update takes.
     plan_begin    as which rank this process plans: rank 0; for the first rank of each further stage a process of its
                   own
-    plan_memory   bytes of memory that a rank may take; 0: not known
+    plan_memory   bytes of memory that a rank may take: of the card; 0: not known. Without --plan what is free here
     plan_say      the stages and the card; status 1 if they do not fit
 Every figure of memory and bytes is what the ranks themselves would have in their boxes: a process opens options, data
 and model as its rank would, in a world where nothing travels (COMM_PLAN in comm.h). Time is an estimate, of
@@ -23,7 +23,18 @@ Explained in doc/plan.md
 #include "pipeline.h"  // pp_lines, pp_idle
 #include <sys/wait.h>
 
-static inline const Card* plan_card(const Run* r) { return *r->o.plan_card ? card_find(r->o.plan_card) : NULL; }
+// GiB that programs on a card cannot have: contexts, libraries, NCCL's buffers. A guess, none of it is planned
+#define PLAN_RESERVE 2.0
+
+// by its whole name
+static inline const Card* plan_card(const Run* r) {
+    int n;
+    const Card* all = cards(&n);
+    for (int i = 0; i < n; i++) {
+        if (strcasecmp(all[i].name, r->o.plan_card) == 0) { return &all[i]; }
+    }
+    return NULL;
+}
 
 // the card's name is one of the table, and of one whose links it has
 static inline void plan_check_card_(const Run* r) {
@@ -37,8 +48,8 @@ static inline void plan_check_card_(const Run* r) {
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", *known ? ", " : "", all[i].name);
     }
     if (!card || card->in_machine == 0) { options_fail("plan-card", "%s: expected one of %s", r->o.plan_card, known); }
-    options_refuse(FLOATX_IS_FLOAT, "plan-card", "is for a build in bf16: make the trainer with CUDA (no GPU is needed "
-                   "to plan)");
+    options_refuse(FLOATX_IS_FLOAT, "plan-card", "is for a build in bf16: make setup-cuda, then the trainer with "
+                   "CUDA=1; no GPU is needed to plan");
 }
 
 // stages that --pp asks for; 1 where it is no option or does not divide the ranks, which its own check will say
@@ -51,7 +62,9 @@ static inline int plan_stages_(const Run* r) {
 }
 
 static inline void plan_begin(Run* r) {
-    options_refuse(r->place.size > 1, "plan", "is said by one process: start it without launch");
+    options_refuse(r->place.size > 1, "plan", "is said by one process: start it without launch, srun or mpirun, and "
+                   "without RANK and WORLD_SIZE");
+    options_refuse(run_is_generating(r) || *r->o.probe, "plan", "is for training and --eval-only");
     options_refuse(r->o.resume || r->o.go_on, "plan", "is for a run that begins: give --from instead");
     plan_check_card_(r);
     r->o.dry_run = 1;
@@ -62,7 +75,8 @@ static inline void plan_begin(Run* r) {
     fflush(stdout);
     for (int s = 1, n = plan_stages_(r); s < n; s++) {
         int ends[2];
-        if (pipe(ends) != 0) { fail_run("--plan: no pipe: %s", strerror(errno)); }
+        r->plan_said[s] = tmpfile();
+        if (pipe(ends) != 0 || !r->plan_said[s]) { fail_run("--plan: no pipe: %s", strerror(errno)); }
         const pid_t child = fork();
         if (child < 0) { fail_run("--plan: no process for stage %d: %s", s, strerror(errno)); }
         r->plan_in[s] = ends[0];
@@ -72,7 +86,7 @@ static inline void plan_begin(Run* r) {
         }
         r->place.rank = r->o.plan / n * s;
         r->plan_out = ends[1];
-        if (!freopen("/dev/null", "w", stderr)) { exit(1); }  // rank 0 finds the same errors
+        dup2(fileno(r->plan_said[s]), STDERR_FILENO);  // rank 0 finds most errors, too
         return;
     }
 }
@@ -80,16 +94,27 @@ static inline void plan_begin(Run* r) {
 static inline double plan_memory(const Run* r) {
     const Card* card = plan_card(r);
     if (r->o.plan == 0) { return memory_available(); }
-    return card ? card->gib * 1073741824.0 : 0.0;
+    return card ? (card->gib - PLAN_RESERVE) * 1073741824.0 : 0.0;
 }
 
-// GB/s of a card in a group of ranks, of which `apart` that follow each other in it are so far from each other
-static inline double plan_link_(const Card* card, int size, int apart) {
-    return size * apart <= card->in_machine ? card->gb_machine : card->gb_network;
+// GB/s of a card whose ranks first, first + step, ... talk with those so far behind them: is any pair on two machines?
+static inline double plan_link_(const Card* card, int n_ranks, int step, int distance) {
+    for (int first = 0; first + distance < n_ranks; first += step) {
+        if (first / card->in_machine != (first + distance) / card->in_machine) { return card->gb_network; }
+    }
+    return card->gb_machine;
+}
+
+// "1.91 s", "0.0036 s"
+static inline ShortText plan_seconds_(double seconds) {
+    ShortText out;
+    snprintf(out.s, sizeof out.s, seconds >= 0.1 ? "%.2f s" : "%.2g s", seconds);
+    return out;
 }
 
 static inline void plan_row_time_(const char* name, double n_bytes, double gb, double seconds) {
-    if (n_bytes > 0.0) { box_row(name, "%.3g s: %s from a card, at %g GB/s", seconds, format_bytes(n_bytes).s, gb); }
+    if (n_bytes == 0.0) { return; }
+    box_row(name, "%s: %s from a card, at %g GB/s", plan_seconds_(seconds).s, format_bytes(n_bytes).s, gb);
 }
 
 // all: of each stage
@@ -110,36 +135,42 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
     const double rate = r->o.plan_rate * 1e12 * card->tflops;
     const double products = flops_per_token * of_leaf * shape.m * most.share / rate;
     const double idle = n_stages > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
-    const double gb_data = plan_link_(card, each, 1), gb_rows = plan_link_(card, m->ranks.size, 1);
-    const double gb_streams = plan_link_(card, 2, each);
+    const int W = r->o.plan, G = m->ranks.size;
+    const double gb_data = plan_link_(card, W, each, each - 1), gb_rows = plan_link_(card, W, G, G - 1);
+    const double gb_streams = plan_link_(card, W, 1, each);
     const double data = most.data / (1e9 * gb_data), rows = most.rows / (1e9 * gb_rows);
     const double streams = most.streams / (1e9 * gb_streams), update = products + idle + data + rows + streams;
-    box_row("products", "%.3g s: %.3g PFLOP on %d x %s at %.0f%% of %g TFLOP/s", products, 1e-15 * flops, r->o.plan,
-            card->name, 100.0 * r->o.plan_rate, card->tflops);
-    if (idle > 0.0) { box_row("stages wait", "%.3g s", idle); }
+    const int is_large = flops >= 1e15;
+    box_row("products", "%s%s, at %.0f%% of %g TFLOP/s; in all %.3g %cFLOP on %d x %s", plan_seconds_(products).s,
+            n_stages > 1 ? " in the stage with most" : "", 100.0 * r->o.plan_rate, card->tflops,
+            flops / (is_large ? 1e15 : 1e12), is_large ? 'P' : 'T', W, card->name);
+    if (idle > 0.0) { box_row("stages wait", "%s", plan_seconds_(idle).s); }
     plan_row_time_("gradients", most.data, gb_data, data);
     plan_row_time_("streams", most.streams, gb_streams, streams);
     plan_row_time_("rows of experts", most.rows, gb_rows, rows);
-    box_row("an update", "%.3g s for %s tokens, if nothing is sent beside products", update, format_count(tokens).s);
+    box_row("an update", "%s for %s tokens, if nothing is sent beside products and nothing computed again",
+            plan_seconds_(update).s, format_count(tokens).s);
     box_row("tokens a second", "%s, %s with each card: %.0f%% of its peak", format_count(tokens / update).s,
             format_count(tokens / update / r->o.plan).s,
             100.0 * flops / update / r->o.plan / (1e12 * card->tflops));
 }
 
 // the stages one below the other
-static inline void plan_print_stages_(const Run* r, const Planned* all) {
-    const int n = r->model->pp.n_stages, each = r->o.plan / n;
-    printf("%5s %8s %12s  %11s %11s %11s %11s %11s %11s %11s\n", "stage", "layers", "ranks", "parameters", "gradients",
-           "moments", "activations", "rest", "memory", "sends");
+static inline void plan_print_stages_(const Run* r, const Planned* all, double most) {
+    const int n = r->model->pp.n_stages, is_large = most >= 1073741824.0;
+    const double unit = is_large ? 1073741824.0 : 1048576.0;
+    printf("%s for each of %d ranks of a stage:\n", is_large ? "GiB" : "MiB", r->o.plan / n);
+    printf("%5s %7s %10s %9s %8s %11s %7s %8s %7s\n", "stage", "layers", "parameters", "gradients", "moments",
+           "activations", "rest", "memory", "sends");
     for (int s = 0; s < n; s++) {
         const Planned* p = &all[s];
-        char layers[32], ranks[32];
+        char layers[32];
         snprintf(layers, sizeof layers, p->end - p->first > 1 ? "%d-%d" : "%d", p->first, p->end - 1);
-        snprintf(ranks, sizeof ranks, each > 1 ? "%d-%d" : "%d", s * each, (s + 1) * each - 1);
-        printf("%5d %8s %12s  %11s %11s %11s %11s %11s %11s %11s\n", s, layers, ranks, format_bytes(p->parameters).s,
-               format_bytes(p->gradients).s, format_bytes(p->moments).s, format_bytes(p->activations).s,
-               format_bytes(p->rest).s, format_bytes(p->memory).s, format_bytes(p->data + p->streams + p->rows).s);
+        printf("%5d %7s %10.2f %9.2f %8.2f %11.2f %7.2f %8.2f %7.2f\n", s, layers, p->parameters / unit,
+               p->gradients / unit, p->moments / unit, p->activations / unit, p->rest / unit, p->memory / unit,
+               (p->data + p->streams + p->rows) / unit);
     }
+    printf("memory of each rank: %s at most\n", format_bytes(most).s);
 }
 
 // once the box is printed. The process of a further stage ends here
@@ -151,16 +182,20 @@ static inline void plan_say(Run* r) {
     if (r->plan_out >= 0) { exit(write(r->plan_out, &r->planned, sizeof r->planned) != sizeof r->planned); }
     for (int s = 1; s < n; s++) {
         if (read(r->plan_in[s], &all[s], sizeof all[s]) != sizeof all[s]) {
-            fail_run("--plan: no plan of stage %d", s);
+            char why[512] = "";
+            rewind(r->plan_said[s]);
+            if (!fgets(why, sizeof why, r->plan_said[s])) { why[0] = '\0'; }
+            fail_run("--plan: no plan of stage %d: %s", s, strtok(why, "\n"));
         }
+        fclose(r->plan_said[s]);
         close(r->plan_in[s]);
         most = fmax(most, all[s].memory);
     }
     while (wait(NULL) > 0) {}
-    if (n > 1) { plan_print_stages_(r, all); }
+    if (n > 1) { plan_print_stages_(r, all, most); }
     if (!card) { return; }
     if (n > 1) { box_line(); }
-    box_row("memory", "%s at most of %s: %s", format_bytes(most).s, format_bytes(plan_memory(r)).s,
+    box_row("memory", "%s at most of %g - %g GiB: %s", format_bytes(most).s, card->gib, PLAN_RESERVE,
             most <= plan_memory(r) ? "it fits" : "it does not fit");
     if (run_is_training(r)) { plan_box_time_(r, all); }
     box_line();

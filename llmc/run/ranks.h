@@ -5,7 +5,7 @@ A run on several ranks, beside what one rank does (main.h): who speaks, and whet
     ranks_same       the same for any sum
     ranks_same_of    for the sum of what only some ranks have, such as parameters
     ranks_threads    without --threads, the ranks of one machine divide its cores
-    ranks_box, ranks_print_cost   what is exchanged: planned, and counted
+    ranks_box, ranks_print_cost   what is exchanged: planned, and counted; ranks_warn_of_idle
     ranks_goes_on    does --continue mean --resume?
     ranks_restore    the checkpoint with which --resume goes on
     ranks_agree      asked before each step: stop? save?
@@ -209,8 +209,9 @@ static inline double ranks_most_gradients_(Model* m, Comm* c, int n_leaves, int 
 }
 
 // and rows of the box. all: every gradient is asked for, as by a probe; stream: bytes of that of a micro-batch, for
-// --pp
-static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double stream) {
+// --pp; rows: bytes sent besides, with --ep
+static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double stream,
+                                  double rows) {
     Model plan = *m;  // sizes only
     if (all) {
         plan.frozen = NULL;
@@ -225,22 +226,24 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
                             model_stage_bytes(&plan, stream)};
     model_plan_free(&plan);
     if (all) { free(plan.frozen); }
-    const int n_lines = c->size / m->pp.n_stages;
-    if (n_leaves < n_lines && c->rank == 0) {
-        const int n_idle = (n_lines - n_leaves) * m->pp.n_stages;
-        warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
-                  "--grad-accum, --batch-size)",
-                  c->size, n_leaves, n_leaves > 1 ? "es" : "", n_idle, n_idle > 1 ? "s have" : " has");
-    }
     if (c->size > 1) {
         if (comm_is_plan(c)) { box_row("ranks", "%d, planned by this process, --zero %d", c->size, zero); }
         else {
             box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c),
                     c->link->source, zero);
         }
-        box_row("  sent per update", "%s by rank 0", format_bytes(cost.data + cost.streams).s);
+        box_row("  sent per update", "%s by rank 0", format_bytes(cost.data + cost.streams + rows).s);
     }
     return cost;
+}
+
+// in training
+static inline void ranks_warn_of_idle(const Comm* c, const Model* m, int n_leaves) {
+    const int n_lines = c->size / m->pp.n_stages, n_idle = (n_lines - n_leaves) * m->pp.n_stages;
+    if (n_idle <= 0 || c->rank > 0) { return; }
+    warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
+              "--grad-accum, --batch-size)",
+              c->size, n_leaves, n_leaves > 1 ? "es" : "", n_idle, n_idle > 1 ? "s have" : " has");
 }
 
 // what the ranks cost in the last n_steps; with 0 the count begins

@@ -448,8 +448,10 @@ static inline int start_largest_batch_(const Run* r, double n_bytes, int sparing
 // n_bytes are free for activations and scratch of a micro-batch
 static inline void start_box_largest_(const Run* r, double n_bytes) {
     const Trainer* t = r->trainer;
-    const int B = start_largest_batch_(r, n_bytes, 0);
-    const int sparing = t->sparing && run_is_training(r) ? start_largest_batch_(r, n_bytes, 1) : 0;
+    int B = start_largest_batch_(r, n_bytes, 0);
+    int sparing = t->sparing && run_is_training(r) ? start_largest_batch_(r, n_bytes, 1) : 0;
+    comm_all_reduce(r->comm, &B, 1, DT_I32, OP_MIN, HERE);
+    comm_all_reduce(r->comm, &sparing, 1, DT_I32, OP_MIN, HERE);
     if (sparing > B) { box_row("  largest batch-size", "%d; with %s: %d", B, t->sparing, sparing); }
     else { box_row("  largest batch-size", "%d", B); }
 }
@@ -537,7 +539,8 @@ static inline Needed start_box_memory_(Run* r) {
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     RanksCost cost = {0.0, 0.0, 0.0, 0.0};
-    if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r)); }
+    const double rows_sent = t->rows_sent && trains ? t->rows_sent(r) : 0.0;
+    if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r), rows_sent); }
     const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
         : verify_bytes(tensors_count(m->held, m->n_table), (size_t)kept / sizeof(float), r->has_masters);
@@ -557,22 +560,24 @@ static inline Needed start_box_memory_(Run* r) {
         box_row("  texts", "%d side by side, of at most %d positions", r->n_rows, start_room_(r));
     }
     box_row("  workspace, rest", "%s, %s", format_bytes(workspace).s, format_bytes(rest + copy).s);
-    const double each = parameters + gradients + moments + batch + workspace + rest, of_rank_0 = sampling + copy;
+    const double of_each = model_is_divided(m) ? sampling : 0.0, of_rank_0 = sampling - of_each + copy;  // run_samples
+    const double each = parameters + gradients + moments + batch + workspace + rest + of_each;
     const double n_ranks = DEVICE_IS_SHARED ? fmax(1.0, r->place.local_size) : 1.0;  // that take from the same memory
     double all = each;  // ranks with other layers need more or less
     comm_all_reduce(r->comm, &all, 1, DT_F64, OP_SUM, HERE);
     double needed = n_ranks * (all / r->comm->size - text) + of_rank_0;  // the text is in memory already
     comm_all_reduce(r->comm, &needed, 1, DT_F64, OP_MAX, HERE);
-    if (o->plan > 0) { box_row("memory", "%s", format_bytes(each + of_rank_0).s); }
+    if (o->plan > 0) { box_row("memory of rank 0", "%s", format_bytes(each + of_rank_0).s); }
     else { box_row("memory", "%s of %s free", format_bytes(each + of_rank_0).s, format_bytes(available).s); }
     double most = r->comm->rank == 0 ? each + of_rank_0 : each;
     comm_all_reduce(r->comm, &most, 1, DT_F64, OP_MAX, HERE);
     if (model_has_pp(m) && o->plan == 0) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
-    const Planned planned = {parameters, gradients, moments, batch + sampling, workspace + rest + copy, most,
-                             cost.data, cost.streams, t->rows_sent ? t->rows_sent(r) : 0.0,
-                             model_has_pp(m) ? m->pp.share : 1.0, model_first_layer(m), model_end_layer(m)};
+    const int is_0 = r->comm->rank == 0;
+    const Planned planned = {parameters, gradients, moments, batch + (is_0 ? sampling : of_each),
+                             workspace + rest + (is_0 ? copy : 0.0), most, cost.data, cost.streams, rows_sent,
+                             model_has_pp(m) ? m->pp.work : 1.0, model_first_layer(m), model_end_layer(m)};
     r->planned = planned;
-    if (has_batch && !*o->probe && available > 0.0) {
+    if (has_batch && !*o->probe && available > 0.0 && !(o->plan > 0 && model_has_pp(m))) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);
     }
     const Needed n_bytes = {needed, needed - n_ranks * (batch + workspace)};
@@ -648,6 +653,7 @@ static inline void start_device(Run* r) {
         if (DEVICE_IS_SHARED) { device_init(&r->dev, ranks_threads(&r->place, r->o.threads)); }  // scratch of threads
         start_choose_rows_(r);
         start_box_(r);
+        ranks_warn_of_idle(r->comm, r->model, r->n_leaves);
         plan_say(r);
         return;
     }
@@ -662,6 +668,7 @@ static inline void start_device(Run* r) {
     r->peak_measured = seconds_now(CLOCK_MONOTONIC);
     comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
     const Needed n_bytes = start_box_(r);
+    if (run_is_training(r)) { ranks_warn_of_idle(r->comm, r->model, r->n_leaves); }
     char remedy[128];
     check_memory(n_bytes.all, start_remedy_(remedy, sizeof remedy, r, &n_bytes));
 }

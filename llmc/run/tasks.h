@@ -32,7 +32,7 @@ static inline const float* task_losses_(void* run, const int* inputs, const int*
     if (model_has_head(r->model)) {
         device_download(host, r->trainer->losses(r, targets, B * T), sizeof(float) * N, &r->dev);
     }
-    pp_share(&r->model->pp, host, N);
+    pp_tell(&r->model->pp, host, N);
     return host;
 }
 
@@ -41,7 +41,7 @@ static inline const float* task_logits_(Run* r, Purpose purpose, int n) {
     const size_t V = (size_t)r->classes;
     float* host = task_host_(r, V);
     if (model_has_head(r->model)) { floatx_download(host, r->trainer->logits(r, purpose, n), V, &r->dev); }
-    pp_share(&r->model->pp, host, V);
+    pp_tell(&r->model->pp, host, V);
     return host;
 }
 
@@ -62,7 +62,7 @@ static inline const float* task_next_of_each_(void* run, const CachedText* texts
     for (size_t i = 0; i < (size_t)n_texts && logits; i++) {
         floatx_download(host + V * i, logits + row * i, V, &r->dev);
     }
-    pp_share(&r->model->pp, host, V * (size_t)n_texts);
+    pp_tell(&r->model->pp, host, V * (size_t)n_texts);
     return host;
 }
 

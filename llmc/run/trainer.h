@@ -178,8 +178,9 @@ struct Run {
     double peak_measured;      // when, by CLOCK_MONOTONIC
     Log log;
     Planned planned;
-    int plan_in[PP_MAX];  // --plan: where the processes of later stages say theirs
-    int plan_out;                     // such a process: where to
+    int plan_in[PP_MAX];       // --plan: where the processes of later stages say theirs,
+    FILE* plan_said[PP_MAX];   // and why they do not
+    int plan_out;              // such a process: where to
 };
 
 // rows of the trainer's own behind the common ones
