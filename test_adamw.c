@@ -1,12 +1,13 @@
 /*
 Promises of llmc/ops/adamw.h, llmc/ops/ema.h, llmc/ops/global_norm.h and of the noise in llmc/core/rng.h: frozen
-expressions, corrections that are the rounded true values, a norm whose order of addition depends on the length alone,
-rounding whose mean is the value.
+expressions, corrections that are the rounded true values, a norm that has no order of addition, rounding whose mean is
+the value.
 */
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/ema.h"
 #include "llmc/ops/global_norm.h"
 #include "llmc/test/test.h"
+#include <float.h>
 
 // 1 - beta^t for the floats beta = 0.9f and 0.999f, t = 1..50, in exact rational arithmetic (Python's fractions),
 // rounded once
@@ -416,27 +417,50 @@ static void test_stored_small_steps(Test* t) { test_stored(t); }
 
 // ---- global norm ----
 
-// the order that the header states, spelled out
-static double spelled_sum(double sum, const float* g, size_t n) {
-    for (size_t chunk = 0; chunk < n; chunk += 4096) {
-        double lane[16] = {0}, chunk_sum = 0.0;
-        for (size_t j = 0; j < 16; j++) {
-            for (size_t i = chunk + j; i < n && i < chunk + 4096; i += 16) { lane[j] += (double)g[i] * (double)g[i]; }
-        }
-        for (int j = 0; j < 16; j++) { chunk_sum += lane[j]; }
-        sum += chunk_sum;
+// the sum that the header states, by another way: units are counted in 128 bits, element by element. Returns the double
+// that the digits make
+static double spelled_sum(const float* g, size_t n) {
+    double largest = 0.0;
+    int exponent = -126;
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(g[i])) { largest = isnan(g[i]) || isnan(largest) ? NAN : INFINITY; }
+        else if (fabsf(g[i]) > largest) { largest = fabs((double)g[i]); }
     }
-    return sum;
+    if (!isfinite(largest)) { return largest; }
+    while (ldexp(1.0, exponent) <= largest) { exponent++; }
+    unsigned __int128 units = 0;
+    for (size_t i = 0; i < n; i++) {
+        units += (unsigned __int128)ldexp((double)g[i] * (double)g[i], 62 - 2 * exponent);
+    }
+    const double low = (double)(uint64_t)(units & 0x7fffffff), middle = (double)(uint64_t)(units >> 31 & 0x7fffffff);
+    return ldexp((double)(uint64_t)(units >> 62) + (middle * 0x1p-31 + low * 0x1p-62), 2 * exponent);
 }
 
-// norm_sum_of_squares, on the device; the array begins `skip_first` floats behind a boundary
-static double device_sum(double sum, const float* g, size_t n, size_t skip_first, const Device* dev) {
+// the sum of an array on the device that comes in `pieces`; it begins `skip_first` floats behind a boundary
+static double device_sum(const float* g, size_t n, size_t skip_first, size_t pieces, const Device* dev) {
     float *shifted = filled_array(skip_first + n, 1e30f), *d_g;
+    NormSum sum, *room = (NormSum*)device_alloc(sizeof sum, "the norm");
     memcpy(shifted + skip_first, g, sizeof(float) * n);
     d_g = to_device(shifted, skip_first + n, dev);
-    sum = norm_sum_of_squares(sum, d_g + skip_first, n, dev);
+    device_zero(room, sizeof sum, dev);
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t k = 0; k < pieces; k++) {
+            const size_t first = n * k / pieces, end = n * (k + 1) / pieces;
+            if (pass == 0) { norm_see(room, d_g + skip_first + first, end - first, dev); }
+            else { norm_add(room, d_g + skip_first + first, end - first, dev); }
+        }
+    }
+    device_download(&sum, room, sizeof sum, dev);
+    device_release(room, sizeof sum);
     device_drop(d_g), free(shifted);
-    return sum;
+    return norm_value(&sum);
+}
+
+static double plain_sum(const float* g, size_t n) {
+    NormSum sum = norm_sum_init();
+    norm_see_ref(&sum, g, n);
+    norm_add_ref(&sum, g, n);
+    return norm_value(&sum);
 }
 
 static void check_sum(Test* t, double found, double want, const char* what, size_t n, int n_threads) {
@@ -445,49 +469,71 @@ static void check_sum(Test* t, double found, double want, const char* what, size
 }
 
 static void test_norm_order(Test* t) {
-    const size_t lengths[] = {0, 1, 7, 15, 16, 17, 33, 257, 4095, 4096, 4097, 8192, 5 * 4096 + 33, 100003};
+    const size_t lengths[] = {0, 1, 7, 15, 16, 17, 33, 257, 4097, 65535, 65536 + 33, 200003};
     for (size_t i = 0; i < 3 * N_TEST_THREADS * sizeof lengths / sizeof *lengths; i++) {
         size_t n = lengths[i / (3 * N_TEST_THREADS)];
         int hard = (int)(i / N_TEST_THREADS % 3), n_threads = test_threads((int)i % N_TEST_THREADS);
         float* g = hard ? hard_array(n, 1) : random_array(n, 1.0f, 1);
         if (hard == 2) { sprinkle(g, n, (uint32_t)n + 1, 2); }
-        double want = spelled_sum(0.1, g, n);
-        check_sum(t, norm_sum_of_squares_ref(0.1, g, n), want, "plain", n, n_threads);
+        double want = spelled_sum(g, n);
+        check_sum(t, plain_sum(g, n), want, "plain", n, n_threads);
         Device dev = test_device(n_threads);
-        check_sum(t, device_sum(0.1, g, n, 0, &dev), want, "fast", n, n_threads);
-        check_sum(t, device_sum(0.1, g, n, 1, &dev), want, "fast, between boundaries", n, n_threads);
+        check_sum(t, device_sum(g, n, 0, 1, &dev), want, "fast", n, n_threads);
+        check_sum(t, device_sum(g, n, 1, 3, &dev), want, "fast, three pieces between boundaries", n, n_threads);
         device_free(&dev);
         free(g);
     }
 }
 
-// ones are lost beside 2^54, unless several were added before: which sum each of the last elements is in makes a
-// difference
-static void test_norm_ends(Test* t) {
-    Device dev = test_device(2);
-    for (size_t i = 0; i < 2 * 48; i++) {
-        size_t n = i % 48 + 1 + (i < 48 ? 0 : 4096 - 24);
-        float* g = filled_array(n, 1.0f);
-        g[n - 1] = 0x1p27f;
-        double want = spelled_sum(0.0, g, n);
-        check_sum(t, device_sum(0.0, g, n, 0, &dev), want, "fast", n, 2);
-        check_sum(t, device_sum(0.0, g, n, 1, &dev), want, "fast, between boundaries", n, 2);
-        free(g);
+// ranks see and add what they have, and join: any of them gets what one has who has all
+static void test_norm_join(Test* t) {
+    enum { N = 10007, RANKS = 5 };
+    float* g = random_array(N, 1.0f, 3);
+    NormSum rank[RANKS], all = norm_sum_init();
+    for (int i = 0; i < N; i++) { g[i] = ldexpf(g[i], i % 40 - 20); }
+    for (int r = 0; r < RANKS; r++) {
+        rank[r] = norm_sum_init();
+        norm_see_ref(&rank[r], g + N * r / RANKS, (size_t)(N * (r + 1) / RANKS - N * r / RANKS));
+        norm_join(&all, &rank[r]);
     }
-    device_free(&dev);
+    const uint32_t largest = all.largest;
+    for (int r = RANKS - 1; r >= 0; r--) {
+        rank[r].largest = largest;
+        norm_add_ref(&rank[r], g + N * r / RANKS, (size_t)(N * (r + 1) / RANKS - N * r / RANKS));
+        norm_join(&all, &rank[r]);
+    }
+    check_sum(t, norm_value(&all), spelled_sum(g, N), "joined descending", N, 1);
+    free(g);
 }
 
 static void test_norm_obvious(Test* t) {
     float g[10000] = {0};
     Device dev = test_device(2);
+    check(t, device_sum(g, 10000, 0, 1, &dev) == 0.0, "of zeros");
     g[0] = 3.0f, g[9999] = -4.0f;
-    double sum = device_sum(0.0, g, 10000, 0, &dev);
-    check(t, sqrt(sum) == 5.0, "the norm of (3, -4) is 5, found %.17g", sqrt(sum));
-    check(t, device_sum(sum, g, 10000, 0, &dev) == 50.0, "a second tensor goes on from the first");
-    for (int i = 0; i < 10000; i++) { g[i] = 1e30f; }
-    check(t, fabs(sqrt(device_sum(0.0, g, 10000, 0, &dev)) / ((double)1e30f * 100.0) - 1.0) < 1e-14,
-          "no overflow: squares are doubles");
+    check(t, device_sum(g, 10000, 0, 1, &dev) == 25.0, "3 and -4 make 25");
+    g[0] = 0x1p-149f, g[9999] = 0.0f;
+    check(t, device_sum(g, 10000, 0, 1, &dev) == 0x1p-298, "of the smallest number");
+    for (int i = 0; i < 10000; i++) { g[i] = FLT_MAX; }
+    check(t, fabs(sqrt(device_sum(g, 10000, 0, 1, &dev)) / ((double)FLT_MAX * 100.0) - 1.0) < 1e-14, "no overflow");
+    g[5] = -INFINITY;
+    check(t, isinf(device_sum(g, 10000, 0, 1, &dev)) && device_sum(g, 10000, 0, 1, &dev) > 0.0, "infinite");
+    g[7] = NAN;
+    check(t, isnan(device_sum(g, 10000, 0, 1, &dev)), "not a number");
     device_free(&dev);
+}
+
+// Beside a chain in double, whose error a few sizes of numbers keep small
+static void test_norm_error(Test* t) {
+    const size_t n = 1 << 20;
+    float* g = random_array(n, 1.0f, 11);
+    double chain = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        g[i] = ldexpf(g[i], (int)(i % 24) - 12);
+        chain += (double)g[i] * (double)g[i];
+    }
+    check(t, fabs(plain_sum(g, n) / chain - 1.0) < 1e-11, "off by %.2g", plain_sum(g, n) / chain - 1.0);
+    free(g);
 }
 
 // ---- the average of the parameters ----
@@ -549,10 +595,10 @@ int main(int argc, char** argv) {
         {"stored", "as bf16: the rounded master; without one the same; adamw_round_stored makes it anew", test_stored},
         {"stored shares", "the same bits in pieces and on any number of multiprocessors", test_stored_shares},
         {"stored steps", "without a master, steps too small for a bf16 add up on average", test_stored_small_steps},
-        {"norm order", "equals the stated order bit for bit at odd lengths", test_norm_order},
-        {"norm ends", "the last elements of a chunk are added to the sums that they belong to", test_norm_ends},
-        {"norm obvious", "(3, -4) over 10000 elements; goes on from tensor to tensor; 1e30 does not overflow",
-         test_norm_obvious},
+        {"norm order", "equals the stated sum bit for bit, whatever the threads and pieces", test_norm_order},
+        {"norm join", "ranks that join what they have get the sum of one that has all", test_norm_join},
+        {"norm obvious", "known sums, none overflows, what is not finite shows", test_norm_obvious},
+        {"norm error", "within 1e-11 of a chain in double, over 24 powers of two", test_norm_error},
         {"average", "the weighted mean of all updates, after the first the parameters; exchanged bit by bit", test_ema},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -1377,7 +1377,7 @@ static void ranks_train(Test* t, Comm* c, int number) {
     c->link->check = number % 3 == 0;
     uint64_t before = c->link->bytes_sent;
     Trained got = train_slices(&s, c, table, n_tensors, by_all, &dev);
-    uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * dp_bytes(&s));
+    uint64_t sent = c->link->bytes_sent - before, planned = (uint64_t)(3.0 * (dp_bytes(&s) + dp_norm_bytes(c)));
     const int met = c->size > 1 && DEVICE_MEETS;  // beside the gradients an id was sent
     check(t, c->link->check || c->size == 1 || met || sent == planned, "sent %llu bytes, planned %llu", (unsigned long long)sent,
           (unsigned long long)planned);
@@ -1427,7 +1427,10 @@ static void ranks_squares(Test* t, Comm* c, int number) {
             for (int k = 0; k < tensor_slices(&table[i]); k++, slice++) {
                 const float* first = g + table[i].offset + n_slice * (size_t)k;
                 if (slice_is_frozen(frozen, slice)) { continue; }
-                want[leaf] = norm_sum_of_squares_ref(want[leaf], first, n_slice);
+                NormSum square = norm_sum_init();
+                norm_see_ref(&square, first, n_slice);
+                norm_add_ref(&square, first, n_slice);
+                want[leaf] += norm_value(&square);
             }
         }
         free(g);
@@ -1459,13 +1462,16 @@ static void train_by_slices(float* params, float* m, float* v, const Tensor* tab
     float *g = (float*)new_array(n, sizeof(float)), norm;
     for (int step = 0; step < 3; step++) {
         float* x = random_array(n, 1.0f, (uint64_t)(1000 * step));
-        double sum = 0.0;
+        NormSum sum = norm_sum_init();
         for (size_t i = 0; i < n; i++) { g[i] = x[i] + 0.1f * params[i]; }
         memset(g + table[1].offset + 33, 0, 33 * sizeof(float));
         for (int i = 0; i < N_TENSORS; i++) {
-            sum = norm_sum_of_squares_ref(sum, g + table[i].offset, tensor_elements(&table[i]));
+            norm_see_ref(&sum, g + table[i].offset, tensor_elements(&table[i]));
         }
-        norm = (float)sqrt(sum);
+        for (int i = 0; i < N_TENSORS; i++) {
+            norm_add_ref(&sum, g + table[i].offset, tensor_elements(&table[i]));
+        }
+        norm = (float)sqrt(norm_value(&sum));
         for (int i = 0, slice = 0; i < N_TENSORS; i++) {
             const size_t n_slice = tensor_slice_elements(&table[i]);
             for (int l = 0; l < tensor_slices(&table[i]); l++, slice++) {

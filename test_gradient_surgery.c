@@ -381,7 +381,7 @@ static void test_gradnorm_balance(Test* t) {
     memset(&r, 0, sizeof r);
     regress(&r);
     for (int k = 0; k < 2; k++) {
-        norms[k] = (double)s.gradnorm.weight[k] * sqrt(norm_dot_chunk(r.gradient[k], r.gradient[k], 4));
+        norms[k] = (double)s.gradnorm.weight[k] * sqrt(surgery_dot_chunk(r.gradient[k], r.gradient[k], 4));
     }
     check(t, fabs(norms[0] / norms[1] - 1.0) < 0.1, "alpha 0: norms %g and %g", norms[0], norms[1]);
     surgery_free(&s);

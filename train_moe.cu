@@ -550,7 +550,7 @@ static void moe_choose(Run* r) {
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
     pp_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
-    experts_begin_ep(r, &w->decoder.how.ep, c->E, c->F, c->D);
+    experts_begin_ep(r, &w->decoder.how.ep, c->E);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so

@@ -643,7 +643,7 @@ static void qwen_choose(Run* r) {
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
     pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
              c.tied ? AT(embedding) : TENSOR_NO_FIELD);
-    if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E, c.FE, c.D); }
+    if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E); }
     else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
 }
 

@@ -236,8 +236,10 @@ mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
 mutation "adamw: lr is distributed" test_adamw lengths adamw.h '\+ weight_decay \* p\);' \
     ') - a.lr * (weight_decay * p);'
 mutation "rounding: a random number has 15 bits" test_adamw rounding rng.h 'noise \& 0xffffu' 'noise \& 0x7fffu'
-mutation "global norm: chunks are added descending" test_adamw "norm order" global_norm.h \
-    'sum \+= on_host\[chunk\]' 'sum += on_host[n_chunks - 1 - chunk]'
+mutation "global norm: low digits are not carried" test_adamw "norm order" global_norm.h \
+    'high \+= low >> NORM_BITS;' 'high += 0;'
+mutation "global norm: units are rounded to the nearest" test_adamw "norm order" global_norm.h \
+    '\(int32_t\)\(\(square - \(double\)high\) \* 0x1p31\)' '(int32_t)((square - (double)high) * 0x1p31 + 0.5)'
 
 # ---- ranks and leaves ----
 mutation "pipeline: the first backward comes a forward too early" test_pipeline_schedule "" pipeline_schedule.h \
@@ -251,8 +253,7 @@ mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
     'comm_combine_\(got, got \+ \(size_t\)i \* n_own' 'comm_combine_(got, got + (size_t)(c->size - i) * n_own'
 mutation "zero: the norm forgets the other ranks" test_comm "dp train" data_parallel.h \
-    'if \(s->size > 1\) \{ comm_all_gather_shares\(s->comm, s->chunk_sums' \
-    'if (0) { comm_all_gather_shares(s->comm, s->chunk_sums'
+    'return world \? dp_norm_join_' 'return 0 ? dp_norm_join_'
 mutation "zero: new parameters stay with their owner" test_comm "dp train" data_parallel.h:dp_update \
     's->zero > 0\) \{ dp_gather\(' '0) { dp_gather('
 mutation "zero 2: nodes that wait for the next round are lost" test_comm "dp train" data_parallel.h \

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECORD = "doc/gpu/ptxas.md"
 SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "dev/bench/gpu_ops.cu"]  # together they use every kernel as training does
-HOT = ["adamw", "attention", "chunk_sums", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "layernorm", "lora", "matmul", "residual",
+HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "layernorm", "lora", "matmul", "residual",
        "rmsnorm", "rope", "router", "swiglu"]
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")

@@ -381,7 +381,6 @@ bits() {
 ranks() {
     echo "# ranks: one update of four micro-batches on 1, 2 and 4"
     need_build launch "" launch
-    # experts whose width times channels is a multiple of 4096
     edit moe.json wide.json hidden_size 64 moe_intermediate_size 64 num_experts 4
     alike() {  # PROMISE COUNTS OPTION...: on so many ranks each the bytes of one
         local promise=$1 counts=$2 n
@@ -418,8 +417,6 @@ ranks() {
     go --config wide.json --export-hf apart && rewrite apart fused 'fuse()'
     together "--ep of a file that has the experts of a layer as one tensor" "--ep: is for files in which each expert has tensors of its own" 2 2 \
         --ep 2 --config '' --from fused
-    edit wide.json narrow.json moe_intermediate_size 63
-    together "--ep of experts whose matrices end within a chunk" "whose width times channels is a multiple of 4096, found 63 x 64: leave it out" 2 2 --ep 2 --config narrow.json
 }
 
 # ---- kill -9 and --resume ----

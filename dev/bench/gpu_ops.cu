@@ -16,7 +16,7 @@ between two events around at least 20 ms of calls. Like a trainer this is C: `cc
 #include "llmc/ops/embedding.h"     // embedding_forward, embedding_backward
 #include "llmc/core/floatx.h"       // floatX
 #include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
-#include "llmc/ops/global_norm.h"   // norm_chunk_sums
+#include "llmc/ops/global_norm.h"   // norm_see, norm_add
 #include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
 #include "llmc/core/print.h"        // seconds_now
 #include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_backward_bias
@@ -254,10 +254,12 @@ static void run_adamw(Bench* b, const Shape* s) {
     adamw_update_stored(stored, master, m, v, one_way_float(b, n), n, 0.1f, &step, 1, 0, &b->dev);
 }
 
-static void run_sum_of_squares(Bench* b, const Shape* s) {
-    size_t n = n_parameters(s);
-    double* sums = (double*)slice(b, sizeof(double) * (size_t)ceil_div((int64_t)n, NORM_CHUNK), 1);
-    norm_chunk_sums(sums, one_way_float(b, n), n, &b->dev);
+static void run_norm(Bench* b, const Shape* s) {
+    const size_t n = n_parameters(s);
+    NormSum* sum = (NormSum*)slice(b, sizeof(NormSum), 1);
+    const float* g = one_way_float(b, n);
+    norm_see(sum, g, n, &b->dev);
+    norm_add(sum, g, n, &b->dev);
 }
 
 static const Case CASES[] = {
@@ -285,7 +287,7 @@ static const Case CASES[] = {
     {"gelu_backward", run_gelu_backward},
     {"crossentropy", run_crossentropy},  // forward and backward, in place
     {"adamw_update", run_adamw},         // all parameters at once, with float masters
-    {"norm_sum_of_squares", run_sum_of_squares},  // the chunks, which the host adds
+    {"norm", run_norm},                  // twice through all gradients
 };
 
 static const Case ATTENTION[] = {{"attention_forward", run_attention}, {"attention_backward", run_attention_backward}};

@@ -16,6 +16,7 @@ import decimal
 import json
 import math
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 
@@ -182,35 +183,26 @@ def tree_sum(leaves):
 # ---------------------------------------------------------------------------------------------------------------------
 # The update: global norm, clip, AdamW, schedules.
 # ---------------------------------------------------------------------------------------------------------------------
-CHUNK, LANES = 4096, 16
+def sum_of_squares(gradients):
+    """float64 sum of the squares of arrays of float32, each cut off to a whole number of units of 2^(2E - 62).
 
-
-def sum_of_squares(gradient, total):
-    """float64 total + the squares of one tensor, a chunk of 4096 elements at a time.
-
-    In a chunk lane j holds elements j, j + 16, ...; the lanes are added 0, 1, ..., 15. A short last chunk is filled
-    with zeros, which change no sum of squares."""
-    flat = gradient.reshape(-1).astype(F8)
-    chunks = np.zeros((-(-flat.size // CHUNK), CHUNK), F8)
-    chunks.reshape(-1)[:flat.size] = flat
-    rows = chunks.reshape(-1, CHUNK // LANES, LANES)
-    lanes = np.zeros((len(chunks), LANES), F8)
-    for r in range(CHUNK // LANES):
-        lanes += rows[:, r] * rows[:, r]
-    sums = np.zeros(len(chunks), F8)
-    for j in range(LANES):
-        sums += lanes[:, j]
-    for chunk in sums:
-        total = total + chunk
-    return total
+    E >= -126 is the smallest number with |g| < 2^E for every g. Whole numbers have no order: here high and low digits of
+    31 bits are summed apart. If a g is not finite, neither is the sum."""
+    flat = np.concatenate([np.zeros(1), *(g.reshape(-1) for g in gradients)]).astype(F8)
+    if not np.all(np.isfinite(flat)):
+        return np.sum(np.abs(flat))
+    exponent = max(-126, int(np.frexp(np.max(np.abs(flat)))[1]))
+    square = np.ldexp(flat, -exponent) ** 2 * 2.0 ** 31
+    high = np.floor(square)
+    low = np.floor((square - high) * 2.0 ** 31)
+    units = (sum(map(int, high)) << 31) + sum(map(int, low))
+    digits = units >> 62, units >> 31 & 0x7fffffff, units & 0x7fffffff
+    return np.ldexp(F8(digits[0]) + (F8(digits[1]) * 2.0 ** -31 + F8(digits[2]) * 2.0 ** -62), 2 * exponent)
 
 
 def global_norm(gradients):
-    """float32 square root of the sum of squares of all tensors, in their order."""
-    total = F8(0)
-    for gradient in gradients:
-        total = sum_of_squares(gradient, total)
-    return F4(np.sqrt(total))
+    """float32 square root of the sum of squares of all tensors."""
+    return F4(np.sqrt(sum_of_squares(gradients)))
 
 
 def clip_scale(norm, clip):
@@ -391,17 +383,13 @@ def from_bits(u):
 
 
 def sum_of_squares_by_element(flat):
-    """What sum_of_squares promises, one element at a time."""
-    total = 0.0
-    for begin in range(0, len(flat), CHUNK):
-        lanes = [0.0] * LANES
-        for j, g in enumerate(flat[begin:begin + CHUNK]):
-            lanes[j % LANES] += float(g) * float(g)
-        chunk = 0.0
-        for lane in lanes:
-            chunk += lane
-        total += chunk
-    return total
+    """What sum_of_squares promises, one element at a time, in exact fractions."""
+    exponent = -126
+    while max(abs(float(g)) for g in flat) >= 2.0 ** exponent:
+        exponent += 1
+    unit = Fraction(2) ** (2 * exponent - 62)
+    units = sum(Fraction(float(g)) ** 2 // unit for g in flat)
+    return float(units * unit)
 
 
 class Term(str):
@@ -416,7 +404,7 @@ def self_check():
     x = from_bits([0x3f800000, 0x33800000, 0x33800000])  # 1, 2^-24, 2^-24: in this order each small term is lost
     above_one = from_bits(0x3f800001)                    # 1 + 2^-23: what is left when the small terms meet first
     stream, floats = Xorshift(1337), Xorshift(1337).floats(4)
-    noise = exp(F4(3) * Xorshift(1).floats(4 * CHUNK))  # of several sizes; each order of addition has its own sums
+    noise = exp(F4(8) * Xorshift(1).floats(4096))  # of several sizes
     coarse = [round_once(lambda x, factor=factor: np.exp(x) * factor, lambda x: x.exp())
               for factor in (1 - 2.0 ** -45, 1 + 2.0 ** -45)]
     return [
@@ -429,9 +417,10 @@ def self_check():
         ("a matmul begins its chain at start", chain_matmul(x[None, :1], x[None, 1:], np.ones((2, 1), F4)) == 1),
         ("leaves add along the binary tree",
          [tree_sum([Term(i) for i in range(n)]) for n in (1, 3, 5)] == ["0", "((0+1)+2)", "(((0+1)+(2+3))+4)"]),
-        ("the norm adds chunks and lanes in order",
-         all(sum_of_squares(noise[n:], 0.0) == sum_of_squares_by_element(noise[n:])
+        ("the norm counts squares in whole units",
+         all(abs(sum_of_squares([noise[n:]]) / sum_of_squares_by_element(noise[n:]) - 1) < 2.0 ** -51
              for n in range(0, len(noise), 500))),
+        ("the norm has no order", sum_of_squares([noise[:100], noise[100:]]) == sum_of_squares([noise[::-1]])),
         ("xorshift* has its known stream",
          [stream.u32() for _ in range(4)] == [989205090, 818269915, 1335155955, 3876892996]),
         ("xorshift* has its known floats",

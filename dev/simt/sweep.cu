@@ -101,9 +101,15 @@ static void sweep_elements(Sweep* s, int N, int C) {
     adamw_update_ref(p.expected, m.expected, v.expected, y, n, 0.1f, &step);
     adamw_update(p.device, m.device, v.device, dy, n, 0.1f, &step, &s->dev);
     compare(s, "adamw: p", p), compare(s, "m", m), compare(s, "v", v);
-    double expected = norm_sum_of_squares_ref(0.0, x, n), found = norm_sum_of_squares(0.0, dx, n, &s->dev);
+    NormSum expected = norm_sum_init(), found, *room = (NormSum*)device_alloc(sizeof found, "the norm");
+    norm_see_ref(&expected, x, n), norm_add_ref(&expected, x, n);
+    device_zero(room, sizeof found, &s->dev);
+    norm_see(room, dx, n, &s->dev), norm_add(room, dx, n, &s->dev);
+    device_download(&found, room, sizeof found, &s->dev);
+    device_release(room, sizeof found);
+    const double want = norm_value(&expected), got = norm_value(&found);
     s->n_comparisons++;
-    if (memcmp(&expected, &found, sizeof found) != 0) { printf("FAIL  norm_sum_of_squares\n"), s->n_different++; }
+    if (memcmp(&want, &got, sizeof want) != 0) { printf("FAIL  norm_add\n"), s->n_different++; }
     free(x), free(y), device_drop(dx), device_drop(dy);
 }
 

@@ -31,8 +31,8 @@ static inline void experts_options(Run* r, EpOptions* x) {
                    "of these layers, from 0");
 }
 
-// E experts of a layer, each of `width` and D channels
-static inline void experts_begin_ep(Run* r, EpOptions* x, int E, int width, int D) {
+// E experts of a layer
+static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
     Comm* sharing = model_sharing(r->model, r->comm);
     const int P = sharing->size, is_typed = run_is_typed(r, "ep");
     int G = x->size;
@@ -52,10 +52,6 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E, int width, int 
     options_refuse(G == 1 && x->room > 0.0f && run_is_typed(r, "ep-room"), "ep-room", "is for --ep 2 and more");
     if (G == 1) { return; }
     options_refuse(x->room > 0.0f && x->room < 1.0f, "ep-room", "expected 0, or 1 and more");
-    if ((size_t)D * (size_t)width % NORM_CHUNK != 0) {
-        options_fail("ep", "expected experts whose width times channels is a multiple of %d, found %d x %d: leave it "
-                     "out", NORM_CHUNK, width, D);
-    }
     options_refuse(run_is_typed(r, "zero") && r->o.zero != 2, "zero", "--ep brings --zero 2: leave it out");
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --ep");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");

@@ -1,110 +1,205 @@
 /*
-Sum of squares of a gradient, for the global norm: norm = (float)sqrt(sum over all tensors in table order).
-    g (n)   one tensor; sum: the running total, to which the tensor's chunks are added
-Ranks compute chunk sums of the parts that they own, exchange them, and add all in order (data_parallel.h).
-norm_sum_of_squares returns to the host: in a CUDA build it waits for the device. norm_chunk_sums does not.
-Cost:   memory bound, n floats read once, n / 4096 doubles written. CUDA: 16 bytes a load; a conversion and a
-        multiply-add in double per element, which A100, H100 and H200 do faster than memory delivers, consumer cards do
-        not.
-Order:  one chain over a billion squares would neither be accurate nor parallel, so the law here is another fixed order,
-        chosen by shape alone: the tensor is cut into chunks of 4096 elements; in a chunk, double sum j of 16 takes
-        elements j, j+16, j+32, ... ascending; then the 16 are added in order, and the chunk sums are added to `sum` in
-        order. A product of two floats is exact in double, so fusing cannot change a bit: C, EXACT and fast kernels
-        agree.
+Sum of squares of gradients, for the global norm: the same number in whatever order, and by however many, it is added.
+    NormSum      what is known so far of all that belongs together; norm_sum_init: of nothing. It is device memory while
+                 kernels write to it
+    norm_see     first for every array g (n) of them: the largest |g|
+    norm_add     then for every array again: its squares
+    norm_join    what others have seen, or added, joins; on the host
+    norm_value   the sum of squares, on the host; norm = (float)sqrt of it
+norm_see and norm_add do not wait for the device.
+Cost:   memory bound, n floats read twice. CUDA: 16 bytes a load; in norm_add a few operations in double per element,
+        which A100, H100 and H200 do faster than memory delivers, consumer cards do not.
+Order:  none. Let E >= -126 be the smallest number with |g| < 2^E for every g. Each g^2 is cut off towards zero to a
+        whole number of units of 2^(2E - 62), at most 2^62 of them. Whole numbers add up without rounding: threads,
+        ranks and atomics may take them as they come. They are counted in digits of 31 bits; two roundings make a double
+        of these at the end. A square and its product with a power of two are exact in double: C, EXACT and fast
+        kernels agree.
+Error:  less than a unit per element, and the largest square, unless it is that of a subnormal, has at least 2^60 of
+        these: n elements lose less than n 2^-60 of the sum. If a g is not finite the sum is NaN or infinite.
 Source: doc/exactness.md rule 4
 */
 #ifndef LLMC_GLOBAL_NORM_H
 #define LLMC_GLOBAL_NORM_H
 #include "../core/device.h"  // Device, ceil_div
-#include "../core/kernel.h"  // Pack
+#include "../core/kernel.h"  // Pack, grid_first
+#include <math.h>
+#include <string.h>
 
-enum { NORM_CHUNK = 4096, NORM_LANES = 16 };
+enum { NORM_DIGITS = 3, NORM_BITS = 31 };
 
-// sum of a[i] * b[i] over the chunk that starts at a and b, n elements before their end: for squares, and for
-// gradient_surgery.h
-static inline double norm_dot_chunk(const float* a, const float* b, size_t n) {
-    double lane[NORM_LANES] = {0}, sum = 0.0;
-    size_t i = 0;
-    if (n > NORM_CHUNK) { n = NORM_CHUNK; }
-    for (; i + NORM_LANES <= n; i += NORM_LANES) {
-        #pragma omp simd
-        for (int j = 0; j < NORM_LANES; j++) { lane[j] += (double)a[i + j] * (double)b[i + j]; }
-    }
-    for (int j = 0; i + j < n; j++) { lane[j] += (double)a[i + j] * (double)b[i + j]; }
-    for (int j = 0; j < NORM_LANES; j++) { sum += lane[j]; }
-    return sum;
+typedef struct {
+    uint32_t largest;             // the bits of the largest |g|: as floats without a sign are ordered, so are their bits
+    uint32_t unused;
+    uint64_t digit[NORM_DIGITS];  // units of 2^(2E - 62), 2^31 and 2^62 of these
+} NormSum;
+
+#ifdef __CUDACC__
+#define NORM_FUNCTION static inline __host__ __device__
+#else
+#define NORM_FUNCTION static inline
+#endif
+
+static inline NormSum norm_sum_init(void) {
+    const NormSum none = {0, 0, {0, 0, 0}};
+    return none;
 }
 
-static inline double norm_chunk_(const float* g, size_t n) { return norm_dot_chunk(g, g, n); }
+NORM_FUNCTION int norm_is_finite_(uint32_t largest) { return largest < 0x7f800000u; }
+NORM_FUNCTION int norm_exponent_(uint32_t largest) { return (int)(largest >> 23) - 126; }
 
-static inline double norm_sum_of_squares_ref(double sum, const float* g, size_t n) {
-    for (size_t i = 0; i < n; i += NORM_CHUNK) { sum += norm_chunk_(g + i, n - i); }
-    return sum;
+// the bits of |g|
+NORM_FUNCTION uint32_t norm_bits_(float g) {
+    uint32_t bits;
+    memcpy(&bits, &g, sizeof bits);
+    return bits & 0x7fffffffu;
+}
+
+// g^2 in units, scale being 2^-E: the high digit comes back, the low one in *low
+NORM_FUNCTION int32_t norm_square_(float g, double scale, int32_t* low) {
+    const double x = (double)g * scale, square = x * (x * 0x1p31);
+    const int32_t high = (int32_t)square;
+    *low = (int32_t)((square - (double)high) * 0x1p31);
+    return high;
+}
+
+// sums of high and of low digits, not yet carried, as three digits
+NORM_FUNCTION void norm_carry_(uint64_t digit[NORM_DIGITS], uint64_t high, uint64_t low) {
+    const uint64_t mask = (1u << NORM_BITS) - 1;
+    high += low >> NORM_BITS;
+    digit[0] = low & mask;
+    digit[1] = high & mask;
+    digit[2] = high >> NORM_BITS;
+}
+
+static inline void norm_see_ref(NormSum* sum, const float* g, size_t n) {
+    for (size_t i = 0; i < n; i++) { sum->largest = norm_bits_(g[i]) > sum->largest ? norm_bits_(g[i]) : sum->largest; }
+}
+
+static inline void norm_add_ref(NormSum* sum, const float* g, size_t n) {
+    const double scale = ldexp(1.0, -norm_exponent_(sum->largest));
+    for (size_t i = 0; i < n && norm_is_finite_(sum->largest); i++) {
+        int32_t low;
+        uint64_t digit[NORM_DIGITS];
+        const int32_t high = norm_square_(g[i], scale, &low);
+        norm_carry_(digit, (uint64_t)high, (uint64_t)low);
+        for (int k = 0; k < NORM_DIGITS; k++) { sum->digit[k] += digit[k]; }
+    }
+}
+
+// what `other` has seen and added of other arrays
+static inline void norm_join(NormSum* sum, const NormSum* other) {
+    sum->largest = other->largest > sum->largest ? other->largest : sum->largest;
+    for (int k = 0; k < NORM_DIGITS; k++) { sum->digit[k] += other->digit[k]; }
+}
+
+static inline double norm_value(const NormSum* sum) {
+    float largest;
+    uint64_t digit[NORM_DIGITS];
+    memcpy(&largest, &sum->largest, sizeof largest);
+    if (!norm_is_finite_(sum->largest)) { return (double)largest; }
+    norm_carry_(digit, sum->digit[1], sum->digit[0]);
+    const double units = (double)(sum->digit[2] + digit[2]) + ((double)digit[1] * 0x1p-31 + (double)digit[0] * 0x1p-62);
+    return ldexp(units, 2 * norm_exponent_(sum->largest));
 }
 
 #ifndef __CUDACC__
-// chunk sums of a tensor, or of a part of it that begins with a chunk: sums (n_chunks)
-static inline void norm_chunk_sums(double* sums, const float* g, size_t n, const Device* dev) {
-    const int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
+enum { NORM_BLOCK = 1 << 16 };  // elements that a thread takes at a time
+
+static inline void norm_see(NormSum* sum, const float* g, size_t n, const Device* dev) {
+    uint32_t largest = sum->largest;
     (void)dev;
-    #pragma omp parallel for schedule(static)
-    for (int64_t chunk = 0; chunk < n_chunks; chunk++) {
-        size_t i = (size_t)chunk * NORM_CHUNK;
-        sums[chunk] = norm_chunk_(g + i, n - i);
-    }
+    #pragma omp parallel for simd schedule(static) reduction(max : largest)
+    for (size_t i = 0; i < n; i++) { largest = norm_bits_(g[i]) > largest ? norm_bits_(g[i]) : largest; }
+    sum->largest = largest;
 }
 
-#else  // ---- CUDA: the 16 sums of a chunk belong to 16 / W neighbouring threads, W each ----
+static inline void norm_add_block_(uint64_t digit[NORM_DIGITS], const float* g, size_t n, double scale) {
+    int64_t high = 0, low = 0;
+    #pragma omp simd reduction(+ : high, low)
+    for (size_t i = 0; i < n; i++) {
+        int32_t rest;
+        high += norm_square_(g[i], scale, &rest);
+        low += rest;
+    }
+    norm_carry_(digit, (uint64_t)high, (uint64_t)low);
+}
 
-// block is a multiple of 32: chunks beyond the end take part in the shuffles, with nothing
+static inline void norm_add(NormSum* sum, const float* g, size_t n, const Device* dev) {
+    const double scale = ldexp(1.0, -norm_exponent_(sum->largest));
+    const int64_t n_blocks = norm_is_finite_(sum->largest) ? ceil_div((int64_t)n, NORM_BLOCK) : 0;
+    uint64_t a = 0, b = 0, c = 0;
+    (void)dev;
+    #pragma omp parallel for schedule(static) reduction(+ : a, b, c)
+    for (int64_t block = 0; block < n_blocks; block++) {
+        const size_t i = (size_t)block * NORM_BLOCK;
+        uint64_t digit[NORM_DIGITS];
+        norm_add_block_(digit, g + i, n - i < NORM_BLOCK ? n - i : NORM_BLOCK, scale);
+        a += digit[0], b += digit[1], c += digit[2];
+    }
+    sum->digit[0] += a, sum->digit[1] += b, sum->digit[2] += c;
+}
+
+#else  // ---- CUDA: each thread walks over the array, a warp joins what its threads have ----
+
+// whole packs, then one by one the last elements, fewer than a pack
+template <int W, typename Take>
+__device__ inline void norm_walk_(const float* g, size_t n, Take take) {
+    const size_t whole = n / W * W;
+    for (size_t i = grid_first<W>(); i < whole; i += grid_step<W>()) {
+        const Pack<float, W> x = pack_load<W>(g + i);
+        for (int k = 0; k < W; k++) { take(x.x[k]); }
+    }
+    for (size_t i = whole + grid_first<1>(); i < n; i += grid_step<1>()) { take(g[i]); }
+}
+
 template <int W>
-__global__ void norm_chunk_sums_kernel(double* sums, const float* g, size_t n) {
-    // this thread has the sums W * j .. W * j + W - 1
-    const int n_threads = NORM_LANES / W, j = threadIdx.x % n_threads;
-    const size_t chunk = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / n_threads, start = chunk * NORM_CHUNK;
-    const int n_chunk = start >= n ? 0 : n - start < NORM_CHUNK ? (int)(n - start) : NORM_CHUNK;
-    const int whole = n_chunk / W * W;
-    double lane[W] = {0}, sum = 0.0;
-    for (int i = W * j; i < whole; i += NORM_LANES) {
-        const Pack<float, W> x = pack_load<W>(g + start + i);
-        for (int k = 0; k < W; k++) { lane[k] += (double)x.x[k] * (double)x.x[k]; }
+__global__ void norm_see_kernel(NormSum* sum, const float* g, size_t n) {
+    uint32_t largest = 0;
+    norm_walk_<W>(g, n, [&](float x) { largest = norm_bits_(x) > largest ? norm_bits_(x) : largest; });
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        const uint32_t other = __shfl_xor_sync(ALL_LANES, largest, step);
+        largest = other > largest ? other : largest;
     }
-    for (int k = 0; k < W; k++) {  // the last elements, fewer than a pack, are the last of their sums
-        const int i = whole + k;
-        if (i < n_chunk && i % NORM_LANES / W == j) { lane[k] += (double)g[start + i] * (double)g[start + i]; }
-    }
-    for (int thread = 0; thread < n_threads; thread++) {
-        for (int k = 0; k < W; k++) { sum += __shfl_sync(ALL_LANES, lane[k], thread, n_threads); }
-    }
-    if (j == 0 && n_chunk > 0) { sums[chunk] = sum; }
+    if (threadIdx.x % WARP == 0) { atomicMax(&sum->largest, largest); }
 }
 
-static inline void norm_chunk_sums(double* sums, const float* g, size_t n, const Device* dev) {
-    const int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
-    const int block = 256, W = pack_width<float>();
-    if (n == 0) { return; }
-    if (pack_fits(g, NORM_CHUNK)) {
-        norm_chunk_sums_kernel<W>
-            <<<(unsigned)ceil_div(n_chunks * (NORM_LANES / W), block), block, 0, dev->stream>>>(sums, g, n);
-    } else {
-        norm_chunk_sums_kernel<1>
-            <<<(unsigned)ceil_div(n_chunks * NORM_LANES, block), block, 0, dev->stream>>>(sums, g, n);
+template <int W>
+__global__ void norm_add_kernel(NormSum* sum, const float* g, size_t n) {
+    const uint32_t largest = sum->largest;
+    if (!norm_is_finite_(largest)) { return; }
+    const double scale = ldexp(1.0, -norm_exponent_(largest));
+    uint64_t high = 0, low = 0, digit[NORM_DIGITS];
+    norm_walk_<W>(g, n, [&](float x) {
+        int32_t rest;
+        high += (uint64_t)norm_square_(x, scale, &rest);
+        low += (uint64_t)rest;
+    });
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        high += __shfl_xor_sync(ALL_LANES, high, step);
+        low += __shfl_xor_sync(ALL_LANES, low, step);
     }
+    norm_carry_(digit, high, low);
+    for (int k = 0; k < NORM_DIGITS && threadIdx.x % WARP == 0; k++) {
+        atomicAdd((unsigned long long*)&sum->digit[k], (unsigned long long)digit[k]);
+    }
+}
+
+static inline void norm_see(NormSum* sum, const float* g, size_t n, const Device* dev) {
+    const int W = pack_width<float>();
+    const unsigned blocks = grid_blocks(n, W, dev);
+    if (n == 0) { return; }
+    if (pack_aligned(g)) { norm_see_kernel<W><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
+    else { norm_see_kernel<1><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void norm_add(NormSum* sum, const float* g, size_t n, const Device* dev) {
+    const int W = pack_width<float>();
+    const unsigned blocks = grid_blocks(n, W, dev);
+    if (n == 0) { return; }
+    if (pack_aligned(g)) { norm_add_kernel<W><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
+    else { norm_add_kernel<1><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
     cudaCheck(cudaGetLastError());
 }
 #endif
-
-// the chunk sums are added on the host, in order
-static inline double norm_sum_of_squares(double sum, const float* g, size_t n, const Device* dev) {
-    const int64_t n_chunks = ceil_div((int64_t)n, NORM_CHUNK);
-    if (n == 0) { return sum; }
-    double* sums = (double*)device_workspace(dev, sizeof(double) * (size_t)n_chunks);
-    norm_chunk_sums(sums, g, n, dev);
-    double* on_host = (double*)malloc(sizeof(double) * (size_t)n_chunks);
-    if (!on_host) { fail_run("norm: no memory for %lld chunk sums", (long long)n_chunks); }
-    device_download(on_host, sums, sizeof(double) * (size_t)n_chunks, dev);
-    for (int64_t chunk = 0; chunk < n_chunks; chunk++) { sum += on_host[chunk]; }
-    free(on_host);
-    return sum;
-}
 #endif  // LLMC_GLOBAL_NORM_H

@@ -19,8 +19,8 @@ such numbers in the result, for the guards of a trainer to see, and the state of
 Cost:   memory bound: (2 n_tasks + 1) floats moved per shared parameter. Judge it in GB/s. For gradnorm norm_range comes
         on top.
 Error:  weights in double; every element of the result is a sum in double, rounded once to float.
-Order:  dot products: a range is cut into chunks of 4096; each is summed as in global_norm.h; chunk sums are added in
-        order from 0, and so are the sums of ranges. Result: chain over tasks from weight[0] * g[0]. The same bits for
+Order:  dot products: a range is cut into chunks of 4096; in a chunk, double sum j of 16 takes elements j, j+16, ...
+        ascending; then the 16 are added in order; chunk sums are added in order from 0, and so are the sums of ranges. Result: chain over tasks from weight[0] * g[0]. The same bits for
         any thread count.
 CPU only; the arenas are in ordinary memory. On several ranks: give it gradients that are already summed over ranks.
 Errors: a method, epsilon, lambda or alpha out of range is the user's fault, status 2; no memory, status 1.
@@ -33,11 +33,10 @@ Source: PCGrad: Yu et al. 2020, arXiv:2001.06782; CAGrad: Liu et al. 2021, arXiv
 #include "../core/fmath.h"   // fm_exp, fm_log
 #include "../core/rng.h"     // splitmix64
 #include "adamw.h"           // adamw_step, adamw_update_ref
-#include "global_norm.h"     // NORM_CHUNK, norm_dot_chunk
 #include <assert.h>
 #include <math.h>
 
-enum { SURGERY_MAX_TASKS = 8 };
+enum { SURGERY_MAX_TASKS = 8, SURGERY_CHUNK = 4096, SURGERY_LANES = 16 };
 
 // ---- names ----
 
@@ -203,12 +202,26 @@ typedef struct {
     size_t first, n;  // floats of the arena
 } SurgeryRange;
 
+// sum of a[i] * b[i] over the chunk that starts at a and b, n elements before their end
+static inline double surgery_dot_chunk(const float* a, const float* b, size_t n) {
+    double lane[SURGERY_LANES] = {0}, sum = 0.0;
+    size_t i = 0;
+    if (n > SURGERY_CHUNK) { n = SURGERY_CHUNK; }
+    for (; i + SURGERY_LANES <= n; i += SURGERY_LANES) {
+        #pragma omp simd
+        for (int j = 0; j < SURGERY_LANES; j++) { lane[j] += (double)a[i + j] * (double)b[i + j]; }
+    }
+    for (int j = 0; i + j < n; j++) { lane[j] += (double)a[i + j] * (double)b[i + j]; }
+    for (int j = 0; j < SURGERY_LANES; j++) { sum += lane[j]; }
+    return sum;
+}
+
 static inline double surgery_dot_ref(const float* a, const float* b, const SurgeryRange* ranges, int n_ranges) {
     double sum = 0.0;
     for (int r = 0; r < n_ranges; r++) {
         double range_sum = 0.0;
-        for (size_t i = 0; i < ranges[r].n; i += NORM_CHUNK) {
-            range_sum += norm_dot_chunk(a + ranges[r].first + i, b + ranges[r].first + i, ranges[r].n - i);
+        for (size_t i = 0; i < ranges[r].n; i += SURGERY_CHUNK) {
+            range_sum += surgery_dot_chunk(a + ranges[r].first + i, b + ranges[r].first + i, ranges[r].n - i);
         }
         sum += range_sum;
     }
@@ -311,15 +324,15 @@ static inline void surgery_init(Surgery* s, const SurgeryConfig* config, const S
     if (s->config.method == SURGERY_GRADNORM) { s->ranges[n_ranges] = config->norm_range; }
     for (int r = 0; r <= n_ranges; r++) {
         if (r == n_ranges) { s->n_pieces = s->n_all_pieces; }
-        s->n_all_pieces += ceil_div((int64_t)s->ranges[r].n, NORM_CHUNK);
+        s->n_all_pieces += ceil_div((int64_t)s->ranges[r].n, SURGERY_CHUNK);
     }
     s->pieces = (SurgeryPiece_*)surgery_alloc_((size_t)s->n_all_pieces, sizeof *s->pieces);
     SurgeryPiece_* piece = s->pieces;
     for (int r = 0; r <= n_ranges; r++) {
-        for (size_t i = 0; i < s->ranges[r].n; i += NORM_CHUNK, piece++) {
+        for (size_t i = 0; i < s->ranges[r].n; i += SURGERY_CHUNK, piece++) {
             size_t n = s->ranges[r].n - i;
             piece->first = s->ranges[r].first + i;
-            piece->n = n < NORM_CHUNK ? (int)n : NORM_CHUNK;
+            piece->n = n < SURGERY_CHUNK ? (int)n : SURGERY_CHUNK;
             piece->range = r;
         }
     }
@@ -342,7 +355,7 @@ static inline void surgery_range_dots_(Surgery* s, float* const* g) {
         for (int pair = 0; pair < n_pairs; pair++) {
             int i = pair / n, j = pair % n;
             const float *x = g[i] + piece->first, *y = g[j] + piece->first;
-            if (i <= j) { s->piece_dots[p * n_pairs + pair] = norm_dot_chunk(x, y, (size_t)piece->n); }
+            if (i <= j) { s->piece_dots[p * n_pairs + pair] = surgery_dot_chunk(x, y, (size_t)piece->n); }
         }
     }
     memset(s->range_dots, 0, sizeof(double) * ((size_t)s->n_ranges + 1) * n_pairs);

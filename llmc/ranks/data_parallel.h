@@ -1,7 +1,7 @@
 /*
 Data parallel training whose bits do not depend on the number of ranks: which micro-batches ("leaves") a rank computes,
-where their gradients go, and what happens until the next step. Chunks of 4096 elements (those of global_norm.h) of all
-tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
+where their gradients go, and what happens until the next step. Chunks of 4096 elements of all tensors that learn, in
+table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
     dp_init, dp_open   who has what; memory for the gradients
     dp_n_leaves, dp_leaf   how many leaves of an update are this rank's, and which is the k-th
     dp_point, dp_loss  where backward writes the gradients of a layer, and forward the sum of the losses of this leaf
@@ -11,7 +11,8 @@ tensors that learn, in table order, are dealt out: of K chunks rank r owns r*K/P
     dp_leaf_arena      what the addresses of a leaf depend on, for those who keep its launches (core/graph.h)
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
-    dp_norm     owners compute the sums of their chunks (dp_squares); all get them and add them in order
+    dp_norm     owners add the squares of what they own, whole numbers (global_norm.h), and all add these; dp_norms of
+                several such owners together
     dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
                 layers) may have had fewer updates than the run
     dp_average  the average of the parameters over updates takes in those of now
@@ -24,15 +25,14 @@ What is kept once instead of on every rank: --zero 1: moments and masters; 2: th
 Frozen: what does not learn has no gradient, no moments and no master. Arenas of these hold the *stretches* of tensors:
         neighbouring layers in each of which something learns. The field for the gradient of a frozen layer is NULL. Of
         the experts of a layer, which lie together, all or none have gradients; of frozen ones among them they are 0.
-        The bits of what learns are those of a run in which the gradients of the rest are 0: of a chunk that stretches
-        cover in part the rest counts as zeros at its place, and chunks of zeros alone add nothing.
+        The bits of what learns are those of a run in which the gradients of the rest are 0.
 Where:  arenas are device memory. `kept` says which part of each stretch the arenas of moments and masters hold,
         `reduced` the same for the arena that dp_reduce returns; every rank of `comm` has the same parameters.
 Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends only the few nodes that are left, layer
         by layer during backward of its last leaf. --zero 2: rank r computes leaf k*P + r in its k-th micro-batch and
         sends each layer of each leaf; owners join the P leaves of this round and the nodes of earlier rounds, in the
-        order of leaves. Squares of leaves (dp_leaf_squares) are those of their slices that learn in table order, each
-        in chunks from its beginning: a layer's are computed before it is sent. What a layer has to send is on its way
+        order of leaves. Squares of leaves (dp_leaf_squares) are those of their slices that learn, each a sum of its
+        own, added in table order: a layer's are computed before it is sent. What a layer has to send is on its way
         while backward computes the layer below.
 Memory, per parameter that learns, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with
         --zero 2 4/P for each and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P.
@@ -40,13 +40,13 @@ Memory, per parameter that learns, beside itself: gradients 4 bytes for each are
 Bytes:  each rank sends n(P-1)/P floats for each node it ends with (--zero 2: each leaf it computes) and n(P-1)/P in
         dp_gather: for one node as much as a ring all-reduce. S leaves on P ranks make one node each when S/P is a power
         of two.
-Order:  independent of P: the tree's for gradients and losses, table order for the norm; AdamW works element by element.
+Order:  independent of P: the tree's for gradients and losses; the norm has none; AdamW works element by element.
         P = 1: no copy, no exchange, and --zero is 0.
 Source: doc/ranks.md; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
 */
 #ifndef LLMC_DATA_PARALLEL_H
 #define LLMC_DATA_PARALLEL_H
-#include "../ops/global_norm.h"  // norm_chunk_sums, NORM_CHUNK
+#include "../ops/global_norm.h"  // NormSum, norm_see, norm_add
 #include "../core/tensor.h"      // Tensor
 #include "../ops/weights.h"      // Weights, weights_update
 #include "comm.h"                // Comm, comm_all_gather_v
@@ -61,6 +61,7 @@ enum { DP_BUFFER = 64 << 20 };  // floats for received nodes, two halves; large,
 #else
 enum { DP_BUFFER = 8 << 20 };
 #endif
+enum { DP_CHUNK = 4096 };  // elements that have one owner
 
 // a node of the tree as one rank ends its leaves with it; with --zero 2 a leaf
 typedef struct {
@@ -73,8 +74,7 @@ typedef struct {
     Part whole;              // as it lies in an arena of everything
     int tensor;
     int slice, n_slices;     // its slices: number `slice` in table order, and those that follow
-    int64_t chunk, end;      // its chunks: chunk .. end - 1; the tensor's next stretch may begin in the last of them
-    int64_t leaf_chunk;      // of its first slice in leaf_sums
+    int64_t chunk, end;      // its chunks, cut as those of the tensor: chunk .. end - 1
 } DpStretch;
 
 // A step through the elements begin .. end - 1 of one stretch, counted in its tensor: of each rank's part of them, the
@@ -100,11 +100,9 @@ typedef struct {
     int n_stretches;
     Part *kept, *reduced;   // of each stretch: see `Where`
     size_t n_kept, n_reduced;  // elements of such arenas
-    double* chunk_sums;     // all of them
-    double* own_sums;       // those of the own chunks, on the device
-    float* edge;            // on the device: a chunk that stretches cover in part
+    NormSum* norm;          // on the device
     int measures;           // the leaves of this update are measured
-    double* leaf_sums;      // on the device: chunk sums of a leaf, slice by slice. NULL until one is measured
+    NormSum* leaf_norms;    // on the device: of each slice of a leaf. NULL until one is measured
     double* leaf_squares;   // of the own leaves
     DpNode* nodes;       // of all ranks, in the order of leaves
     int n_nodes, n_round;   // all of them; that are joined at once: all, with --zero 2 the next leaf of each rank
@@ -143,19 +141,16 @@ static inline int64_t dp_chunks(const DataParallel* s) {
 }
 
 static inline int64_t dp_cut_(const DataParallel* s, int rank) { return comm_share(dp_chunks(s), rank, s->size); }
-static inline size_t dp_own_sums_bytes_(const DataParallel* s) {
-    return sizeof(double) * (size_t)(dp_cut_(s, s->rank + 1) - dp_cut_(s, s->rank));
-}
 
 // what `rank` owns of stretch i, as it lies in an arena of everything
 static inline Part dp_part(const DataParallel* s, int rank, int i) {
     const DpStretch* x = &s->stretches[i];
-    const size_t grid = x->whole.first / NORM_CHUNK * NORM_CHUNK;  // where its first chunk begins
+    const size_t grid = x->whole.first / DP_CHUNK * DP_CHUNK;  // where its first chunk begins
     int64_t from = dp_cut_(s, rank), to = dp_cut_(s, rank + 1);
     from = from < x->chunk ? x->chunk : from > x->end ? x->end : from;
     to = to < x->chunk ? x->chunk : to > x->end ? x->end : to;
-    return part_within(x->whole, grid + (size_t)(from - x->chunk) * NORM_CHUNK,
-                       grid + (size_t)(to - x->chunk) * NORM_CHUNK);
+    return part_within(x->whole, grid + (size_t)(from - x->chunk) * DP_CHUNK,
+                       grid + (size_t)(to - x->chunk) * DP_CHUNK);
 }
 
 static inline int dp_n_leaves_of_(const DataParallel* s, int rank) {
@@ -215,15 +210,8 @@ static inline void dp_plan_rounds_(DataParallel* s) {
     for (int rank = 0; rank <= s->size; rank++) { s->first_node[rank] = rank; }
 }
 
-// the chunk of leaf_sums with which slice k of a stretch, counted from its first, begins
-static inline int64_t dp_leaf_chunk_(const DataParallel* s, const DpStretch* x, int k) {
-    const int64_t n = (int64_t)tensor_slice_elements(&s->table[x->tensor]);
-    return x->leaf_chunk + k * ((n + NORM_CHUNK - 1) / NORM_CHUNK);
-}
-
-static inline size_t dp_leaf_sums_bytes_(const DataParallel* s) {
-    const DpStretch* last = &s->stretches[s->n_stretches - 1];
-    return sizeof(double) * (size_t)dp_leaf_chunk_(s, last, last->n_slices);
+static inline size_t dp_leaf_norms_bytes_(const DataParallel* s) {
+    return sizeof(NormSum) * (size_t)tensors_slices(s->table, s->n_tensors);
 }
 
 // slices k .. end - 1 of tensor i, whose first slice has number `slice` in table order
@@ -235,12 +223,9 @@ static inline void dp_add_stretch_(DataParallel* s, int i, int slice, int k, int
     x.tensor = i;
     x.slice = slice + k;
     x.n_slices = end - k;
-    const size_t first = x.whole.first / NORM_CHUNK, last = (x.whole.first + x.whole.n - 1) / NORM_CHUNK;
+    const size_t first = x.whole.first / DP_CHUNK, last = (x.whole.first + x.whole.n - 1) / DP_CHUNK;
     x.chunk = before ? before->end : 0;
-    const int same = before && before->tensor == i;
-    if (same && (before->whole.first + before->whole.n - 1) / NORM_CHUNK == first) { x.chunk--; }
     x.end = x.chunk + (int64_t)(last - first) + 1;
-    x.leaf_chunk = before ? dp_leaf_chunk_(s, before, before->n_slices) : 0;
     s->stretches = (DpStretch*)realloc_check(s->stretches, sizeof x * ((size_t)s->n_stretches + 1), "table of parts");
     s->stretches[s->n_stretches++] = x;
 }
@@ -290,7 +275,6 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     s->whole = (Part*)malloc_check(sizeof(Part) * (size_t)n_tensors, "table of parts");
     for (int i = 0; i < n_tensors; i++) { s->whole[i] = part_whole(&table[i]); }
     dp_find_stretches_(s);
-    s->chunk_sums = (double*)malloc_check(sizeof(double) * (size_t)dp_chunks(s), "chunk sums");
     s->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * (size_t)s->size, "table of parts");
     s->kept = (Part*)malloc_check(sizeof(Part) * 3 * (size_t)s->n_stretches, "table of parts");
     s->reduced = s->kept + s->n_stretches;
@@ -354,8 +338,7 @@ static inline double dp_numbers_bytes(const DataParallel* s) {
 static inline void dp_open(DataParallel* s) {
     leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, dp_leaf(s, 0), dp_n_leaves(s), s->n_numbers);
     s->sums = (float*)malloc_check(sizeof(float) * (size_t)s->n_numbers, "sums of leaves");
-    s->own_sums = (double*)device_alloc(dp_own_sums_bytes_(s), "chunk sums");
-    s->edge = (float*)device_alloc(sizeof(float) * NORM_CHUNK, "a chunk");
+    s->norm = (NormSum*)device_alloc(sizeof(NormSum), "the norm");
     if (s->size == 1) { return; }
     s->n_buffer = dp_buffer(s);
     s->buffer = s->half = (float*)device_alloc(sizeof(float) * s->n_buffer, "received gradients");
@@ -366,15 +349,13 @@ static inline void dp_open(DataParallel* s) {
 static inline void dp_free(DataParallel* s) {
     leaf_tree_free(&s->tree);
     free(s->sums);
-    if (s->leaf_sums) { device_release(s->leaf_sums, dp_leaf_sums_bytes_(s)); }
+    if (s->leaf_norms) { device_release(s->leaf_norms, dp_leaf_norms_bytes_(s)); }
     free(s->leaf_squares);
-    if (s->own_sums) { device_release(s->own_sums, dp_own_sums_bytes_(s)); }
-    if (s->edge) { device_release(s->edge, sizeof(float) * NORM_CHUNK); }
+    if (s->norm) { device_release(s->norm, sizeof(NormSum)); }
     device_release(s->leaf_grads, sizeof(float) * s->n_leaf_grads);
     device_release(s->buffer, sizeof(float) * s->n_buffer);
     free(s->stretches);
     free(s->kept);
-    free(s->chunk_sums);
     free(s->piece);
     free(s->pending);
     free(s->n_used);
@@ -622,13 +603,13 @@ static inline void dp_send_rest_(DataParallel* s, const Device* dev) {
 // from now on until this is called with 0: dp_leaf_squares will be asked for. Before the first leaf of an update
 static inline void dp_measure(DataParallel* s, int measures, const Device* dev) {
     s->measures = measures && s->n_stretches > 0;
-    if (!s->measures || s->leaf_sums) { return; }
-    s->leaf_sums = (double*)device_alloc(dp_leaf_sums_bytes_(s), "chunk sums of a leaf");
-    device_zero(s->leaf_sums, dp_leaf_sums_bytes_(s), dev);  // those of what is frozen stay so
+    if (!s->measures || s->leaf_norms) { return; }
+    s->leaf_norms = (NormSum*)device_alloc(dp_leaf_norms_bytes_(s), "norms of a leaf");
+    device_zero(s->leaf_norms, dp_leaf_norms_bytes_(s), dev);  // those of what is frozen stay so
     s->leaf_squares = (double*)malloc_check(sizeof(double) * (size_t)dp_n_leaves(s), "squares of leaves");
 }
 
-// the chunk sums of a layer of the leaf that is computed, or with -1 of the tensors that belong to none
+// the norms of a layer of the leaf that is computed, or with -1 of the tensors that belong to none
 static inline void dp_measure_layer_(DataParallel* s, int layer, const Device* dev) {
     size_t begin, end;
     for (int i = 0; i < s->n_stretches; i++) {
@@ -636,23 +617,26 @@ static inline void dp_measure_layer_(DataParallel* s, int layer, const Device* d
         const size_t n = tensor_slice_elements(x->whole.tensor);
         if (!dp_layer_range_(s, i, layer, &begin, &end)) { continue; }
         for (; begin < end; begin += n) {
-            const int k = (int)((begin - x->whole.first) / n);
-            double* sums = s->leaf_sums + dp_leaf_chunk_(s, x, k);
-            if (slice_is_frozen(s->frozen, x->slice + k)) { continue; }
-            norm_chunk_sums(sums, dp_own_(s, s->tree.n_nodes, i, begin), n, dev);
+            const int slice = x->slice + (int)((begin - x->whole.first) / n);
+            const float* g = dp_own_(s, s->tree.n_nodes, i, begin);
+            if (slice_is_frozen(s->frozen, slice)) { continue; }
+            device_zero(&s->leaf_norms[slice], sizeof(NormSum), dev);
+            norm_see(&s->leaf_norms[slice], g, n, dev);
+            norm_add(&s->leaf_norms[slice], g, n, dev);
         }
     }
 }
 
 // all layers are measured: the square of this leaf
 static inline void dp_measure_leaf_(DataParallel* s, const Device* dev) {
-    const size_t n_bytes = dp_leaf_sums_bytes_(s);
-    double sum = 0.0, *sums = (double*)malloc_check(n_bytes, "chunk sums of a leaf");
+    const size_t n_bytes = dp_leaf_norms_bytes_(s);
+    double sum = 0.0;
+    NormSum* norms = (NormSum*)malloc_check(n_bytes, "norms of a leaf");
     comm_sync_device(s->comm, dev, HERE);
-    device_download(sums, s->leaf_sums, n_bytes, dev);
-    for (size_t chunk = 0; chunk < n_bytes / sizeof(double); chunk++) { sum += sums[chunk]; }
+    device_download(norms, s->leaf_norms, n_bytes, dev);
+    for (size_t slice = 0; slice < n_bytes / sizeof(NormSum); slice++) { sum += norm_value(&norms[slice]); }
     s->leaf_squares[s->tree.next - s->tree.first] = sum;
-    free(sums);
+    free(norms);
 }
 
 // layers come from the last to the first. With --zero 2 the memory of this one is written again two layers below
@@ -785,60 +769,58 @@ static inline const char* dp_first_bad(DataParallel* s, char* name, size_t n_byt
 
 // ---- 5. Norm and update ----
 
-// the sum of the chunk that begins with element `begin` and is covered in part, first by stretch i: what is left out
-// are zeros
-static inline void dp_edge_sum_(const DataParallel* s, double* sum, const float* grads, int i, size_t begin,
-                                const Device* dev) {
-    const int tensor = s->stretches[i].tensor;
-    device_zero(s->edge, sizeof(float) * NORM_CHUNK, dev);
-    for (; i < s->n_stretches && s->stretches[i].tensor == tensor; i++) {
-        const Part part = part_within(s->reduced[i], begin, begin + NORM_CHUNK);
-        if (part.n > 0) { device_copy(s->edge + (part.first - begin), grads + part.at, sizeof(float) * part.n, dev); }
-    }
-    norm_chunk_sums(sum, s->edge, NORM_CHUNK, dev);
+// an owner of gradients, and the arena that dp_reduce has returned
+typedef struct {
+    const DataParallel* dp;
+    const float* grads;
+} DpGradients;
+
+// the NormSum of each rank: all of them, joined
+static inline NormSum dp_norm_join_(Comm* world, NormSum own) {
+    NormSum* all = (NormSum*)malloc_check(sizeof own * (size_t)world->size, "norms of ranks");
+    NormSum sum = norm_sum_init();
+    comm_wait(world, comm_all_gather(world, &own, all, sizeof own, DT_U8, HERE));
+    for (int rank = 0; rank < world->size; rank++) { norm_join(&sum, &all[rank]); }
+    free(all);
+    return sum;
 }
 
-// The sums of the own chunks of a stretch: those that it covers, the last of its tensor among them, at once; one that
-// it covers in part at its beginning or end by itself, unless the stretch before has it already. sums: of the first own
-// chunk of all stretches
-static inline void dp_chunk_sums_(const DataParallel* s, double* sums, const float* grads, int i, const Device* dev) {
-    const DpStretch* x = &s->stretches[i];
-    const Part own = dp_part(s, s->rank, i);
-    const size_t end = own.first + own.n, grid = x->whole.first / NORM_CHUNK;
-    const int is_last = end == tensor_elements(x->whole.tensor);
-    const int is_shared = i > 0 && x->chunk < s->stretches[i - 1].end;
-    const size_t from = (own.first + NORM_CHUNK - 1) / NORM_CHUNK;
-    const size_t to = is_last ? (end + NORM_CHUNK - 1) / NORM_CHUNK : end / NORM_CHUNK;
-    if (own.n == 0) { return; }
-    sums += x->chunk - dp_cut_(s, s->rank);  // of chunk `grid` of the tensor
-    if (from < to) {
-        const size_t first = from * NORM_CHUNK, n = (is_last ? end : to * NORM_CHUNK) - first;
-        norm_chunk_sums(sums + (from - grid), grads + part_at(s->reduced[i], first), n, dev);
+// `pass`, norm_see or norm_add, goes over what this rank owns; `room` is on the device. What all ranks have found
+static inline NormSum dp_norm_pass_(Comm* world, NormSum* room,
+                                    void (*pass)(NormSum*, const float*, size_t, const Device*),
+                                    const DpGradients* of, int n, const Device* dev) {
+    NormSum own;
+    for (int k = 0; k < n; k++) {
+        const DataParallel* s = of[k].dp;
+        for (int i = 0; i < s->n_stretches; i++) {
+            const Part part = dp_part(s, s->rank, i);
+            if (part.n > 0) { pass(room, of[k].grads + part_at(s->reduced[i], part.first), part.n, dev); }
+        }
     }
-    if (own.first < from * NORM_CHUNK && !(is_shared && from - 1 == grid)) {
-        dp_edge_sum_(s, sums + (from - 1 - grid), grads, i, (from - 1) * NORM_CHUNK, dev);
-    }
-    if (end > to * NORM_CHUNK && to >= from && !(is_shared && to == grid)) {
-        dp_edge_sum_(s, sums + (to - grid), grads, i, to * NORM_CHUNK, dev);
-    }
+    comm_sync_device(world, dev, HERE);
+    device_download(&own, room, sizeof own, dev);
+    return world ? dp_norm_join_(world, own) : own;
 }
 
-// the sums of all chunks, of which this rank computes its own; dp_chunks of them, in table order
-static inline const double* dp_squares(DataParallel* s, const float* grads, const Device* dev) {
-    const int64_t first = dp_cut_(s, s->rank), end = dp_cut_(s, s->rank + 1);
-    for (int i = 0; i < s->n_stretches; i++) { dp_chunk_sums_(s, s->own_sums, grads, i, dev); }
-    comm_sync_device(s->comm, dev, HERE);
-    device_download(s->chunk_sums + first, s->own_sums, sizeof(double) * (size_t)(end - first), dev);
-    if (s->size > 1) { comm_all_gather_shares(s->comm, s->chunk_sums, dp_chunks(s), DT_F64, HERE); }
-    return s->chunk_sums;
+// Euclidean norm over the gradients of n owners, each element being owned by one rank of `world`, whose ranks all call.
+// NULL: alone
+static inline float dp_norms(Comm* world, const DpGradients* of, int n, const Device* dev) {
+    NormSum *room = of[0].dp->norm, sum;
+    device_zero(room, sizeof sum, dev);
+    sum = dp_norm_pass_(world, room, norm_see, of, n, dev);
+    device_upload(room, &sum, sizeof sum, dev);
+    sum = dp_norm_pass_(world, room, norm_add, of, n, dev);
+    return (float)sqrt(norm_value(&sum));
 }
 
-// Euclidean norm over the gradients of all that learns
 static inline float dp_norm(DataParallel* s, const float* grads, const Device* dev) {
-    const double* squares = dp_squares(s, grads, dev);
-    double sum = 0.0;
-    for (int64_t chunk = 0; chunk < dp_chunks(s); chunk++) { sum += squares[chunk]; }
-    return (float)sqrt(sum);
+    const DpGradients one = {s, grads};
+    return dp_norms(s->comm, &one, 1, dev);
+}
+
+// what dp_norms sends, in bytes
+static inline double dp_norm_bytes(const Comm* world) {
+    return world ? 2.0 * sizeof(NormSum) * (world->size - 1.0) : 0.0;
 }
 
 // updates of a slice with this one, number t of the run; 0: none now
@@ -1008,15 +990,15 @@ static inline const float* dp_slice(DataParallel* s, const float* arena, int i, 
     return s->rank == 0 ? slice : NULL;
 }
 
-// what this rank sends in one update, in bytes
+// what this rank sends in one update, in bytes, besides the norm
 static inline double dp_bytes(const DataParallel* s) {
     const double n_leaves = dp_n_leaves(s), n_ends = s->first_node[s->rank + 1] - s->first_node[s->rank];
     const double n_nodes = s->zero == 2 ? n_leaves : n_ends;
-    double n = 0.0, own = 0.0, n_chunks = (double)(dp_cut_(s, s->rank + 1) - dp_cut_(s, s->rank));
+    double n = 0.0, own = 0.0;
     for (int i = 0; i < s->n_stretches; i++) {
         n += (double)s->stretches[i].whole.n;
         own += (double)dp_part(s, s->rank, i).n;
     }
-    return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 8.0 * n_chunks + 4.0 * s->n_numbers * n_leaves);
+    return n_nodes * 4.0 * (n - own) + (s->size - 1.0) * (4.0 * own + 4.0 * s->n_numbers * n_leaves);
 }
 #endif  // LLMC_DATA_PARALLEL_H

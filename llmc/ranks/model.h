@@ -63,7 +63,6 @@ typedef struct {
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
     DataParallel dp_experts;  // the same of experts, with --ep
-    double* seam_sum;         // on the device, with --pp: of a chunk in which stages meet
 } Model;
 
 static inline void model_layout(Model* m, int n_table) {
@@ -381,9 +380,6 @@ static inline double model_shared_bytes(const Model* m) {
 // --ep asks for. Before parameters are stored: masters get theirs, too
 static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
     model_plan(m, comm, n_leaves, zero);
-    if (model_has_pp(m)) {
-        m->seam_sum = (double*)device_alloc(sizeof(double), "a chunk's sum");
-    }
     if (model_sends_shared(m)) {
         m->shared_grads = (float*)device_alloc((size_t)model_shared_bytes(m), "gradients of the output matrix");
     }
@@ -582,7 +578,6 @@ static inline void model_free(Model* m) {
     device_release(m->w.v, kept);
     device_release(m->average, kept);
     if (m->shared_grads) { device_release(m->shared_grads, (size_t)model_shared_bytes(m)); }
-    if (m->seam_sum) { device_release(m->seam_sum, sizeof(double)); }
     model_plan_free(m);
     expert_ranks_free(&m->ranks);
     pp_ranks_free(&m->pp);

@@ -219,11 +219,9 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
         model_find_lowest(&plan);
     }
     const double gradients = ranks_most_gradients_(&plan, c, n_leaves, zero);
-    const int has_ep = model_has_ep(m);
     model_plan(&plan, c, n_leaves, zero);
     const RanksCost cost = {gradients, sizeof(float) * (double)plan.n_kept,
-                            dp_bytes(&plan.dp) + (has_ep ? dp_bytes(&plan.dp_experts) : 0.0),
-                            model_stage_bytes(&plan, stream)};
+                            model_gradient_bytes(&plan), model_stage_bytes(&plan, stream)};
     model_plan_free(&plan);
     if (all) { free(plan.frozen); }
     if (c->size > 1) {
