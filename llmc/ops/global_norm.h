@@ -28,7 +28,7 @@ Source: doc/exactness.md rule 4
 enum { NORM_DIGITS = 3, NORM_BITS = 31 };
 
 typedef struct {
-    uint32_t largest;             // the bits of the largest |g|: as floats without a sign are ordered, so are their bits
+    uint32_t largest;             // the bits of the largest |g|, which are ordered as the floats are
     uint32_t unused;
     uint64_t digit[NORM_DIGITS];  // units of 2^(2E - 62), 2^31 and 2^62 of these
 } NormSum;
@@ -133,7 +133,7 @@ static inline void norm_add(NormSum* sum, const float* g, size_t n, const Device
     for (int64_t block = 0; block < n_blocks; block++) {
         const size_t i = (size_t)block * NORM_BLOCK;
         uint64_t digit[NORM_DIGITS];
-        norm_add_block_(digit, g + i, n - i < NORM_BLOCK ? n - i : NORM_BLOCK, scale);
+        norm_add_block_(digit, g + i, n - i < NORM_BLOCK ? n - i : (size_t)NORM_BLOCK, scale);
         a += digit[0], b += digit[1], c += digit[2];
     }
     sum->digit[0] += a, sum->digit[1] += b, sum->digit[2] += c;

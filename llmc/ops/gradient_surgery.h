@@ -20,8 +20,8 @@ Cost:   memory bound: (2 n_tasks + 1) floats moved per shared parameter. Judge i
         on top.
 Error:  weights in double; every element of the result is a sum in double, rounded once to float.
 Order:  dot products: a range is cut into chunks of 4096; in a chunk, double sum j of 16 takes elements j, j+16, ...
-        ascending; then the 16 are added in order; chunk sums are added in order from 0, and so are the sums of ranges. Result: chain over tasks from weight[0] * g[0]. The same bits for
-        any thread count.
+        ascending; then the 16 are added in order; chunk sums are added in order from 0, and so are the sums of ranges.
+        Result: chain over tasks from weight[0] * g[0]. The same bits for any thread count.
 CPU only; the arenas are in ordinary memory. On several ranks: give it gradients that are already summed over ranks.
 Errors: a method, epsilon, lambda or alpha out of range is the user's fault, status 2; no memory, status 1.
 Source: PCGrad: Yu et al. 2020, arXiv:2001.06782; CAGrad: Liu et al. 2021, arXiv:2110.14048; GradNorm: Chen et al. 2018,
