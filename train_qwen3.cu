@@ -45,7 +45,7 @@ typedef struct {
     floatX *encoded, *norm1, *q_proj, *k_proj, *q, *k, *v, *new_k, *new_v, *attention, *residual2, *norm2, *gate_up,
         *hidden, *residual3, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden;
     ExpertTensors experts;
-    floatX* adapter;  // room of adapters
+    floatX *adapter, *parallel;  // room of adapters, of --tp
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -55,8 +55,9 @@ typedef struct {
 } Statistics;
 
 typedef struct {
-    Model model;  // the first member: a run finds its tensors here
-    Config config;
+    Model model;    // the first member: a run finds its tensors here
+    Config config;  // with --tp heads and channels of MLPs that this rank has
+    Config whole;   // of all ranks
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
 } Qwen;
 
@@ -80,6 +81,13 @@ static Tensor mlp_activation(const Config* c, const char* name, size_t field, in
     return t;
 }
 
+// with --tp, for the gradient of a norm of heads: those of all ranks
+static size_t heads_room_elements(const Qwen* qwen, int N) {
+    const Config* c = &qwen->whole;
+    const int has_some = model_has_tp(&qwen->model) && c->qk_norm;
+    return has_some ? (size_t)N * (size_t)c->NH * (size_t)(4 * c->HS + 2) + 64 : 0;
+}
+
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
 static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
@@ -92,6 +100,8 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
+    const size_t parallel =
+        tp_larger(linear_room_elements(&qwen->model, N, N_head), heads_room_elements(qwen, N_train));
     const ExpertSizes experts = expert_sizes(c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -122,6 +132,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(dproj),      0, c->qk_norm * N_train, HQ);  // of q or k before the norm of its heads
     *t++ = activation(FIELD(dhidden),    0, N_train, F);
     *t++ = activation(FIELD(adapter),    0, (int)ceil_div((int64_t)adapters, 64), 64);
+    *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -157,12 +168,12 @@ static int routing_numbers(const Config* c) {
 static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
     Model* m = &qwen->model;
     const int n = adapters ? adapters->n_table : 0;
-    qwen->config = *c;
+    qwen->config = qwen->whole = *c;
     if (n > 0) {
         qwen->adapters = *adapters;
         adapters_place(m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
     }
-    model_layout(m, n + parameter_table(m->table + n, &qwen->config));
+    model_layout(m, n + parameter_table(m->table + n, &qwen->whole));
     if (n > 0) { model_save_rows(m, n); }
     m->n_numbers = routing_numbers(c);
 }
@@ -199,6 +210,7 @@ static Linear linear(const Qwen* qwen, const Activations* acts, size_t weight, s
     Linear w = model_linear(&qwen->model, weight, bias, l);
     const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
     linear_adapt(&w, &qwen->model, &qwen->adapters, pass, weight, l);
+    w.room = layer_activations(acts, 0).parallel;
     return w;
 }
 
@@ -350,14 +362,16 @@ static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Devic
 // the field of the output matrix: the embedding where it is tied
 static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
 
-static Linear output_weight(const Qwen* qwen) {
-    return model_linear(&qwen->model, output_field(&qwen->config), NO_BIAS, 0);
+static Linear output_weight(const Qwen* qwen, const Activations* acts) {
+    Linear w = model_linear(&qwen->model, output_field(&qwen->config), NO_BIAS, 0);
+    w.room = layer_activations(acts, 0).parallel;
+    return w;
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Qwen* qwen, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {output_weight(qwen), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
+    const LmHead head = {output_weight(qwen, acts), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
                          acts->how.head_rows, qwen->config.V};
     return head;
 }
@@ -415,11 +429,40 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
 }
 
+// With --tp: the gradient of the gain chains over the heads of all ranks. heads: of this one
+static void heads_backward_whole(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
+                                 const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
+    const TpRanks* x = &qwen->model.tp;
+    const int all = heads * x->size, HS = qwen->config.HS, width = all * HS;
+    const size_t n = (size_t)N * (size_t)width;
+    floatX *dheads_all = room, *proj_all = room + n, *dproj_all = room + 2 * n, *landing = room + 3 * n;
+    float *rstd_all = (float*)(room + 4 * n), *rstd_landing = rstd_all + (size_t)N * (size_t)all;
+    tp_gather(dheads_all, dheads, landing, N, width, 1, x, dev);
+    tp_gather(proj_all, proj, landing, N, width, 1, x, dev);
+    tp_gather_floats(rstd_all, rstd, rstd_landing, N, all, x, dev);
+    rmsnorm_backward(dproj_all, gradient(qwen, field, l), dheads_all, proj_all, gain(qwen, field, l), rstd_all, 0,
+                     N * all, HS, dev);
+    tp_take(dproj, dproj_all, N, width, 1, x, dev);
+}
+
+// floatX that it sends, of all heads
+static double heads_sends(const Qwen* qwen, size_t field, int l, int heads, int N) {
+    const Model* m = &qwen->model;
+    const int i = model_row(m, field, l), T = m->tp.size, k = i < 0 ? -1 : tensor_slice(&m->table[i], l);
+    if (k < 0 || slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k)) { return 0.0; }
+    return (T - 1.0) / T * (double)N * heads * (2 * qwen->whole.HS + 1);
+}
+
 // from the gradient of q or k, turned back, to that of what the projection has given: where it lies comes back
-static const floatX* heads_backward(Qwen* qwen, floatX* dproj, const floatX* dheads, const floatX* proj,
+static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
                                     const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
     const Config* c = &qwen->config;
+    const TpRanks* x = &qwen->model.tp;
     if (!c->qk_norm) { return dheads; }
+    if (x->size > 1 && gradient(qwen, field, l)) {
+        heads_backward_whole(qwen, dproj, room, dheads, proj, rstd, field, l, heads, N, dev);
+        return dproj;
+    }
     rmsnorm_backward(dproj, gradient(qwen, field, l), dheads, proj, gain(qwen, field, l), rstd, 0, N * heads, c->HS,
                      dev);
     return dproj;
@@ -435,10 +478,12 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
                     gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
     // one chain through all three
-    const floatX* dq = heads_backward(qwen, a.dproj, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
+    const floatX* dq =
+        heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
     linear_backward(a.dbranch, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
                     gradients(qwen, AT(wq), AT(bq), l), 0, N, dev);
-    const floatX* dk = heads_backward(qwen, a.dproj, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, N, dev);
+    const floatX* dk =
+        heads_backward(qwen, a.dproj, a.parallel, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, N, dev);
     linear_backward(a.dbranch, dk, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l),
                     gradients(qwen, AT(wk), AT(bk), l), 1, N, dev);
     linear_backward(a.dbranch, a.dv, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l),
@@ -476,13 +521,14 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Dev
         model_layer_done(&qwen->model, l, dev);
     }
     if (!model_has_embedding(m)) { return; }
+    const Linear embedding = linear(qwen, acts, AT(embedding), NO_BIAS, 0);
     float* dembedding = gradient(qwen, AT(embedding), 0);
     if (c->tied) {
         model_receive_shared(&qwen->model, dev);  // what the head has written
     } else if (dembedding) {
-        device_zero(dembedding, sizeof(float) * (size_t)c->Vp * D, dev);
+        device_zero(dembedding, sizeof(float) * (size_t)embedding.OC * (size_t)embedding.C, dev);
     }
-    token_embedding_backward(dembedding, a.dresidual, acts->batch.tokens, N, D, dev);
+    linear_rows_backward(dembedding, a.dresidual, acts->batch.tokens, embedding, N, dev);
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
@@ -540,7 +586,7 @@ typedef struct {
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
-static const Config* config_of(const Run* r) { return &workplace(r)->qwen.config; }
+static const Config* config_of(const Run* r) { return &workplace(r)->qwen.whole; }
 
 // gives rows of run_options.h the meaning that they have here
 static void qwen_reword_options(Option* t, int n) {
@@ -571,6 +617,7 @@ static void qwen_options(Run* r) {
          "positions whose logits are in memory at once", 0},
         graph_option(&w->decoder.graph),
         pp_option(&w->decoder.pp),
+        tp_option(&w->decoder.tp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -643,6 +690,9 @@ static void qwen_choose(Run* r) {
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
     pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
              c.tied ? AT(embedding) : TENSOR_NO_FIELD);
+    tp_begin(r, &w->decoder.tp);
+    options_refuse(c.E > 0 && model_has_tp(r->model), "tp", "is for models without experts, which --ep shares");
+    w->qwen.config = config_part(&c, w->qwen.model.tp.size);
     if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E); }
     else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
 }
@@ -732,9 +782,33 @@ static void qwen_box(const Run* r) {
     }
     adapters_box(r, &workplace(r)->qwen.adapters, &workplace(r)->lora, workplace(r)->is_bf16);
     pp_box(r);
+    tp_box(r);
 }
 
-static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
+// with --tp: what the products of a micro-batch need of other ranks, in an update
+static double parts_sent(const Run* r) {
+    const Qwen* qwen = &workplace(r)->qwen;
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const int N = r->o.batch_size * r->T, first = model_first_layer(m), end = model_end_layer(m);
+    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const size_t fields[] = {AT(wq), AT(wk), AT(wv), AT(gate_up)};
+    double n = 0.0;
+    for (int l = first; l < end && model_has_tp(m); l++) {
+        const int is_back = l >= m->lowest, again = recomputes && is_back && !(model_has_head(m) && l + 1 == end);
+        n += (1 + again) * linear_sends(m, model_row(m, AT(wo), l), N) + linear_sends(m, model_row(m, AT(down), l), N);
+        for (int i = 0; i < 4 && is_back; i++) { n += linear_sends(m, model_row(m, fields[i], l), N); }
+        n += is_back ? heads_sends(qwen, AT(q_norm), l, c->NH, N) + heads_sends(qwen, AT(k_norm), l, c->NKV, N) : 0.0;
+    }
+    if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
+    if (model_has_embedding(m)) { n += (m->tp.size - 1.0) * (double)N * c->D / m->tp.size; }
+    const Comm* sharing = model_sharing(m, r->comm);
+    return sizeof(floatX) * n * dp_share_of_leaves(r->n_leaves, sharing->rank, sharing->size, r->o.zero);
+}
+
+static double qwen_rows_sent(const Run* r) {
+    return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k) + parts_sent(r);
+}
 
 static double qwen_flops_per_token(const Run* r) {
     const Config* c = config_of(r);

@@ -202,6 +202,13 @@ static inline void device_copy(void* to, const void* from, size_t n_bytes, const
     cudaCheck(cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyDeviceToDevice, dev->stream));
 }
 
+// n strips of n_bytes each, which begin every to_stride and from_stride bytes
+static inline void device_copy_strips(void* to, size_t to_stride, const void* from, size_t from_stride, size_t n_bytes,
+                                      int n, const Device* dev) {
+    cudaCheck(cudaMemcpy2DAsync(to, to_stride, from, from_stride, n_bytes, (size_t)n, cudaMemcpyDeviceToDevice,
+                                dev->stream));
+}
+
 static inline void device_upload(void* to, const void* from_host, size_t n_bytes, const Device* dev) {
     cudaCheck(cudaMemcpyAsync(to, from_host, n_bytes, cudaMemcpyHostToDevice, dev->stream));
 }
@@ -242,6 +249,15 @@ static inline void device_zero(void* p, size_t n_bytes, const Device* dev) {
 static inline void device_copy(void* to, const void* from, size_t n_bytes, const Device* dev) {
     (void)dev;
     memcpy(to, from, n_bytes);
+}
+
+static inline void device_copy_strips(void* to, size_t to_stride, const void* from, size_t from_stride, size_t n_bytes,
+                                      int n, const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (int i = 0; i < n; i++) {
+        memcpy((char*)to + to_stride * (size_t)i, (const char*)from + from_stride * (size_t)i, n_bytes);
+    }
 }
 
 static inline void device_upload(void* to, const void* from_host, size_t n_bytes, const Device* dev) {

@@ -12,7 +12,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_hold_layers     some of its layers are in memory, as a rank of pipeline parallelism has them;
                            tensor_hold_none: nothing of it
     tensor_dims            more dimensions on disk
-    tensor_split           how ranks of tensor parallelism will share it
+    tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has
     tensor_stored          in which type releases have it
     tensor_adaptable       where adapters (LoRA) may be put beside it
 A *slice* is what has one name on disk: the matrix of a layer, of one of its experts, or a part of one that has a name
@@ -73,12 +73,14 @@ typedef struct {
     int all_experts;                 // of a layer on all ranks; 0: these are all (tensor_hold_experts)
     const char* held;                // of each layer, whether it is in memory (tensor_hold_layers); NULL: all are
     int is_elsewhere;                // nothing of it is in memory (tensor_hold_none)
+    int is_copy;                     // another rank of its group has it, too, and counts it (tensor_hold_part)
     size_t number;                   // of its first element in the whole model: tensor_number
     ExpertsOnDisk experts_on_disk;
     int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
     Split split;
     int units;                       // heads, groups: what a rank has whole, of each section's rows or of the columns
-    int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one
+    int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one, or
+                                     // those of each name in {}
     Stored stored;
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element: tensors_store
     const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter
@@ -524,17 +526,64 @@ static inline int tensor_share_(int length, int units, int rank, int size, int* 
     return 1;
 }
 
+// rows of a section, counted from 0; 0: there is none such
+static inline int tensor_section_(const Tensor* t, int section) {
+    const int names = tensor_names(t);
+    if (t->sections[0] > 0) { return section < SECTIONS_MAX ? t->sections[section] : 0; }
+    return section >= names ? 0 : t->on_disk == VECTOR ? t->columns : t->rows / names;
+}
+
+static inline int tensor_sections_count(const Tensor* t) {
+    int n = 0;
+    while (tensor_section_(t, n) > 0) { n++; }
+    return n;
+}
+
 // Rank `rank` of `size` has rows, or with SPLIT_COLUMNS columns, first .. first + n - 1 of a matrix, from each of its
 // sections: `section` counts from 0. Returns 0 where it cannot be shared so, and for a section that there is not
 static inline int tensor_share(const Tensor* t, int section, int rank, int size, int* first, int* n) {
-    const int is_one = t->sections[0] == 0, length = is_one ? tensor_outputs(t) : t->sections[section];
+    const int length = tensor_section_(t, section);
     int begin = 0;
-    for (int k = 0; k < section; k++) { begin += t->sections[k]; }
+    for (int k = 0; k < section; k++) { begin += tensor_section_(t, k); }
     if (t->split == SPLIT_COLUMNS) { return section == 0 && tensor_share_(t->columns, t->units, rank, size, first, n); }
-    if (length == 0 || (is_one && section > 0)) { return 0; }
+    if (length == 0) { return 0; }
     if (!tensor_share_(length, t->split == SPLIT_NONE ? 1 : t->units, rank, size, first, n)) { return 0; }
     *first += begin;
     return 1;
+}
+
+// Of every slice the part of rank `rank` of `size`: the row of a table for what lies in memory, no longer for files
+static inline void tensor_hold_part(Tensor* t, int rank, int size) {
+    int first, n, sum = 0;
+    t->is_copy = t->split == SPLIT_NONE && rank > 0;
+    if (t->split == SPLIT_NONE) { return; }
+    for (int k = 0; tensor_share(t, k, rank, size, &first, &n); k++) { sum += n; }
+    assert(sum > 0 && t->experts == 0);
+    if (t->split == SPLIT_COLUMNS || t->on_disk == VECTOR) { t->columns = sum; } else { t->rows = t->disk_rows = sum; }
+    for (int k = 0; k < SECTIONS_MAX; k++) { t->sections[k] /= size; }
+}
+
+// of the slices of t, a row of the whole table: floats of a whole one, and of the part that rank `rank` of `size` has
+static inline void tensor_move_part_(float* part, float* whole, const Tensor* t, int rank, int size, int puts) {
+    const int is_columns = t->split == SPLIT_COLUMNS, names = tensor_names(t);
+    const int n_runs = is_columns ? t->rows / names : names > 1 ? 1 : tensor_sections_count(t);
+    const size_t C = t->on_disk == VECTOR ? 1 : (size_t)t->columns;
+    int first = 0, n = 0;
+    for (int k = 0; k < n_runs; k++) {
+        tensor_share(t, is_columns ? 0 : k, rank, size, &first, &n);
+        const size_t length = is_columns ? (size_t)n : (size_t)n * C;
+        float* at = whole + (is_columns ? (size_t)k * C + (size_t)first : (size_t)first * C);
+        if (puts) { memcpy(at, part, sizeof(float) * length); } else { memmove(part, at, sizeof(float) * length); }
+        part += length;
+    }
+}
+
+// part may be where whole is
+static inline void tensor_take_part(float* part, float* whole, const Tensor* t, int rank, int size) {
+    tensor_move_part_(part, whole, t, rank, size, 0);
+}
+static inline void tensor_put_part(float* whole, float* part, const Tensor* t, int rank, int size) {
+    tensor_move_part_(part, whole, t, rank, size, 1);
 }
 
 // bytes of one matrix as it is stored, with its scales; build_bytes: of an element of floatX

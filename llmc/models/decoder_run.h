@@ -15,6 +15,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/gemm.h"       // gemm_workspace_bytes
 #include "../run/pipeline.h"   // pp_slots
+#include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
 #include "../run/trainer.h"    // Run
 #include "activations.h"       // Activations, Tradeoffs, ExpertSizes
 #include "lm_head.h"           // LmHead
@@ -36,7 +37,7 @@ typedef struct {
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
     Tradeoffs how;            // options
-    int graph, pp;            // --graph, --pp
+    int graph, pp, tp;        // --graph, --pp, --tp
     DecoderPasses passes;
     int recompute_most;       // the level of --recompute that keeps least
 } Decoder;

@@ -9,10 +9,16 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_backward_input, linear_backward_weight   dinp alone; gradients of weight and bias alone
     linear_rows             out (N, C) = the rows of the weight that belong to tokens, as an embedding has them
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
+    linear_rows_backward    its gradient
+    linear_whole_*          of a matrix whose columns ranks share, from whole inputs: the output matrix of a model
+    linear_room_elements, linear_sends   of --tp: scratch, and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
 Weights are stored as floatX or, in a CPU build, as bf16 or fp8 where they do not learn (core/stored.h): the bits are
 those of the same numbers stored as floats.
+With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
+which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. All
+ranks of a group call (tensor_parallel.h).
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -22,6 +28,7 @@ those of the same numbers stored as floats.
 #include "../ops/grouped_matmul.h"  // grouped_matmul_forward, grouped_matmul_backward_input
 #include "../ops/matmul.h"     // matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_backward_bias
 #include "../ranks/model_gradients.h"  // Model, model_place_of, model_gradient_of
+#include "../ranks/tensor_parallel.h"  // tp_gather, tp_to_columns, tp_to_rows
 #include "adapters.h"          // Adapters, AdapterPlace, adapter_find
 
 #define NO_BIAS SIZE_MAX  // in place of the field of a bias
@@ -42,6 +49,10 @@ typedef struct {
     int n_adapters;
     LinearAdapter adapter[LINEAR_PARTS];
     floatX* scratch;      // of adapters: adapter_scratch_elements
+    Split split;          // of --tp; SPLIT_NONE: this rank has all of it
+    int sections;         // of its rows
+    const TpRanks* tp;
+    floatX* room;         // of --tp: linear_room_elements
 } Linear;
 
 // NULL: does not learn
@@ -58,6 +69,9 @@ static inline Linear model_linear(const Model* m, size_t weight, size_t bias, in
     w.bias = b < 0 ? NULL : (const floatX*)model_place_of(m, b, layer);
     w.C = m->held[i].columns;
     w.OC = m->held[i].rows;
+    w.split = model_row_has_tp(m, i) ? m->held[i].split : SPLIT_NONE;
+    w.sections = tensor_sections_count(&m->held[i]);
+    w.tp = &m->tp;
     return w;
 }
 
@@ -146,6 +160,57 @@ static inline void linear_adapters_backward_(floatX* dinp, const LinearGradients
     }
 }
 
+// ---- with --tp ----
+
+// scratch of products of N positions with the matrices of the model, and of `head_rows` with its output matrix, one of
+// those that belong to no layer; 0: none is split
+static inline size_t linear_room_elements(const Model* m, int N, int head_rows) {
+    size_t most = 0;
+    for (int i = 0; i < m->n_table && model_has_tp(m); i++) {
+        const Tensor* t = &m->table[i];
+        const int n = t->layers > 0 ? N : head_rows;
+        if (t->split == SPLIT_NONE || t->on_disk == VECTOR) { continue; }
+        most = tp_larger(most, tp_room_elements(n, t->columns, t->rows, m->tp.size));
+        if (t->layers == 0) { most = tp_larger(most, tp_room_elements(N, t->columns, 1, m->tp.size)); }
+    }
+    return most;
+}
+
+// floatX that a rank sends for N positions and one layer of row i: forward where its columns are split, on the way back
+// where its rows are; of an output matrix both together. -1: no row
+static inline double linear_sends(const Model* m, int i, int N) {
+    const double T = m->tp.size;
+    if (i < 0 || !model_row_has_tp(m, i)) { return 0.0; }
+    const double C = m->table[i].columns, OC = m->table[i].rows;
+    return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
+}
+
+// of N positions: scratch, and how large the whole matrix is
+static inline TpRoom linear_room_(const Linear* w, int N) {
+    const int T = w->tp->size;
+    return tp_room(w->room, N, w->split == SPLIT_COLUMNS ? w->C * T : w->C, w->split == SPLIT_ROWS ? w->OC * T : w->OC,
+                   T);
+}
+
+// w with another matrix, of floatX, and another bias
+static inline Linear linear_of_(const Linear* w, const floatX* weight, const floatX* bias, int OC, int C) {
+    Linear own = *w;
+    const StoredMatrix matrix = {weight, STORED_F32, OC, C, OC, NULL};
+    own.weight = matrix;
+    own.bias = bias;
+    own.OC = OC;
+    own.C = C;
+    return own;
+}
+
+// some rows of a matrix of which this rank has some columns: those of its outputs, whose whole inputs it needs
+static inline Linear linear_turned_(const Linear* w, const TpRoom* room, const Device* dev) {
+    const TpRanks* x = w->tp;
+    const int OC = w->OC / x->size, C = w->C * x->size;
+    tp_to_rows(room, (const floatX*)w->weight.data, w->OC, C, x, dev);
+    return linear_of_(w, room->weight, w->bias ? w->bias + x->place * OC : NULL, OC, C);
+}
+
 // ---- the products ----
 
 #ifndef __CUDACC__
@@ -158,8 +223,8 @@ static inline void linear_product_back_(float* dinp, const float* dout, const Li
     matmul_backward_input_stored(dinp, dout, w->weight, add, N, dev);
 }
 
-static inline void linear_rows(float* out, const int* tokens, Linear w, int N, const Device* dev) {
-    token_embedding_forward_stored(out, tokens, w.weight, N, dev);
+static inline void linear_rows_(float* out, const int* tokens, const Linear* w, int N, const Device* dev) {
+    token_embedding_forward_stored(out, tokens, w->weight, N, dev);
 }
 
 static inline void linear_grouped_product_(float* out, const float* inp, const int* index, const Linear* w,
@@ -181,8 +246,8 @@ static inline void linear_product_back_(floatX* dinp, const floatX* dout, const 
     matmul_backward_input(dinp, dout, (const floatX*)w->weight.data, add, N, w->C, w->OC, dev);
 }
 
-static inline void linear_rows(floatX* out, const int* tokens, Linear w, int N, const Device* dev) {
-    token_embedding_forward(out, tokens, (const floatX*)w.weight.data, N, w.C, dev);
+static inline void linear_rows_(floatX* out, const int* tokens, const Linear* w, int N, const Device* dev) {
+    token_embedding_forward(out, tokens, (const floatX*)w->weight.data, N, w->C, dev);
 }
 
 static inline void linear_grouped_product_(floatX* out, const floatX* inp, const int* index, const Linear* w,
@@ -204,9 +269,43 @@ static inline void linear_forward(float* out, const floatX* inp, Linear w, int N
 #endif
 #endif
 
+// out (N, OC of all) = inp (N, C of all)
+static inline void linear_whole_product_(floatX* out, const floatX* inp, const Linear* turned, const TpRoom* room,
+                                         int N, const Device* dev) {
+    const TpRanks* x = turned->tp;
+    linear_product_(room->part, inp, turned, N, dev);
+    tp_gather(out, room->part, room->landing, N, turned->OC * x->size, 1, x, dev);
+}
+
 static inline void linear_forward(floatX* out, const floatX* inp, Linear w, int N, const Device* dev) {
+    if (w.split == SPLIT_COLUMNS) {
+        const TpRoom room = linear_room_(&w, N);
+        const Linear turned = linear_turned_(&w, &room, dev);
+        tp_gather(room.whole, inp, room.landing, N, turned.C, 1, w.tp, dev);
+        linear_whole_product_(out, room.whole, &turned, &room, N, dev);
+        return;
+    }
     linear_product_(out, inp, &w, N, dev);
     linear_adapters_forward_(out, inp, &w, N, NULL, dev);
+}
+
+static inline void linear_rows(floatX* out, const int* tokens, Linear w, int N, const Device* dev) {
+    if (w.split != SPLIT_COLUMNS) { linear_rows_(out, tokens, &w, N, dev); return; }
+    const TpRoom room = tp_room(w.room, N, w.C * w.tp->size, 1, w.tp->size);
+    linear_rows_(room.part, tokens, &w, N, dev);
+    tp_gather(out, room.part, room.landing, N, w.C * w.tp->size, 1, w.tp, dev);
+}
+
+// dweight goes on from what it holds
+static inline void linear_rows_backward(float* dweight, const floatX* dout, const int* tokens, Linear w, int N,
+                                        const Device* dev) {
+    if (!dweight) { return; }
+    if (w.split == SPLIT_COLUMNS) {
+        const TpRoom room = tp_room(w.room, N, w.C * w.tp->size, 1, w.tp->size);
+        tp_take(room.part, dout, N, w.C * w.tp->size, 1, w.tp, dev);
+        dout = room.part;
+    }
+    token_embedding_backward(dweight, dout, tokens, N, w.C, dev);
 }
 
 // inp: what forward read
@@ -217,9 +316,31 @@ static inline void linear_backward_weight(const floatX* dout, const floatX* inp,
     linear_adapters_backward_(NULL, &d, dout, inp, &w, N, NULL, dev);
 }
 
+// each rank computes some columns of dinp, of all outputs; whole: (N, OC of all)
+static inline void linear_columns_back_(floatX* dinp, const floatX* whole, const Linear* columns, const TpRoom* room,
+                                        int add, int N, const Device* dev) {
+    const TpRanks* x = columns->tp;
+    const int C = columns->C * x->size;
+    if (add) { tp_take(room->part, dinp, N, C, 1, x, dev); }
+    linear_product_back_(room->part, whole, columns, add, N, dev);
+    tp_gather(dinp, room->part, room->landing, N, C, 1, x, dev);
+}
+
+// the product alone
+static inline void linear_input_back_(floatX* dinp, const floatX* dout, const Linear* w, int add, int N,
+                                      const Device* dev) {
+    if (w->split != SPLIT_ROWS || !dinp) { linear_product_back_(dinp, dout, w, add, N, dev); return; }
+    const TpRoom room = linear_room_(w, N);
+    const int OC = w->OC * w->tp->size;
+    tp_to_columns(&room, (const floatX*)w->weight.data, OC, w->C, w->sections, w->tp, dev);
+    const Linear columns = linear_of_(w, room.weight, NULL, OC, w->C / w->tp->size);
+    tp_gather(room.whole, dout, room.landing, N, OC, w->sections, w->tp, dev);
+    linear_columns_back_(dinp, room.whole, &columns, &room, add, N, dev);
+}
+
 static inline void linear_backward_input(floatX* dinp, const floatX* dout, Linear w, int add, int N,
                                          const Device* dev) {
-    linear_product_back_(dinp, dout, &w, add, N, dev);
+    linear_input_back_(dinp, dout, &w, add, N, dev);
     linear_adapters_backward_(dinp, NULL, dout, NULL, &w, N, NULL, dev);
 }
 
@@ -227,8 +348,43 @@ static inline void linear_backward(floatX* dinp, const floatX* dout, const float
                                    int add, int N, const Device* dev) {
     matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
     matmul_backward_bias(d.bias, dout, N, w.OC, dev);
-    linear_product_back_(dinp, dout, &w, add, N, dev);
+    linear_input_back_(dinp, dout, &w, add, N, dev);
     linear_adapters_backward_(dinp, &d, dout, inp, &w, N, NULL, dev);
+}
+
+// ---- of an output matrix, whose inputs and outputs are whole on every rank, however the matrix is split ----
+
+// what several products with it need; of a matrix that is whole: itself
+static inline Linear linear_whole(const Linear* w, const Device* dev) {
+    if (w->split != SPLIT_COLUMNS) { return *w; }
+    const TpRoom room = linear_room_(w, 1);
+    return linear_turned_(w, &room, dev);
+}
+
+// whole: of linear_whole
+static inline void linear_whole_forward(floatX* out, const floatX* inp, const Linear* w, const Linear* whole, int N,
+                                        const Device* dev) {
+    if (w->split != SPLIT_COLUMNS) { linear_forward(out, inp, *w, N, dev); return; }
+    const TpRoom room = linear_room_(w, N);
+    linear_whole_product_(out, inp, whole, &room, N, dev);
+}
+
+static inline void linear_whole_backward_input(floatX* dinp, const floatX* dout, const Linear* w, int N,
+                                               const Device* dev) {
+    if (w->split != SPLIT_COLUMNS) { linear_backward_input(dinp, dout, *w, 0, N, dev); return; }
+    const TpRoom room = linear_room_(w, N);
+    linear_columns_back_(dinp, dout, w, &room, 0, N, dev);
+}
+
+// add: dweight goes on from what it holds
+static inline void linear_whole_backward_weight(float* dweight, const floatX* dout, const floatX* inp, const Linear* w,
+                                                int add, int N, const Device* dev) {
+    if (w->split == SPLIT_COLUMNS && dweight) {
+        const TpRoom room = linear_room_(w, N);
+        tp_take(room.part, inp, N, w->C * w->tp->size, 1, w->tp, dev);
+        inp = room.part;
+    }
+    matmul_backward_weight(dweight, dout, inp, add, N, w->C, w->OC, dev);
 }
 
 // ---- of experts: R rows, of which row s is row index[s] of inp or dout (NULL: s), sorted by expert (offsets) ----

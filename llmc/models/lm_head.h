@@ -25,21 +25,21 @@ typedef struct {
 } LmHead;
 
 // positions first .. first + n - 1, of which there is room for; goes_on: dweight has those before
-static inline void lm_head_piece_(const LmHead* h, const int* targets, int backward, float* dweight, int goes_on,
-                                  float dloss, int first, int n, const Device* dev) {
-    const int C = h->weight.C, Vp = h->weight.OC;
-    const size_t at = (size_t)first * (size_t)C;
-    linear_forward(h->logits, h->norm + at, h->weight, n, dev);
-    crossentropy_fused(h->losses + first, h->logits, targets + first, dloss, backward, n, h->V, Vp, dev);
+static inline void lm_head_piece_(const LmHead* h, const Linear* whole, const int* targets, int backward,
+                                  float* dweight, int goes_on, float dloss, int first, int n, const Device* dev) {
+    const size_t at = (size_t)first * (size_t)whole->C;
+    linear_whole_forward(h->logits, h->norm + at, &h->weight, whole, n, dev);
+    crossentropy_fused(h->losses + first, h->logits, targets + first, dloss, backward, n, h->V, h->weight.OC, dev);
     if (!backward) { return; }
-    linear_backward_input(h->dnorm + at, h->logits, h->weight, 0, n, dev);
-    matmul_backward_weight(dweight, h->logits, h->norm + at, goes_on, n, C, Vp, dev);
+    linear_whole_backward_input(h->dnorm + at, h->logits, &h->weight, n, dev);
+    linear_whole_backward_weight(dweight, h->logits, h->norm + at, &h->weight, goes_on, n, dev);
 }
 
 // N positions of a batch whose targets have been uploaded
 static inline void lm_head_losses(const LmHead* h, const TokenBatch* batch, int backward, float* dweight, float dloss,
                                   int N, const Device* dev) {
-    const size_t C = (size_t)h->weight.C;
+    const Linear whole = linear_whole(&h->weight, dev);
+    const size_t C = (size_t)whole.C;
     const int counts_all = batch->n_counted == 1 && batch->counted[0].n == N;
     int goes_on = 0;
     if (!counts_all) { device_zero(h->losses, sizeof(float) * (size_t)N, dev); }
@@ -48,11 +48,13 @@ static inline void lm_head_losses(const LmHead* h, const TokenBatch* batch, int 
         const Stretch s = batch->counted[i];
         for (int first = s.first, end = s.first + s.n; first < end; first += h->rows) {
             const int n = end - first < h->rows ? end - first : h->rows;
-            lm_head_piece_(h, batch->targets, backward, dweight, goes_on, dloss, first, n, dev);
+            lm_head_piece_(h, &whole, batch->targets, backward, dweight, goes_on, dloss, first, n, dev);
             goes_on = 1;
         }
     }
-    if (!goes_on && backward && dweight) { device_zero(dweight, sizeof(float) * (size_t)h->weight.OC * C, dev); }
+    if (!goes_on && backward && dweight) {
+        device_zero(dweight, sizeof(float) * (size_t)h->weight.OC * (size_t)h->weight.C, dev);
+    }
 }
 
 static inline const float* lm_head_evaluate(const LmHead* h, TokenBatch* batch, const int* targets, int N,
@@ -63,7 +65,8 @@ static inline const float* lm_head_evaluate(const LmHead* h, TokenBatch* batch, 
 }
 
 static inline const floatX* lm_head_logits(const LmHead* h, int first, int n, const Device* dev) {
-    linear_forward(h->logits, h->norm + (size_t)first * (size_t)h->weight.C, h->weight, n, dev);
+    const Linear whole = linear_whole(&h->weight, dev);
+    linear_whole_forward(h->logits, h->norm + (size_t)first * (size_t)whole.C, &h->weight, &whole, n, dev);
     return h->logits;
 }
 #endif  // LLMC_LM_HEAD_H

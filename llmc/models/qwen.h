@@ -58,6 +58,13 @@ static inline int config_expert_layers(const Config* c) {
 
 static inline int config_has_mlps(const Config* c) { return config_expert_layers(c) < c->L; }
 
+// what one of `ranks` ranks has of heads and MLPs, with --tp
+static inline Config config_part(const Config* c, int ranks) {
+    Config part = *c;
+    part.NH /= ranks, part.NKV /= ranks, part.F /= ranks;
+    return part;
+}
+
 // the window of a layer, 0: none
 static inline int config_window(const Config* c, int l) { return c->slides[l] == 'S' ? c->window : 0; }
 
@@ -364,22 +371,29 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     // name on disk (Hugging Face's)                 in memory  layers rows columns start values    decayed   on disk
     *t++ = tensor(EMBEDDING_NAME,                    AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     t[-1].disk_rows = c->V;  // the padding is ours alone
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     first = t;
     *t++ = tensor("input_layernorm.weight",          AT(norm1),  L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor(ATTENTION "q_proj.weight",         AT(wq),     L, HQ,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_adaptable(&t[-1], ATTENTION "q_proj", NULL);
+    tensor_split(&t[-1], SPLIT_ROWS, c->NH);
     if (c->qkv_bias) {
         *t++ = tensor(ATTENTION "q_proj.bias",       AT(bq),     L, 1,     HQ, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+        tensor_split(&t[-1], SPLIT_ROWS, c->NH);
     }
     *t++ = tensor(ATTENTION "k_proj.weight",         AT(wk),     L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_adaptable(&t[-1], ATTENTION "k_proj", NULL);
+    tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
     if (c->qkv_bias) {
         *t++ = tensor(ATTENTION "k_proj.bias",       AT(bk),     L, 1,     HK, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+        tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
     }
     *t++ = tensor(ATTENTION "v_proj.weight",         AT(wv),     L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_adaptable(&t[-1], ATTENTION "v_proj", NULL);
+    tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
     if (c->qkv_bias) {
         *t++ = tensor(ATTENTION "v_proj.bias",       AT(bv),     L, 1,     HK, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+        tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
     }
     if (c->qk_norm) {
         *t++ = tensor(ATTENTION "q_norm.weight",     AT(q_norm), L, 1,     HS, INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
@@ -387,6 +401,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     }
     *t++ = tensor(ATTENTION "o_proj.weight",         AT(wo),     L, D,     HQ, INIT_NORMAL, scaled, DECAY,    AS_IS);
     tensor_adaptable(&t[-1], ATTENTION "o_proj", NULL);
+    tensor_split(&t[-1], SPLIT_COLUMNS, c->NH);
     if (c->o_bias) {
         *t++ = tensor(ATTENTION "o_proj.bias",       AT(bo),     L, 1,     D,  INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     }
@@ -395,9 +410,11 @@ static inline int parameter_table(Tensor* table, const Config* c) {
         *t++ = tensor("mlp.{gate,up}_proj.weight",   AT(gate_up), L, 2 * F, D, INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
         tensor_in_kinds(&t[-1], c->kinds, "M");
         tensor_adaptable(&t[-1], "mlp.{gate,up}_proj", NULL);
+        tensor_split(&t[-1], SPLIT_ROWS, 0);
         *t++ = tensor("mlp.down_proj.weight",        AT(down),   L, D,     F,  INIT_NORMAL, scaled, DECAY,    AS_IS);
         tensor_in_kinds(&t[-1], c->kinds, "M");
         tensor_adaptable(&t[-1], "mlp.down_proj", NULL);
+        tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     }
     if (config_expert_layers(c) > 0) {
         const char* gate_up = c->fused ? "mlp.experts.gate_up_proj" : "mlp.experts.%d.{gate,up}_proj.weight";
@@ -419,6 +436,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (!c->tied) {
         *t++ = tensor(HEAD_NAME,                     AT(head),   0, c->Vp, D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
         t[-1].disk_rows = c->V;
+        tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     }
 #undef ATTENTION
 #undef AT

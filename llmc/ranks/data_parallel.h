@@ -153,9 +153,14 @@ static inline Part dp_part(const DataParallel* s, int rank, int i) {
                        grid + (size_t)(to - x->chunk) * DP_CHUNK);
 }
 
+// of n leaves those of one of `size` ranks
+static inline int dp_share_of_leaves(int n, int rank, int size, int zero) {
+    if (zero == 2) { return (n - rank + size - 1) / size; }
+    return (int)(comm_share(n, rank + 1, size) - comm_share(n, rank, size));
+}
+
 static inline int dp_n_leaves_of_(const DataParallel* s, int rank) {
-    if (s->zero == 2) { return (s->n_leaves - rank + s->size - 1) / s->size; }
-    return (int)(comm_share(s->n_leaves, rank + 1, s->size) - comm_share(s->n_leaves, rank, s->size));
+    return dp_share_of_leaves(s->n_leaves, rank, s->size, s->zero);
 }
 
 // the k-th leaf of a rank
@@ -794,7 +799,7 @@ static inline NormSum dp_norm_pass_(Comm* world, NormSum* room,
         const DataParallel* s = of[k].dp;
         for (int i = 0; i < s->n_stretches; i++) {
             const Part part = dp_part(s, s->rank, i);
-            if (part.n > 0) { pass(room, of[k].grads + part_at(s->reduced[i], part.first), part.n, dev); }
+            if (part.n > 0 && !part.tensor->is_copy) { pass(room, of[k].grads + part_at(s->reduced[i], part.first), part.n, dev); }
         }
     }
     comm_sync_device(world, dev, HERE);
@@ -802,8 +807,8 @@ static inline NormSum dp_norm_pass_(Comm* world, NormSum* room,
     return world ? dp_norm_join_(world, own) : own;
 }
 
-// Euclidean norm over the gradients of n owners, each element being owned by one rank of `world`, whose ranks all call.
-// NULL: alone
+// Euclidean norm over the gradients of n owners, each element being owned by one rank of `world`, whose ranks all call,
+// but for those of copies (tensor_hold_part). NULL: alone
 static inline float dp_norms(Comm* world, const DpGradients* of, int n, const Device* dev) {
     NormSum *room = of[0].dp->norm, sum;
     device_zero(room, sizeof sum, dev);

@@ -4,6 +4,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_save_rows       an adapter's tensors stand in front: of the rest, its base, nothing learns, and no file has it
     model_begin_ep        --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
     model_begin_pp        --pp: this rank holds some of the layers, others the rest (pipeline_ranks.h)
+    model_begin_tp        --tp: of matrices that are split this rank holds a part, others the rest (tensor_ranks.h)
     model_init            the stored parameters, zero
     model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
@@ -21,6 +22,7 @@ Where:  everything is device memory. Stored parameters are whole on every rank, 
 With --ep experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
         ranks have computed together, and only holders of the same experts exchange them. A table of what a rank holds
         (`held`) lays out its memory; everything that has to do with names and files goes by the whole table.
+With --tp `held` has parts of matrices (tensor_hold_part), and a slice is put together from those of all places.
 With --pp the table is the same on all ranks, and says which layers are in memory (tensor_hold_layers). Gradients and
         moments are those of a model of which the layers of other stages are frozen; the ranks of a stage share them.
 */
@@ -31,6 +33,7 @@ With --pp the table is the same on all ranks, and says which layers are in memor
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
 #include "pipeline_ranks.h"  // PpRanks
+#include "tensor_ranks.h"    // TpRanks
 
 enum { MAX_TENSORS = 128 };
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activations are for
@@ -40,15 +43,17 @@ typedef struct {
     int n_table, n_slices;
     int n_saved;          // rows at the front that the files of a run hold: all, or an adapter's
     size_t n;             // elements of an arena of these as whole tensors
-    const Tensor* held;   // what of it is in this rank's memory: with --ep the same rows with fewer experts; else
-                          // `table`, whose rows know with --pp which layers are here
-    Tensor local[MAX_TENSORS];  // with --ep: these
+    const Tensor* held;   // what of it is in this rank's memory: with --ep the same rows with fewer experts, with --tp
+                          // with parts of matrices; else `table`, whose rows know with --pp which layers are here
+    Tensor local[MAX_TENSORS];  // with --ep and --tp: these
     size_t stored_bytes;  // of them all
     int is_float;         // all are stored as floats, where tensors_layout has put them
     int saved_is_float;   // those that the files hold are
     Stored frozen_as;     // a CPU build: as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
+    Comm* world;          // all ranks, where they divide the model; NULL: they do not
     ExpertRanks ranks;    // of --ep
     PpRanks pp;           // of --pp
+    TpRanks tp;           // of --tp
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
     int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
                           // matrix, too; -1: there is none
@@ -73,6 +78,7 @@ static inline void model_layout(Model* m, int n_table) {
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1);
     m->pp = pp_ranks_init(NULL, 1, NULL);
+    m->tp = tp_ranks_init(NULL, 1);
     m->shared = -1;
 }
 
@@ -87,9 +93,13 @@ static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - 
 
 static inline int model_has_ep(const Model* m) { return m->ranks.size > 1; }
 static inline int model_has_pp(const Model* m) { return m->pp.n_stages > 1; }
+static inline int model_has_tp(const Model* m) { return m->tp.size > 1; }
 
 // does this rank lack some of the model?
-static inline int model_is_divided(const Model* m) { return model_has_ep(m) || model_has_pp(m); }
+static inline int model_is_divided(const Model* m) { return model_has_ep(m) || model_has_pp(m) || model_has_tp(m); }
+static inline int model_row_has_tp(const Model* m, int i) {
+    return model_has_tp(m) && m->table[i].split != SPLIT_NONE;
+}
 static inline int model_row_has_ep(const Model* m, int i) { return model_has_ep(m) && m->table[i].experts > 0; }
 
 // a CPU build, after model_layout: matrices as bf16 or fp8, for nothing of them learns; of an adapter those of its base
@@ -106,7 +116,7 @@ static inline int model_exports_stored(const Model* m) { return m->frozen_as == 
 // build_bytes: of an element of floatX; rows may say otherwise (tensor_stored)
 static inline void model_layout_stored(Model* m, size_t build_bytes) {
     m->stored_bytes = tensors_store(m->table, m->n_table, build_bytes);
-    if (model_has_ep(m)) { m->stored_bytes = tensors_store(m->local, m->n_table, build_bytes); }
+    if (m->held == m->local) { m->stored_bytes = tensors_store(m->local, m->n_table, build_bytes); }
     m->is_float = m->saved_is_float = 1;
     for (int i = 0; i < m->n_table; i++) {
         const int is_float = m->held[i].stored_bytes == sizeof(float);
@@ -127,6 +137,7 @@ static inline size_t model_saved_bytes(const Model* m) {
 static inline void model_begin_ep(Model* m, Comm* world, int size) {
     m->ranks = expert_ranks_init(world, size);
     if (size == 1) { return; }
+    m->world = m->world ? m->world : world;
     memcpy(m->local, m->table, sizeof m->table);
     for (int i = 0; i < m->n_table; i++) {
         const int n = m->table[i].experts / size;
@@ -167,6 +178,7 @@ static inline void model_begin_pp(Model* m, Comm* world, int size, const int* be
     m->pp.channels = channels;
     m->shared = -1;
     if (size == 1) { return; }
+    m->world = world;
     const int L = tensors_layers(m->table, m->n_table);
     m->held_layers = (char*)malloc_check((size_t)L + 1, "stages");
     for (int l = 0; l < L; l++) {
@@ -195,11 +207,33 @@ static inline int model_has_head(const Model* m) { return !model_has_pp(m) || pp
 
 // ---- who has what ----
 
-// the ranks that share the micro-batches of an update and, with --ep, experts: all, or those of a stage
-static inline Comm* model_sharing(const Model* m, Comm* world) { return model_has_pp(m) ? m->pp.stage_ranks : world; }
+// the ranks that share the micro-batches of an update and, with --ep, experts: all, or those of a stage, and with --tp
+// of a place
+static inline Comm* model_sharing(const Model* m, Comm* world) {
+    return model_has_tp(m) ? m->tp.alike : model_has_pp(m) ? m->pp.stage_ranks : world;
+}
 
 // the number of this rank among all
-static inline int model_rank(const Model* m) { return model_has_pp(m) ? m->pp.world->rank : m->dp.rank; }
+static inline int model_rank(const Model* m) { return m->world ? m->world->rank : m->dp.rank; }
+
+// ---- tensor parallel ----
+
+// After model_layout and model_begin_pp, all ranks call. size: of a group; it divides the ranks of a stage, and every
+// row can be shared so
+static inline void model_begin_tp(Model* m, Comm* world, int size) {
+    if (size == 1) { return; }
+    m->tp = tp_ranks_init(model_sharing(m, world), size);
+    m->world = world;
+    memcpy(m->local, m->table, sizeof m->table);
+    for (int i = 0; i < m->n_table; i++) { tensor_hold_part(&m->local[i], m->tp.place, size); }
+    m->held = m->local;
+    tensors_layout(m->local, m->n_table);
+    for (int i = 0; i < m->n_table; i++) { m->local[i].number = m->table[i].offset; }
+}
+
+// ranks that have parts of row i, and elements of a slice of it that this one has
+static inline int model_parts(const Model* m, int i) { return model_row_has_tp(m, i) ? m->tp.size : 1; }
+static inline size_t model_part_elements(const Model* m, int i) { return tensor_slice_elements(&m->held[i]); }
 
 // who of a group holds slice k of row i; of what is no expert's every rank has its own
 static inline int model_place(const Model* m, int i, int k) {
@@ -229,8 +263,8 @@ static inline DataParallel* model_dp(Model* m, int i) { return model_row_has_ep(
 static inline Part model_kept(Model* m, int i, int k) {
     const DataParallel* dp = model_dp(m, i);
     const int held = model_held_slice(m, i, k), j = held < 0 ? -1 : dp_stretch(dp, i, held);
-    const size_t n = tensor_slice_elements(&m->table[i]), begin = n * (size_t)(held < 0 ? 0 : held);
-    Part part = {&m->table[i], 0, 0, 0};
+    const size_t n = model_part_elements(m, i), begin = n * (size_t)(held < 0 ? 0 : held);
+    Part part = {&m->held[i], 0, 0, 0};
     if (j < 0) { return part; }
     part = part_within(dp->kept[j], begin, begin + n);
     part.first -= begin;
@@ -296,7 +330,7 @@ static inline double model_flops(const Model* m, int i) {
 
 // build_bytes: of an element of floatX
 static inline void model_init(Model* m, size_t build_bytes) {
-    if (model_has_pp(m)) { comm_device_open(m->pp.world); }
+    if (m->world) { comm_device_open(m->world); }
     model_layout_stored(m, build_bytes);
     m->w = weights_of(device_alloc(m->stored_bytes, "parameters"), build_bytes, NULL, NULL, NULL);
 }
@@ -327,12 +361,12 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
 
 // Sizes only: who keeps what. Arguments as those of model_init_training
 static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
-    if (model_has_pp(m)) {
-        comm = m->pp.stage_ranks->size > 1 ? m->pp.stage_ranks : NULL;
-        m->frozen_held[0] = model_frozen_held_(m, 0);
+    if (model_has_pp(m) || model_has_tp(m)) {
+        comm = model_sharing(m, comm)->size > 1 ? model_sharing(m, comm) : NULL;
     }
+    if (model_has_pp(m)) { m->frozen_held[0] = model_frozen_held_(m, 0); }
     if (!model_has_ep(m)) {
-        dp_init(&m->dp, comm, m->table, m->n_table, model_has_pp(m) ? m->frozen_held[0] : m->frozen, n_leaves, zero);
+        dp_init(&m->dp, comm, m->held, m->n_table, model_has_pp(m) ? m->frozen_held[0] : m->frozen, n_leaves, zero);
         m->n_kept = m->dp.n_kept;
         return;
     }
@@ -373,7 +407,7 @@ static inline int model_receives_shared(const Model* m) {
 
 static inline double model_shared_bytes(const Model* m) {
     return model_sends_shared(m)
-               ? sizeof(float) * (double)tensor_elements(&m->table[m->shared]) * model_shared_rooms(m) : 0.0;
+               ? sizeof(float) * (double)tensor_elements(&m->held[m->shared]) * model_shared_rooms(m) : 0.0;
 }
 
 // comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too, which
@@ -428,7 +462,7 @@ static inline char* model_stream_place_(const ModelStream* s, const Tensor* t, i
     const Model* m = s->m;
     const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
     if (held < 0) { return NULL; }
-    return (char*)m->w.stored + tensor_stored_place(&m->held[row], tensor_slice_elements(t) * (size_t)held);
+    return (char*)m->w.stored + tensor_stored_place(&m->held[row], model_part_elements(m, row) * (size_t)held);
 }
 
 // ---- fp8: straight from bands of floats ----
@@ -464,7 +498,8 @@ static inline int model_stream_takes_bands_(void* stream, const Tensor* t, int k
 // Where nobody asks for floats. What is no bf16 yet is rounded by an update's noise on a GPU, to the nearest on a CPU
 static inline uint16_t* model_stream_halves_(void* stream, const Tensor* t, int k, int is_exact) {
     ModelStream* s = (ModelStream*)stream;
-    const int is_bf16 = s->m->held[t - s->m->table].stored_bytes == sizeof(uint16_t);
+    const int row = (int)(t - s->m->table);
+    const int is_bf16 = s->m->held[row].stored_bytes == sizeof(uint16_t) && !model_row_has_tp(s->m, row);
     char* place = model_stream_place_(s, t, k);
     s->halves = NULL;
     const int is_wanted = s->whole && model_is_saved_(s->m, t);
@@ -480,7 +515,7 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     ModelStream* s = (ModelStream*)stream;
     Model* m = s->m;
     const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
-    const size_t n = tensor_slice_elements(t);
+    const size_t whole = tensor_slice_elements(t), n = model_part_elements(m, row);
     char* stored = model_stream_place_(s, t, k);
     if (s->is_banded) { return; }
     if (s->halves) {
@@ -488,13 +523,16 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
         device_sync(s->dev);
         return;
     }
-    if (s->whole && model_is_saved_(m, t)) { memcpy(s->whole + t->offset + n * (size_t)k, s->room, sizeof(float) * n); }
+    if (s->whole && model_is_saved_(m, t)) {
+        memcpy(s->whole + t->offset + whole * (size_t)k, s->room, sizeof(float) * whole);
+    }
     if (held < 0) { return; }
     if (s->sums) {
         const uint64_t slice = (uint64_t)(tensors_slices(m->table, row) + k);
         *(model_row_has_ep(m, row) ? &s->sum_of_experts : &s->sum) +=
-            XXH3_64bits_withSeed(s->room, sizeof(float) * n, slice);
+            XXH3_64bits_withSeed(s->room, sizeof(float) * whole, slice);
     }
+    if (model_row_has_tp(m, row)) { tensor_take_part(s->room, s->room, t, m->tp.place, m->tp.size); }
     const Tensor* h = &m->held[row];
     if (h->stored == STORED_FP8) {
         model_stream_bands_(s, t, k, 0, tensor_bands(t), s->room);
@@ -581,6 +619,7 @@ static inline void model_free(Model* m) {
     model_plan_free(m);
     expert_ranks_free(&m->ranks);
     pp_ranks_free(&m->pp);
+    tp_ranks_free(&m->tp);
     free(m->held_layers);
     free(m->frozen);
 }
@@ -601,7 +640,7 @@ static inline size_t model_source_bytes(const Model* m) {
 
 // What rank `source` has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
 static inline const float* model_bring_(const Model* m, const float* from, float* room, size_t n, int source) {
-    Comm* world = model_has_pp(m) ? m->pp.world : m->ranks.world;
+    Comm* world = m->world;
     if (source == 0) { return model_rank(m) > 0 ? NULL : from; }
     const int sends = world->rank == source, receives = world->rank == 0;
     comm_wait(world, comm_send_recv(world, from, sends ? n : 0, sends ? 0 : -1, room, receives ? n : 0,
@@ -609,12 +648,26 @@ static inline const float* model_bring_(const Model* m, const float* from, float
     return receives ? room : NULL;
 }
 
+// Slice k of row i, of which `from` is what this rank has: whole on rank 0, in `room` or where it is. NULL elsewhere
+static inline const float* model_bring_slice_(const Model* m, const float* from, float* room, int i, int k) {
+    const int source = model_source_rank(m, i, k), n_parts = model_parts(m, i);
+    const size_t n = model_part_elements(m, i);
+    if (n_parts == 1) { return model_bring_(m, from, room, n, source); }
+    float* part = (float*)malloc_check(sizeof(float) * n, "part of a tensor");
+    if (from) { memcpy(part, from, sizeof(float) * n); }
+    for (int p = 0; p < n_parts; p++) {
+        if (model_bring_(m, part, part, n, source + p)) { tensor_put_part(room, part, &m->table[i], p, n_parts); }
+    }
+    free(part);
+    return model_rank(m) == 0 ? room : NULL;
+}
+
 // Slice k of row i, which learns, of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in
 // `room`, on the others NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory
 static inline const float* model_slice(Model* m, const float* arena, int i, int k, float* room, const Device* dev) {
     const int held = model_is_of_stage(m, i, k) ? model_held_slice(m, i, k) : -1;
     const float* from = held < 0 ? NULL : dp_slice(model_dp(m, i), arena, i, held, room, dev);
-    return model_bring_(m, from, room, tensor_slice_elements(&m->table[i]), model_source_rank(m, i, k));
+    return model_bring_slice_(m, from, room, i, k);
 }
 
 // n stored values, which lie at the beginning of `room` as they are stored, become floats there
@@ -640,16 +693,17 @@ static inline void model_widen_fp8_(float* room, const void* stored, const Tenso
 // the same of stored parameters, or of a copy of them
 static inline const float* model_stored_slice_(Model* m, const void* stored, int i, int k, float* room,
                                                const Device* dev) {
-    const int held = model_held_slice(m, i, k), source = model_source_rank(m, i, k);
-    const size_t n = tensor_slice_elements(&m->table[i]), bytes = m->held[i].stored_bytes;
-    if (model_rank(m) == source && m->held[i].stored == STORED_FP8) {
+    const int held = model_held_slice(m, i, k), place = model_rank(m) - model_source_rank(m, i, k);
+    const int is_source = place >= 0 && place < model_parts(m, i);
+    const size_t n = model_part_elements(m, i), bytes = m->held[i].stored_bytes;
+    if (is_source && m->held[i].stored == STORED_FP8) {
         model_widen_fp8_(room, stored, &m->held[i], held);
-    } else if (model_rank(m) == source) {
+    } else if (is_source) {
         const char* from = (const char*)stored + tensor_stored_place(&m->held[i], n * (size_t)held);
         if (dev) { device_download(room, from, bytes * n, dev); } else { memcpy(room, from, bytes * n); }
         model_widen_(room, bytes, n);
     }
-    return model_bring_(m, room, room, n, source);
+    return model_bring_slice_(m, room, room, i, k);
 }
 
 // Where parameters are read from: what learns from an arena of kept parts (NULL: as it is stored), the rest as it is

@@ -20,7 +20,7 @@ once for experts, with --ep; with --pp of the stages together. Without these eac
 
 // of the last stage: where the head's gradient of micro-batch k, counted from the first of this rank, is to be written
 static inline float* model_shared_room_(const Model* m, int k) {
-    return m->shared_grads + tensor_elements(&m->table[m->shared]) * (size_t)(k % model_shared_rooms(m));
+    return m->shared_grads + tensor_elements(&m->held[m->shared]) * (size_t)(k % model_shared_rooms(m));
 }
 
 // as dp_point; of experts that ranks share, the gradients of all leaves that their group computes now; on
@@ -62,7 +62,7 @@ static inline void model_go_around_(const Model* m, const void* send, void* recv
 // on the first stage, once a leaf has come down to the embedding: what the head has written there
 static inline void model_receive_shared(Model* m, const Device* dev) {
     if (!model_receives_shared(m)) { return; }
-    const size_t n_bytes = sizeof(float) * tensor_elements(&m->table[m->shared]);
+    const size_t n_bytes = sizeof(float) * tensor_elements(&m->held[m->shared]);
     model_go_around_(m, NULL, dp_gradient_of(&m->dp, m->shared, 0), n_bytes, dev);
 }
 
@@ -72,7 +72,7 @@ static inline void model_send_shared(Model* m, int n, int all, const Device* dev
     const int end = all ? n : n - model_shared_delay(m);
     if (!model_sends_shared(m)) { return; }
     for (; m->n_shared_sent < end; m->n_shared_sent++) {
-        const size_t n_bytes = sizeof(float) * tensor_elements(&m->table[m->shared]);
+        const size_t n_bytes = sizeof(float) * tensor_elements(&m->held[m->shared]);
         model_go_around_(m, model_shared_room_(m, m->n_shared_sent), NULL, n_bytes, dev);
     }
     if (all) { m->n_shared_sent = 0; }
@@ -80,7 +80,7 @@ static inline void model_send_shared(Model* m, int n, int all, const Device* dev
 
 // after an update the last stage gets what the first has made of it
 static inline void model_refresh_shared_(Model* m, const Device* dev) {
-    const Tensor* t = model_has_pp(m) && m->shared >= 0 ? &m->table[m->shared] : NULL;
+    const Tensor* t = model_has_pp(m) && m->shared >= 0 ? &m->held[m->shared] : NULL;
     const int receives = model_sends_shared(m);
     if (!receives && !model_receives_shared(m)) { return; }
     void* stored = (char*)m->w.stored + t->stored_at;
@@ -111,25 +111,25 @@ static inline double model_stage_bytes(const Model* m, double stream) {
     double n = 0.0;
     if (!pp_is_last(x)) { n += n_leaves * (stream + numbers); } else { n += others * (sizeof(float) + numbers); }
     if (!pp_is_first(x) && m->lowest < pp_first_layer(x)) { n += n_leaves * (stream + numbers); }
-    if (model_sends_shared(m)) { n += n_leaves * sizeof(float) * (double)tensor_elements(&m->table[m->shared]); }
+    if (model_sends_shared(m)) { n += n_leaves * sizeof(float) * (double)tensor_elements(&m->held[m->shared]); }
     if (model_receives_shared(m)) {
-        n += (double)m->table[m->shared].stored_bytes * (double)tensor_elements(&m->table[m->shared]);
+        n += (double)m->held[m->shared].stored_bytes * (double)tensor_elements(&m->held[m->shared]);
     }
     return n;
 }
 
-// all ranks
-static inline Comm* model_world(const Model* m) { return model_has_pp(m) ? m->pp.world : m->dp.comm; }
+// all ranks; NULL: alone
+static inline Comm* model_world_(const Model* m) { return m->world ? m->world : m->dp.comm; }
 
 // what a rank sends in an update of gradients, sums and new parameters, in bytes
 static inline double model_gradient_bytes(const Model* m) {
-    return dp_bytes(&m->dp) + (model_has_ep(m) ? dp_bytes(&m->dp_experts) : 0.0) + dp_norm_bytes(model_world(m));
+    return dp_bytes(&m->dp) + (model_has_ep(m) ? dp_bytes(&m->dp_experts) : 0.0) + dp_norm_bytes(model_world_(m));
 }
 
 // Euclidean norm over the gradients of all that learns, whoever has them
 static inline float model_norm(Model* m, const float* grads, const Device* dev) {
     const DpGradients of[2] = {{&m->dp, grads}, {&m->dp_experts, model_has_ep(m) ? model_expert_gradients_(m) : NULL}};
-    return dp_norms(model_world(m), of, model_has_ep(m) ? 2 : 1, dev);
+    return dp_norms(model_world_(m), of, model_has_ep(m) ? 2 : 1, dev);
 }
 
 static inline void model_update(Model* m, const float* grads, float norm, const Optimizer* o, int t,
@@ -173,6 +173,7 @@ static inline const char* model_first_bad(Model* m, DataParallel* dp, char* name
         }
         free(room);
     }
+    if (model_has_tp(m)) { bad = model_share_bad_(m->tp.group, name, n_bytes, bad); }
     return model_has_pp(m) ? model_share_bad_(m->pp.line, name, n_bytes, bad) : bad;
 }
 #endif  // LLMC_MODEL_GRADIENTS_H

@@ -24,11 +24,9 @@ static inline ModelSlices model_slices_open(Model* m, ModelSource from) {
     return x;
 }
 
-static inline Comm* model_slices_world_(const Model* m) { return model_has_pp(m) ? m->pp.world : m->ranks.world; }
-
 // a row of the table and a slice of it, row -1: none any more
 static inline void model_slices_say_(const Model* m, int32_t asked[2]) {
-    Comm* world = model_slices_world_(m);
+    Comm* world = m->world;
     comm_wait(world, comm_broadcast(world, asked, 2, DT_I32, 0, HERE));
 }
 

@@ -91,7 +91,7 @@ static inline void pp_begin(Run* r, int* size, int V, int C, double active, size
 }
 
 // ranks that share the micro-batches of an update
-static inline int pp_lines(const Run* r) { return r->comm->size / r->model->pp.n_stages; }
+static inline int pp_lines(const Run* r) { return model_sharing(r->model, r->comm)->size; }
 
 // the stages, and m micro-batches that go through them
 static inline PpShape pp_shape_of_(const Run* r, int m) {

@@ -135,8 +135,8 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
     const double rate = r->o.plan_rate * 1e12 * card->tflops;
     const double products = flops_per_token * of_leaf * shape.m * most.share / rate;
     const double idle = n_stages > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
-    const int W = r->o.plan, G = m->ranks.size;
-    const double gb_data = plan_link_(card, W, each, each - 1), gb_rows = plan_link_(card, W, G, G - 1);
+    const int W = r->o.plan, G = m->ranks.size * m->tp.size;  // one of them is 1
+    const double gb_data = plan_link_(card, W, each, each - m->tp.size), gb_rows = plan_link_(card, W, G, G - 1);
     const double gb_streams = plan_link_(card, W, 1, each);
     const double data = most.data / (1e9 * gb_data), rows = most.rows / (1e9 * gb_rows);
     const double streams = most.streams / (1e9 * gb_streams), update = products + idle + data + rows + streams;
@@ -147,7 +147,7 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
     if (idle > 0.0) { box_row("stages wait", "%s", plan_seconds_(idle).s); }
     plan_row_time_("gradients", most.data, gb_data, data);
     plan_row_time_("streams", most.streams, gb_streams, streams);
-    plan_row_time_("rows of experts", most.rows, gb_rows, rows);
+    plan_row_time_(model_has_tp(m) ? "parts of matrices" : "rows of experts", most.rows, gb_rows, rows);
     box_row("an update", "%s for %s tokens, if nothing is sent beside products and nothing computed again",
             plan_seconds_(update).s, format_count(tokens).s);
     box_row("tokens a second", "%s, %s with each card: %.0f%% of its peak", format_count(tokens / update).s,

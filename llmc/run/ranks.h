@@ -237,7 +237,7 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
 
 // in training
 static inline void ranks_warn_of_idle(const Comm* c, const Model* m, int n_leaves) {
-    const int n_lines = c->size / m->pp.n_stages, n_idle = (n_lines - n_leaves) * m->pp.n_stages;
+    const int each = m->pp.n_stages * m->tp.size, n_idle = c->size - n_leaves * each;  // that compute one together
     if (n_idle <= 0 || c->rank > 0) { return; }
     warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
               "--grad-accum, --batch-size)",

@@ -419,7 +419,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
 // late
 static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
 static inline int start_batches_kept_(const Run* r) {
-    return DEVICE_IS_SHARED ? pp_slots(r) : (int)ceil_div(r->n_leaves, r->comm->size / r->model->pp.n_stages);
+    return DEVICE_IS_SHARED ? pp_slots(r) : (int)ceil_div(r->n_leaves, pp_lines(r));
 }
 
 // ---- the box ----

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# --tp: matrices on several ranks, as a user starts them: the bytes of one rank, whatever the ranks, their stages, what is kept and what
+# learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1: no rank may come by another call than its
+# neighbour. About half a minute of one core after the build.
+#     dev/test_parts.sh quick   a few of each kind
+. "$(dirname "$0")/promises.sh"
+. "$root/dev/runs.sh"
+export OMP_NUM_THREADS=1 COMM_CHECK=1
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+need_build qwen "CPU=1" train_qwen3
+need_build launch "" launch
+work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+write_texts
+heads='"vocab_size":257,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
+echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
+edit dense.json tied.json tie_word_embeddings true
+edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
+edit dense.json llama.json model_type '"llama"' attention_bias true num_key_value_heads 4 hidden_size 24 tie_word_embeddings true
+edit dense.json sparse.json model_type '"qwen3_moe"' num_experts 4 num_experts_per_tok 2 moe_intermediate_size 10
+for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
+run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
+     --sample-every 4 --max-new-tokens 8 --save-every 2)
+
+# parts PROMISE GRIDS OPTION...: the run alone, then for each RANKS/PARTS[/MORE] on ranks
+parts() {
+    local promise=$1 grids=$2 grid ranks size more status
+    shift 2
+    rm -rf one
+    timeout 60 "$qwen" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
+    for grid in $grids; do
+        IFS=/ read -r ranks size more <<<"$grid"
+        rm -rf several
+        timeout 60 "$launch" -n $ranks "$qwen" "${run[@]}" "$@" --tp $size ${more//,/ } --run several >out 2>err </dev/null
+        status=$?
+        same_run one several && cmp -s {one,several}/samples.txt
+        verdict $? "$promise, $ranks ranks, --tp $size ${more//,/ }: the bytes of one rank" "status $status: $(tail -n 1 err)"
+    done
+}
+
+# going_on RANKS/PARTS/STAGES RANKS/PARTS/STAGES: written by these ranks, resumed and exported by those; `whole` is one rank's run
+going_on() {
+    local ranks size stages status
+    rm -rf several
+    IFS=/ read -r ranks size stages <<<"$1"
+    timeout 60 "$launch" -n $ranks "$qwen" "${run[@]}" --config tied.json --tp $size --pp $stages --run several >out 2>err </dev/null
+    rm -rf several/step_000004
+    IFS=/ read -r ranks size stages <<<"$2"
+    timeout 60 "$launch" -n $ranks "$qwen" --run several --resume --tp $size --pp $stages --export-hf exported >out 2>err </dev/null
+    status=$?
+    same_run whole several && cmp -s {whole,exported}/model.safetensors
+    verdict $? "written by $1, resumed and exported by $2 (ranks/parts/stages)" "status $status: $(tail -n 1 err)"
+    rm -rf exported
+}
+
+# refused PROMISE TEXT COMMAND...: status 2, and one line that has the text
+refused() {
+    local promise=$1 text=$2
+    shift 2
+    timeout 60 "$@" --run refused >out 2>err </dev/null
+    check "refused: $promise" test "$? $(grep -c . err) $(grep -cF -- "$text" err) $([ -e refused ] && echo written)" = "2 1 1 "
+}
+
+if is_quick; then
+    parts "output matrix = embedding" "2/2 4/2/--pp,2" --config tied.json --ema 0.9
+    parts "biases and windows" "4/2/--zero,2" --config bias.json
+    finish
+    exit
+fi
+parts "norms of heads" "2/2 4/2 4/2/--zero,1 6/2/--zero,2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,7" --config dense.json
+parts "output matrix = embedding" "2/2 4/2/--zero,2 4/2/--pp,2 6/2/--pp,3 8/2/--pp,2,--zero,2" --config tied.json --ema 0.9
+parts "biases and windows" "2/2 4/2/--pp,2,--recompute,2" --config bias.json
+parts "biases of o, four parts" "4/4 8/4/--zero,2 8/4/--pp,2" --config llama.json
+parts "conversations" "2/2 4/2/--pp,2" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
+answers 7 text >examples
+parts "documents, answering examples" "2/2 4/2" --config dense.json --train documents --doc-reset 1 --hellaswag examples
+parts "some matrices do not learn" "2/2 4/2/--zero,2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
+parts "only norms learn" "2/2 4/2/--zero,1" --config tied.json --freeze '*_proj*,*embed*'
+echo "# checkpoints"
+timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
+mv exported/model.safetensors whole/ && rm -rf exported
+for from in 1/1/1 2/2/1 8/2/2; do
+    for to in 1/1/1 2/2/1 4/2/2 3/1/3; do going_on $from $to; done
+done
+for to in 2/2 4/2; do
+    timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --tp ${to#*/} >loss_several 2>err
+    timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
+    check "--eval-only by ${to%/*} ranks, --tp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
+done
+echo "# what it costs"
+kib() { sed -nE "s/.*$1 ([0-9.]+) [KM]iB.*/\1/p" out | tail -n 1; }
+# sends RANKS OPTION...: rank 0 sends what the box has said, within 1%; and --plan says it without ranks
+sends() {
+    local ranks=$1 rows='memory: parameters|  gradients, moments|  activations|  workspace, rest|  sent per update|  parts sent|matrices'
+    shift
+    local all=(--config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 "$@")
+    rm -rf sent
+    COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$qwen" "${all[@]}" --run sent >out 2>err </dev/null
+    check "$ranks ranks $*: rank 0 sends what the box has said, within 1%" \
+        awk -v a="$(kib 'sent per update *\| *')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.01 && b / a < 1.01) }'
+    timeout 60 "$qwen" "${all[@]}" --plan $ranks >plan 2>err
+    check "... and --plan $ranks says it, too" test "$? $(grep -E "^\| ($rows)" out)" = "0 $(grep -E "^\| ($rows)" plan)" -a "$(grep -cE "^\| ($rows)" plan)" = 7
+}
+sends 2 --tp 2
+sends 2 --tp 2 --recompute 3
+sends 6 --tp 2 --pp 3
+sends 4 --tp 2 --zero 2 --freeze 'first:1'
+echo "# refusals"
+go=("${run[@]}" --config dense.json)
+refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
+refused "that does not divide the ranks" "--tp: 2: expected a number that divides the ranks of a stage, 3" "$launch" -n 3 "$qwen" "${go[@]}" --tp 2
+refused "more than heads of keys" "--tp: 4: expected a number that divides both sides of model.layers.%d.self_attn.k_proj.weight, and its heads" \
+    "$launch" -n 4 "$qwen" "${go[@]}" --tp 4
+refused "experts" "--tp: is for models without experts" "$launch" -n 2 "$qwen" "${run[@]}" --config sparse.json --tp 2
+refused "an adapter" "--tp: is not for adapters" "$launch" -n 2 "$qwen" "${go[@]}" --lora-rank 2 --tp 2
+refused "--verify-every" "--verify-every: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --tp 2
+refused "--noise-scale" "--noise-scale: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --tp 2
+timeout 60 "$qwen" --from whole --generate x --max-new-tokens 2 --tp 2 >out 2>err
+check "refused: --generate" test "$? $(grep -cF -- '--tp: is for training and --eval-only' err)" = "2 1"
+rm -rf several
+timeout 60 "$launch" -n 2 "$qwen" "${go[@]}" --tp 2 --run several >out 2>err </dev/null
+timeout 60 "$launch" -n 3 "$qwen" --run several --resume --steps 5 >out 2>err </dev/null
+check "a run of --tp 2 goes on by 3 ranks with whole matrices, and a line says so" \
+    test "$? $(grep -cF -- '--tp 2, with which the run began, does not fit' err)" = "0 1"
+finish

@@ -1,0 +1,72 @@
+/*
+--tp of a trainer whose products are those of models/linear.h: groups of ranks that have each matrix together and
+compute every micro-batch together (ranks/tensor_parallel.h).
+    tp_option    its row of the table
+    tp_begin     in Trainer.choose, behind pp_begin: which ranks have which parts of matrices
+    tp_box       a row of the box
+*/
+#ifndef LLMC_TP_OPTION_H
+#define LLMC_TP_OPTION_H
+#include "../ranks/model.h"  // model_begin_tp
+#include "trainer.h"         // Run, run_is_typed
+
+static inline Option tp_option(int* size) {
+    const Option row = {"machine", "tp", "", OPTION_INT, size, "1", 1, TP_MAX, "T",
+                        "share each matrix among groups of T ranks, which compute every micro-batch together: needs a "
+                        "multiple of T ranks, in one machine, and T divides the heads. The result does not depend on "
+                        "it", 0};
+    return row;
+}
+
+// the first row that T ranks cannot share, as a name; NULL: there is none. A product is turned: the other side of the
+// matrix is divided, too
+static inline const char* tp_obstacle_(const Model* m, int T, char* name, size_t n_bytes) {
+    for (int i = 0; i < m->n_table; i++) {
+        const Tensor* t = &m->table[i];
+        const int is_vector = t->on_disk == VECTOR, other = t->split == SPLIT_ROWS ? t->columns : t->rows;
+        int first, n;
+        if (t->split == SPLIT_NONE) { continue; }
+        const int units = t->units > 0 ? t->units : T, divides = units % T == 0 && (is_vector || other % T == 0);
+        if (!divides || !tensor_share(t, 0, 0, T, &first, &n)) { return tensor_name(name, n_bytes, t); }
+    }
+    return NULL;
+}
+
+// A number that was not typed but comes from an earlier run is given up where it does not fit
+static inline void tp_begin(Run* r, int* size) {
+    Model* m = r->model;
+    char name[NAME_BYTES];
+    const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp"), was = *size;
+    const int is_alone = run_is_generating(r) || *r->o.probe;
+    const char* obstacle = *size > 1 ? tp_obstacle_(m, *size, name, sizeof name) : NULL;
+    const int fits = P % *size == 0 && !is_alone && !obstacle && !model_is_adapter(m);
+    if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
+    if (*size < was && P > 1 && r->comm->rank == 0) {
+        warn_line("--tp %d, with which the run began, does not fit: each of %d ranks has whole matrices now", was, P);
+    }
+    options_refuse(is_alone && *size > 1, "tp", "is for training and --eval-only: all else is one rank's work");
+    ranks_same(r->comm, "number of ranks that share matrices (--tp)", (uint64_t)*size);
+    if (*size == 1) { return; }
+    if (P % *size != 0) {
+        options_fail("tp", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
+                                  : "%d: expected a number that divides the ranks of a stage, %d", *size, P, *size);
+    }
+    if (obstacle) { options_fail("tp", "%d: expected a number that divides both sides of %s, and its heads", *size, obstacle); }
+    options_refuse(!FLOATX_IS_FLOAT, "tp", "is for builds that store floats: PRECISION=fp32");
+    options_refuse(model_is_adapter(m), "tp", "is not for adapters");
+    options_refuse(m->frozen_as != STORED_BY_BUILD, "tp", "is for matrices of floats: leave --weights out");
+    options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
+    options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --tp");
+    options_refuse(!run_will_train(r) && *r->o.export_hf, "export-hf", "is for --tp where a model is trained: export the "
+                   "checkpoint, by one process");
+    model_begin_tp(m, r->comm, *size);
+}
+
+static inline void tp_box(const Run* r) {
+    const Model* m = r->model;
+    if (!model_has_tp(m)) { return; }
+    box_row("matrices", "each shared by %d ranks", m->tp.size);
+    if (!run_is_training(r) || !r->trainer->rows_sent) { return; }
+    box_row("  parts sent", "%s per update by each", format_bytes(r->trainer->rows_sent(r)).s);
+}
+#endif  // LLMC_TP_OPTION_H
