@@ -355,7 +355,7 @@ mutation "qwen: experts have the rows of the layer that was computed last" test_
 mutation "qwen: dB of an expert forgets the weight of its row" test_qwen3 "adapters of experts" \
     expert_layer.h:expert_products_backward_ 's->row_weights, p->down,' 'NULL, p->down,'
 mutation "qwen: a piece of the head forgets the pieces before" test_qwen3 recompute lm_head.h \
-    'goes_on, n, C' '0, n, C'
+    '&h->weight, goes_on, n' '\&h->weight, 0, n'
 mutation "qwen: a piece of the head has the targets of the first" test_qwen3 recompute lm_head.h \
     'targets \+ first' 'targets'
 mutation "qwen: conversations see those before them in their row" test_qwen3 conversations token_batch.h \

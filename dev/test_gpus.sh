@@ -103,6 +103,9 @@ tied() {  # RUN COMMAND...
     local options="--config dense.json --train text --batch-size 1 --seq-len 8 --batch-tokens 24 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
     train "$@"
 }
+tied tied_c "$qwen_c"
+tied tied_parts "$launch" -n 4 "$qwen_gpu" --tp 2
+equal "train_qwen3, exact: matrices on two of four GPUs: the bits of C" tied_c tied_parts
 tied tied_fast "$qwen_fast"
 tied tied_stages "$launch" -n 4 "$qwen_fast" --pp 2 --zero 2
 equal "train_qwen3, bf16: two stages on four GPUs, the embedding on both: the bits of one" tied_fast tied_stages

@@ -79,8 +79,8 @@ typedef struct {
     int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
     Split split;
     int units;                       // heads, groups: what a rank has whole, of each section's rows or of the columns
-    int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one, or
-                                     // those of each name in {}
+    int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one,
+                                     // or those of each name in {}
     Stored stored;
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element: tensors_store
     const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter

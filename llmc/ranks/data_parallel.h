@@ -799,7 +799,8 @@ static inline NormSum dp_norm_pass_(Comm* world, NormSum* room,
         const DataParallel* s = of[k].dp;
         for (int i = 0; i < s->n_stretches; i++) {
             const Part part = dp_part(s, s->rank, i);
-            if (part.n > 0 && !part.tensor->is_copy) { pass(room, of[k].grads + part_at(s->reduced[i], part.first), part.n, dev); }
+            if (part.n == 0 || part.tensor->is_copy) { continue; }
+            pass(room, of[k].grads + part_at(s->reduced[i], part.first), part.n, dev);
         }
     }
     comm_sync_device(world, dev, HERE);

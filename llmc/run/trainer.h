@@ -62,7 +62,7 @@ typedef struct {
     double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T, int sparing);
     double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
-    double (*rows_sent)(const Run* r);             // or NULL: bytes to ranks that share experts or matrices, in an update
+    double (*rows_sent)(const Run* r);             // or NULL: bytes in an update to ranks that share experts, matrices
 
     // ---- the model ----
     // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones

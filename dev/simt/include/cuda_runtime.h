@@ -329,6 +329,16 @@ static inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n_b
         simt_copy_async_(to, from, n_bytes, kind, s, file, line);
     }));
 }
+// strips of `width` bytes, between arenas of the device
+static inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_stride, const void* from, size_t from_stride, size_t width, size_t n,
+                                            cudaMemcpyKind kind, cudaStream_t stream = NULL) {
+    if (kind != cudaMemcpyDeviceToDevice || width > to_stride || width > from_stride) { return simt_return_(cudaErrorInvalidValue); }
+    return simt_return_((cudaError_t)simt_submit(stream, "cudaMemcpy2DAsync", [=](cudaStream_t) {
+        for (size_t i = 0; i < n; i++) {
+            simt_copy_("cudaMemcpy2DAsync", (char*)to + i * to_stride, (const char*)from + i * from_stride, width, kind);
+        }
+    }));
+}
 static inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n_bytes, cudaStream_t stream = NULL) {
     return simt_return_((cudaError_t)simt_submit(stream, "cudaMemsetAsync", [=](cudaStream_t) {
         simt_set_("cudaMemsetAsync", p, value, n_bytes);
