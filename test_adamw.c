@@ -301,7 +301,7 @@ static void test_stored_float(Test* t) {
         update(&want, 0.1f, &a, &dev);
         float *d_stored = to_device(stored, s.n, &dev), *p = to_device(s.p, s.n, &dev), *m = to_device(s.m, s.n, &dev),
               *v = to_device(s.v, s.n, &dev), *g = to_device(s.g, s.n, &dev);
-        adamw_update_stored(d_stored, with_master ? p : (float*)NULL, m, v, g, s.n, 0.1f, &a, 5, 7, &dev);
+        adamw_update_stored(d_stored, with_master ? p : (float*)NULL, m, v, g, s.n, 0.1f, &a, 5, numbers_from(7), &dev);
         from_device(stored, d_stored, s.n, &dev), from_device(s.p, p, s.n, &dev), from_device(s.m, m, s.n, &dev),
             from_device(s.v, v, s.n, &dev);
         check_bits(t, "stored", stored, want.p, s.n);
@@ -309,7 +309,7 @@ static void test_stored_float(Test* t) {
         check_bits(t, "v", s.v, want.v, s.n);
         if (with_master) { check_bits(t, "master", s.p, want.p, s.n); }
         d_stored = to_device(stored, s.n, &dev), p = to_device(s.p, s.n, &dev);
-        adamw_round_stored(d_stored, p, s.n, 5, 7, &dev);
+        adamw_round_stored(d_stored, p, s.n, 5, numbers_from(7), &dev);
         from_device(stored, d_stored, s.n, &dev), device_drop(p), device_drop(g);
         check_bits(t, "adamw_round_stored copies", stored, s.p, s.n);
         free(stored), free_state(&s), free_state(&want);
@@ -326,7 +326,7 @@ static void update_stored(float* stored, State* s, int with_master, size_t first
           *g = to_device(s->g, s->n, dev);
     for (size_t i = 0; i < s->n; i += n_piece) {
         size_t n = s->n - i < n_piece ? s->n - i : n_piece;
-        adamw_update_stored(d_stored + i, with_master ? p + i : NULL, m + i, v + i, g + i, n, 0.1f, a, 11u, first + i,
+        adamw_update_stored(d_stored + i, with_master ? p + i : NULL, m + i, v + i, g + i, n, 0.1f, a, 11u, numbers_from(first + i),
                             dev);
     }
     from_device_as(stored, d_stored, s->n, dev);
@@ -352,7 +352,7 @@ static void check_stored(Test* t, size_t n, size_t first, int hard) {
     check_bits(t, "without a master: m", s_alone.m, s.m, n);
     bf16* d_again = to_device_as<bf16>(alone, n, &dev);
     float* d_master = to_device(s.p, n, &dev);
-    adamw_round_stored(d_again, d_master, n, 11u, first, &dev);
+    adamw_round_stored(d_again, d_master, n, 11u, numbers_from(first), &dev);
     from_device_as(again, d_again, n, &dev), device_drop(d_master);
     check_bits(t, "adamw_round_stored: what the update stored", again, stored, n);
     free(stored), free(alone), free(again), free_state(&s), free_state(&want), free_state(&before),
@@ -397,7 +397,7 @@ static void test_stored_small_steps(Test* t) {
     float *m = to_device(zeros, N, &dev), *v = to_device(zeros, N, &dev), *g = to_device(ones, N, &dev);
     for (int step = 1; step <= STEPS; step++) {
         AdamW a = adamw_step(1e-4f, 0.9f, 0.999f, 1e-8f, 1.0f, step);
-        adamw_update_stored(stored, (float*)NULL, m, v, g, N, 0.0f, &a, noise_key_of(1, (uint64_t)step, 0), 0, &dev);
+        adamw_update_stored(stored, (float*)NULL, m, v, g, N, 0.0f, &a, noise_key_of(1, (uint64_t)step, 0), numbers_from(0), &dev);
     }
     from_device_as(ones, stored, N, &dev), device_drop(m), device_drop(v), device_drop(g);
     double mean = 0.0;

@@ -536,13 +536,52 @@ static void test_held(Test* t) {
             tensor_slice_name(expected, sizeof expected, &whole[1], of_whole);
             check(t, strcmp(name, expected) == 0, "slice %d: %s, expected %s", k, name, expected);
             for (size_t j = 0; j < 6; j++) {
-                const size_t found = tensor_number(&held[1], 6 * (size_t)k + j);
-                const size_t number = tensor_number(&whole[1], 6 * (size_t)of_whole + j);
+                const size_t found = element_number(tensor_numbers(&held[1], 6 * (size_t)k + j), 0);
+                const size_t number = element_number(tensor_numbers(&whole[1], 6 * (size_t)of_whole), j);
                 check(t, found == number && number == whole[1].offset + 6 * (size_t)of_whole + j,
                       "slice %d, element %zu: number %zu, expected %zu", k, j, found, number);
             }
         }
-        check(t, tensor_number(&held[0], 7) == 7, "what is not shared keeps its numbers");
+        check(t, element_number(tensor_numbers(&held[0], 3), 4) == 7, "what is not shared keeps its numbers");
+    }
+}
+
+// Each element of a whole tensor is its number: a part has those that the row of the part says, and all parts together
+// make the whole again
+static void check_parts(Test* t, Tensor x, Split split, int units, int ranks) {
+    float whole[600], part[600], again[600];
+    Tensor held;
+    tensor_split(&x, split, units);
+    x.number = 1000;
+    const size_t n = tensor_slice_elements(&x);
+    for (int k = 0; k < tensor_slices(&x); k++) {
+        memset(again, 0, sizeof again);
+        for (int rank = 0; rank < ranks; rank++) {
+            held = x;
+            tensor_hold_part(&held, rank, ranks);
+            const size_t n_held = tensor_slice_elements(&held);
+            check(t, tensor_slices(&held) == tensor_slices(&x) && n_held * (size_t)ranks == n, "%s: as many slices", x.name);
+            for (size_t i = 0; i < n; i++) { whole[i] = part[i] = (float)(1000 + n * (size_t)k + i); }
+            tensor_take_part(part, part, &x, rank, ranks);
+            const ElementNumbers numbers = tensor_numbers(&held, n_held * (size_t)k);
+            int same = 1;
+            for (size_t i = 0; i < n_held; i++) { same &= (float)element_number(numbers, i) == part[i]; }
+            check(t, same, "%s, slice %d: numbers of rank %d of %d", x.name, k, rank, ranks);
+            tensor_put_part(again, part, &x, rank, ranks);
+        }
+        check(t, memcmp(whole, again, sizeof(float) * n) == 0, "%s, slice %d: %d parts make the whole", x.name, k, ranks);
+    }
+}
+
+static void test_parts(Test* t) {
+    Tensor qkv = tensor("h.%d.qkv", 0, 2, 36, 5, INIT_NONE, 0.0f, DECAY, AS_IS), bias = qkv;
+    bias = tensor("h.%d.bias", 0, 2, 1, 36, INIT_NONE, 0.0f, DECAY, VECTOR);
+    tensor_sections(&qkv, 12, 12, 12, 0), tensor_sections(&bias, 12, 12, 12, 0);
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        check_parts(t, qkv, SPLIT_ROWS, 12, ranks);
+        check_parts(t, bias, SPLIT_ROWS, 12, ranks);
+        check_parts(t, tensor("h.%d.{gate,up}", 0, 2, 24, 7, INIT_NONE, 0.0f, DECAY, AS_IS), SPLIT_ROWS, 0, ranks);
+        check_parts(t, tensor("h.%d.down", 0, 3, 7, 24, INIT_NONE, 0.0f, DECAY, AS_IS), SPLIT_COLUMNS, 0, ranks);
     }
 }
 
@@ -613,6 +652,7 @@ int main(int argc, char** argv) {
         {"sampler order", "from the likeliest down, equal ones by index, among thousands", test_sorted},
         {"sampler possible", "no coin gives a token of probability 0", test_possible},
         {"held", "a rank that holds some experts has the names and numbers of the whole model", test_held},
+        {"parts", "a rank that holds parts of matrices has the numbers of the whole model; all parts are the whole", test_parts},
         {"held layers", "a rank that holds some layers has places for these, and numbers of the whole model",
          test_held_layers},
     };

@@ -44,9 +44,9 @@ static void planted_push(LeafTree* tree, const Device* dev) {
 }
 
 static void planted_update(float* p, float* master, float* m, float* v, const float* g, size_t n, float weight_decay, const AdamW* step,
-                           uint32_t noise_key, size_t first, const Device* dev) {
+                           uint32_t noise_key, ElementNumbers numbers, const Device* dev) {
     float* out[3] = {p, m, v};
-    adamw_update_stored(p, master, m, v, g, n, weight_decay, step, noise_key, first, dev);
+    adamw_update_stored(p, master, m, v, g, n, weight_decay, step, noise_key, numbers, dev);
     if (plant.place == FLIP_UPDATE && plant.n_updates++ == plant.call) { flip_element(out[plant.element % 3], n); }
 }
 

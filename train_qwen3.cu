@@ -85,7 +85,7 @@ static Tensor mlp_activation(const Config* c, const char* name, size_t field, in
 static size_t heads_room_elements(const Qwen* qwen, int N) {
     const Config* c = &qwen->whole;
     const int has_some = model_has_tp(&qwen->model) && c->qk_norm;
-    return has_some ? (size_t)N * (size_t)c->NH * (size_t)(4 * c->HS + 2) + 64 : 0;
+    return has_some ? (size_t)N * (size_t)c->NH * (size_t)(4 * c->HS + 4) + 64 : 0;  // a float may be two floatX
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table

@@ -250,6 +250,10 @@ mutation "pipeline: what a tick makes is used in the same tick" test_pipeline_sc
     'needs && \(\*needs < 0 \|\| \*needs == tick\)' 'needs \&\& *needs < 0'
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
     'left_size == right_size \&\& ' 'left_size > 0 || '
+mutation "tp: a rank rounds its columns with the noise of others" test_tensor parts tensor.h:tensor_hold_part \
+    '\(size_t\)n, C\}' '(size_t)n, (size_t)n}'
+mutation "tp: rows of up are taken where gate's lie" test_tensor parts tensor.h:tensor_move_part_ \
+    'names > 1 \? 1 : tensor' '1 > 0 ? 1 : tensor'
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
     'comm_combine_\(got, got \+ \(size_t\)i \* n_own' 'comm_combine_(got, got + (size_t)(c->size - i) * n_own'
 mutation "zero: the norm forgets the other ranks" test_comm "dp train" data_parallel.h \

@@ -109,6 +109,11 @@ equal "train_qwen3, exact: matrices on two of four GPUs: the bits of C" tied_c t
 tied tied_fast "$qwen_fast"
 tied tied_stages "$launch" -n 4 "$qwen_fast" --pp 2 --zero 2
 equal "train_qwen3, bf16: two stages on four GPUs, the embedding on both: the bits of one" tied_fast tied_stages
+tied tied_both "$launch" -n 8 "$qwen_fast" --pp 2 --tp 2 --zero 2
+equal "train_qwen3, bf16: two stages, matrices on two GPUs each, on eight: the bits of one" tied_fast tied_both
+"$launch" -n 2 "$qwen_fast" --run tied_both --resume --tp 2 --pp 1 --steps 5 >tied_both.out 2>&1
+"$qwen_fast" --run tied_fast --resume --steps 5 >tied_fast.out 2>&1
+check "... and goes on from either with the same bits, rounded by the noise of one" cmp tied_both/step_000005/model.safetensors tied_fast/step_000005/model.safetensors
 adapt lora_two "$launch" -n 2 "$qwen_gpu" --lora-dropout 0.3 --zero 2 --recompute 3
 check "LoRA, exact: two GPUs, --zero 2 --recompute 3: the bits of one" same_adapter lora_one lora_two
 sparse lora_experts_c "$qwen_c" --lora-rank 2 --lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight --lora-targets q_proj

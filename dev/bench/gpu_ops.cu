@@ -251,7 +251,7 @@ static void run_adamw(Bench* b, const Shape* s) {
     float* master = updated_float(b, n);
     float* m = updated_float(b, n);
     float* v = updated_float(b, n);
-    adamw_update_stored(stored, master, m, v, one_way_float(b, n), n, 0.1f, &step, 1, 0, &b->dev);
+    adamw_update_stored(stored, master, m, v, one_way_float(b, n), n, 0.1f, &step, 1, numbers_from(0), &b->dev);
 }
 
 static void run_norm(Bench* b, const Shape* s) {

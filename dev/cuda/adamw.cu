@@ -101,11 +101,11 @@ static void nearest(const Parameters* x, const AdamW* a, uint32_t, const Device*
 // ---- 5 and 6: bf16, stochastically, without masters and with them ----
 
 static void stochastic(const Parameters* x, const AdamW* a, uint32_t noise_key, const Device* dev) {
-    adamw_update_stored(x->stored, (float*)NULL, x->m, x->v, x->g, x->n, WEIGHT_DECAY, a, noise_key, 0, dev);
+    adamw_update_stored(x->stored, (float*)NULL, x->m, x->v, x->g, x->n, WEIGHT_DECAY, a, noise_key, numbers_from(0), dev);
 }
 
 static void master(const Parameters* x, const AdamW* a, uint32_t noise_key, const Device* dev) {
-    adamw_update_stored(x->stored, x->p, x->m, x->v, x->g, x->n, WEIGHT_DECAY, a, noise_key, 0, dev);
+    adamw_update_stored(x->stored, x->p, x->m, x->v, x->g, x->n, WEIGHT_DECAY, a, noise_key, numbers_from(0), dev);
 }
 
 // ---- check and time ----

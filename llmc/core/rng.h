@@ -120,6 +120,27 @@ static inline uint32_t noise_key_of(uint64_t seed, uint64_t step, uint64_t tenso
     return (uint32_t)(splitmix64(splitmix64(splitmix64(seed, 0), step), tensor) >> 32);
 }
 
+// The numbers that elements have in the whole model: of element i `first` plus its place, where after `run` that follow
+// each other come those of other ranks, until the next begin `step` behind; run 0: all follow each other
+typedef struct {
+    size_t first, begin, run, step;  // begin: element 0 is this one of them
+} ElementNumbers;
+
+FM_FUNCTION size_t element_number(ElementNumbers x, size_t i) {
+    const size_t at = x.begin + i;
+    return x.run == 0 ? x.first + at : x.first + at / x.run * x.step + at % x.run;
+}
+
+static inline ElementNumbers numbers_from(size_t first) {
+    const ElementNumbers x = {first, 0, 0, 0};
+    return x;
+}
+
+static inline ElementNumbers numbers_further(ElementNumbers x, size_t n) {
+    x.begin += n;
+    return x;
+}
+
 // element i: keys begin 2^32 places apart in one stream
 FM_FUNCTION uint32_t noise_u32(uint32_t key, uint64_t i) {
     return (uint32_t)(splitmix64(0, ((uint64_t)key << 32) + i) >> 32);

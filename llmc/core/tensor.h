@@ -74,7 +74,8 @@ typedef struct {
     const char* held;                // of each layer, whether it is in memory (tensor_hold_layers); NULL: all are
     int is_elsewhere;                // nothing of it is in memory (tensor_hold_none)
     int is_copy;                     // another rank of its group has it, too, and counts it (tensor_hold_part)
-    size_t number;                   // of its first element in the whole model: tensor_number
+    size_t number;                   // of the whole tensor's first element in the model
+    ElementNumbers numbers;          // of its elements in the whole tensor; all 0: as they lie (tensor_numbers)
     ExpertsOnDisk experts_on_disk;
     int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
     Split split;
@@ -164,6 +165,9 @@ static inline void tensor_experts(Tensor* t, int E, ExpertsOnDisk on_disk) {
 // have all in one tensor
 static inline void tensor_hold_experts(Tensor* t, int first, int n) {
     assert(first >= 0 && n > 0 && first + n <= t->experts && t->experts_on_disk == APART);
+    const size_t matrix = (size_t)t->rows * (size_t)t->columns;
+    const ElementNumbers numbers = {matrix * (size_t)first, 0, matrix * (size_t)n, matrix * (size_t)t->experts};
+    t->numbers = numbers;
     t->all_experts = t->experts;
     t->first_expert += first;
     t->experts = n;
@@ -382,13 +386,13 @@ static inline size_t tensors_store(Tensor* table, int n, size_t build_bytes) {
     return at;
 }
 
-// the number of an element in the whole model, whoever holds it, as the noise with which bf16 is rounded goes by it.
-// Elements of a slice have numbers that follow each other
-static inline size_t tensor_number(const Tensor* t, size_t element) {
-    const size_t n = tensor_layer_elements(t), matrix = tensor_matrix_elements(t);
-    if (t->all_experts == 0) { return t->number + element; }
-    const size_t first = t->number + matrix * (size_t)t->first_expert;
-    return first + element / n * matrix * (size_t)t->all_experts + element % n;
+// the numbers of an element and those behind it in the whole model, whoever holds them, as the noise with which bf16 is
+// rounded goes by them
+static inline ElementNumbers tensor_numbers(const Tensor* t, size_t element) {
+    ElementNumbers x = t->numbers;
+    x.first += t->number;
+    x.begin = element;
+    return x;
 }
 
 // fill in the offsets; the arena's size in elements comes back
@@ -554,11 +558,19 @@ static inline int tensor_share(const Tensor* t, int section, int rank, int size,
 
 // Of every slice the part of rank `rank` of `size`: the row of a table for what lies in memory, no longer for files
 static inline void tensor_hold_part(Tensor* t, int rank, int size) {
-    int first, n, sum = 0;
+    const size_t C = t->on_disk == VECTOR ? 1 : (size_t)t->columns, rows = (size_t)tensor_section_(t, 0);
+    int first = 0, n = 0, sum = 0;
     t->is_copy = t->split == SPLIT_NONE && rank > 0;
     if (t->split == SPLIT_NONE) { return; }
-    for (int k = 0; tensor_share(t, k, rank, size, &first, &n); k++) { sum += n; }
+    for (int k = 0; tensor_share(t, k, rank, size, &first, &n); k++) {
+        assert(tensor_section_(t, k) == (int)rows);  // numbers go by one step
+        sum += n;
+    }
     assert(sum > 0 && t->experts == 0);
+    tensor_share(t, 0, rank, size, &first, &n);
+    const ElementNumbers by_columns = {(size_t)first, 0, (size_t)n, C};
+    const ElementNumbers by_rows = {(size_t)first * C, 0, (size_t)n * C, rows * C};
+    t->numbers = t->split == SPLIT_COLUMNS ? by_columns : by_rows;
     if (t->split == SPLIT_COLUMNS || t->on_disk == VECTOR) { t->columns = sum; } else { t->rows = t->disk_rows = sum; }
     for (int k = 0; k < SECTIONS_MAX; k++) { t->sections[k] /= size; }
 }

@@ -8,8 +8,8 @@ with correction = 1 - beta^t, t = 1, 2, 3, ... counted from the first update.
 Cost:   memory bound: 7 floats moved per parameter (28 bytes). Judge it in GB/s.
 Stored as X (CUDA: bf16 too): the new parameter is computed in float, from its master or, without one, from what is
 stored, and stored by stochastic rounding: steps below half a bf16's last place would else be lost, all of them. Its
-noise is a function of noise_key and the element's index in its tensor, first + i, so that a part gets the bits that it
-has in the whole. X = float: stored is the new parameter itself. adamw_round_stored makes `stored` anew from the
+noise is a function of noise_key and the element's number in the model (ElementNumbers), so that a part gets the bits
+that it has in the whole. X = float: stored is the new parameter itself. adamw_round_stored makes `stored` anew from the
 masters, as after a load.
         bf16 moves 30 bytes with a master, 24 without; adamw_round_stored 6.
 Order:  element by element, expressions as written; corrections in double, rounded once (parity build: powf, as
@@ -74,17 +74,17 @@ static inline void adamw_update(float* p, float* m, float* v, const float* g, si
     for (size_t i = 0; i < n; i++) { p[i] = adamw_element_(p[i], m + i, v + i, g[i], weight_decay, a); }
 }
 
-static inline void adamw_round_stored(float* stored, const float* master, size_t n, uint32_t noise_key, size_t first,
+static inline void adamw_round_stored(float* stored, const float* master, size_t n, uint32_t noise_key, ElementNumbers numbers,
                                 const Device* dev) {
-    (void)noise_key, (void)first;  // a float loses nothing
+    (void)noise_key, (void)numbers;  // a float loses nothing
     device_copy(stored, master, sizeof(float) * n, dev);
 }
 
 static inline void adamw_update_stored(float* stored, float* master, float* m, float* v, const float* g, size_t n,
-                                       float weight_decay, const AdamW* step, uint32_t noise_key, size_t first,
-                                       const Device* dev) {
+                                       float weight_decay, const AdamW* step, uint32_t noise_key,
+                                       ElementNumbers numbers, const Device* dev) {
     adamw_update(master ? master : stored, m, v, g, n, weight_decay, step, dev);
-    if (master) { adamw_round_stored(stored, master, n, noise_key, first, dev); }
+    if (master) { adamw_round_stored(stored, master, n, noise_key, numbers, dev); }
 }
 
 #else  // ---- CUDA: each thread takes packs of 4 elements, 16 bytes of every float array ----
@@ -98,7 +98,7 @@ template <> __device__ inline __nv_bfloat16 adamw_round_<__nv_bfloat16>(float x,
 // n is a multiple of W; any grid
 template <int W, typename X>
 __global__ void adamw_kernel(X* stored, float* master, float* m, float* v, const float* g, size_t n, float weight_decay,
-                             AdamW a, uint32_t noise_key, size_t first) {
+                             AdamW a, uint32_t noise_key, ElementNumbers numbers) {
     const size_t stride = (size_t)W * gridDim.x * blockDim.x;
     for (size_t i = W * ((size_t)blockIdx.x * blockDim.x + threadIdx.x); i < n; i += stride) {
         Pack<X, W> s;
@@ -111,7 +111,7 @@ __global__ void adamw_kernel(X* stored, float* master, float* m, float* v, const
         }
         for (int k = 0; k < W; k++) {
             p.x[k] = adamw_element_(p.x[k], &m_pack.x[k], &v_pack.x[k], g_pack.x[k], weight_decay, a);
-            s.x[k] = adamw_round_<X>(p.x[k], noise_key, first + i + k);
+            s.x[k] = adamw_round_<X>(p.x[k], noise_key, element_number(numbers, i + k));
         }
         pack_store(m + i, m_pack);
         pack_store(v + i, v_pack);
@@ -122,12 +122,13 @@ __global__ void adamw_kernel(X* stored, float* master, float* m, float* v, const
 
 // n is a multiple of W; any grid
 template <int W, typename X>
-__global__ void adamw_round_stored_kernel(X* stored, const float* master, size_t n, uint32_t noise_key, size_t first) {
+__global__ void adamw_round_stored_kernel(X* stored, const float* master, size_t n, uint32_t noise_key,
+                                          ElementNumbers numbers) {
     const size_t stride = (size_t)W * gridDim.x * blockDim.x;
     for (size_t i = W * ((size_t)blockIdx.x * blockDim.x + threadIdx.x); i < n; i += stride) {
         const Pack<float, W> p = pack_load<W>(master + i);
         Pack<X, W> s;
-        for (int k = 0; k < W; k++) { s.x[k] = adamw_round_<X>(p.x[k], noise_key, first + i + k); }
+        for (int k = 0; k < W; k++) { s.x[k] = adamw_round_<X>(p.x[k], noise_key, element_number(numbers, i + k)); }
         pack_store(stored + i, s);
     }
 }
@@ -151,38 +152,39 @@ static inline size_t adamw_whole_(size_t n, const X* stored, const float* a, con
 
 template <typename X>
 static inline void adamw_update_stored(X* stored, float* master, float* m, float* v, const float* g, size_t n,
-                                       float weight_decay, const AdamW* step, uint32_t noise_key, size_t first,
-                                       const Device* dev) {
+                                       float weight_decay, const AdamW* step, uint32_t noise_key,
+                                       ElementNumbers numbers, const Device* dev) {
     const size_t whole = adamw_whole_(n, stored, master, m, v, g), rest = n - whole;
     if (whole > 0) {
         adamw_kernel<ADAMW_PACK><<<adamw_blocks_(whole / ADAMW_PACK, dev), ADAMW_BLOCK, 0, dev->stream>>>(
-            stored, master, m, v, g, whole, weight_decay, *step, noise_key, first);
+            stored, master, m, v, g, whole, weight_decay, *step, noise_key, numbers);
     }
     if (rest > 0) {
         adamw_kernel<1>
             <<<adamw_blocks_(rest, dev), ADAMW_BLOCK, 0, dev->stream>>>(stored + whole, master ? master + whole : NULL,
                                                                         m + whole, v + whole, g + whole, rest,
-                                                                        weight_decay, *step, noise_key, first + whole);
+                                                                        weight_decay, *step, noise_key,
+                                                                        numbers_further(numbers, whole));
     }
     cudaCheck(cudaGetLastError());
 }
 
 static inline void adamw_update(float* p, float* m, float* v, const float* g, size_t n, float weight_decay,
                                 const AdamW* step, const Device* dev) {
-    adamw_update_stored<float>(p, NULL, m, v, g, n, weight_decay, step, 0, 0, dev);
+    adamw_update_stored<float>(p, NULL, m, v, g, n, weight_decay, step, 0, numbers_from(0), dev);
 }
 
 template <typename X>
-static inline void adamw_round_stored(X* stored, const float* master, size_t n, uint32_t noise_key, size_t first,
-                                      const Device* dev) {
+static inline void adamw_round_stored(X* stored, const float* master, size_t n, uint32_t noise_key,
+                                      ElementNumbers numbers, const Device* dev) {
     const size_t whole = adamw_whole_(n, stored, master, NULL, NULL, NULL), rest = n - whole;
     if (whole > 0) {
         adamw_round_stored_kernel<ADAMW_PACK><<<adamw_blocks_(whole / ADAMW_PACK, dev), ADAMW_BLOCK, 0, dev->stream>>>(
-            stored, master, whole, noise_key, first);
+            stored, master, whole, noise_key, numbers);
     }
     if (rest > 0) {
         adamw_round_stored_kernel<1><<<adamw_blocks_(rest, dev), ADAMW_BLOCK, 0, dev->stream>>>(
-            stored + whole, master + whole, rest, noise_key, first + whole);
+            stored + whole, master + whole, rest, noise_key, numbers_further(numbers, whole));
     }
     cudaCheck(cudaGetLastError());
 }

@@ -22,18 +22,18 @@ static inline Weights weights_of(void* stored, size_t stored_bytes, float* maste
     return w;
 }
 
-// AdamW on n elements of which the first is number `first` of the model; key: of the noise with which `stored` is
+// AdamW on n elements with these numbers in the model; key: of the noise with which `stored` is
 // rounded
 static inline void weights_update(const Weights* w, const float* g, size_t n, float weight_decay, const AdamW* step,
-                                  uint32_t key, size_t first, const Device* dev) {
+                                  uint32_t key, ElementNumbers numbers, const Device* dev) {
 #ifdef __CUDACC__
     if (w->stored_bytes == sizeof(__nv_bfloat16)) {
-        adamw_update_stored((__nv_bfloat16*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first,
+        adamw_update_stored((__nv_bfloat16*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, numbers,
                             dev);
         return;
     }
 #endif
-    adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, first, dev);
+    adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, numbers, dev);
 }
 
 // bf16 of a CPU build, which does not learn
@@ -43,10 +43,10 @@ static inline void weights_narrow_(uint16_t* stored, const float* x, size_t n) {
 }
 
 // `stored` anew from the masters, with the noise of that update
-static inline void weights_round(const Weights* w, size_t n, uint32_t key, size_t first, const Device* dev) {
+static inline void weights_round(const Weights* w, size_t n, uint32_t key, ElementNumbers numbers, const Device* dev) {
 #ifdef __CUDACC__
     if (w->stored_bytes == sizeof(__nv_bfloat16)) {
-        adamw_round_stored((__nv_bfloat16*)w->stored, w->master, n, key, first, dev);
+        adamw_round_stored((__nv_bfloat16*)w->stored, w->master, n, key, numbers, dev);
         return;
     }
 #else
@@ -55,7 +55,7 @@ static inline void weights_round(const Weights* w, size_t n, uint32_t key, size_
         return;
     }
 #endif
-    adamw_round_stored((float*)w->stored, w->master, n, key, first, dev);
+    adamw_round_stored((float*)w->stored, w->master, n, key, numbers, dev);
 }
 
 // the average e (n) takes in the parameters, from their masters where there are any

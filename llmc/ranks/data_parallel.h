@@ -840,10 +840,10 @@ static inline void dp_update_part_(const DataParallel* s, const Weights* w, cons
     const Tensor* tensor = part.tensor;
     const float decay = tensor->decay == DECAY || o->decay_all ? o->weight_decay : 0.0f;
     const float* g = grads + part_at(s->reduced[i], part.first);
-    const size_t global = tensor_number(tensor, part.first);
+    const ElementNumbers numbers = tensor_numbers(tensor, part.first);
     const Weights own = weights_from(w, tensor, part.first, part.at);
     if (o->verify) { verify_adamw(o->verify, tensor, part.first, part.n, &own, g, decay, step, key, dev); }
-    else { weights_update(&own, g, part.n, decay, step, key, global, dev); }
+    else { weights_update(&own, g, part.n, decay, step, key, numbers, dev); }
 }
 
 // slices k .. end - 1 of stretch i, counted from its first, as far as this rank keeps them
@@ -857,10 +857,9 @@ static inline Part dp_kept_slices_(const DataParallel* s, int i, int k, int end)
 static inline void dp_update_stretch_(const DataParallel* s, const Weights* w, const float* grads, int i,
                                       const Optimizer* o, float scale, int t, const Device* dev) {
     const int slice = s->stretches[i].slice, n_slices = s->stretches[i].n_slices;
-    const int is_whole = s->stretches[i].whole.tensor->all_experts == 0;  // else a slice alone has numbers in a row
     for (int k = 0, end; k < n_slices; k = end) {
         const int count = dp_count_(s, o, slice + k, t);
-        for (end = k + 1; is_whole && end < n_slices && dp_count_(s, o, slice + end, t) == count; end++) {}
+        for (end = k + 1; end < n_slices && dp_count_(s, o, slice + end, t) == count; end++) {}
         const Part part = dp_kept_slices_(s, i, k, end);
         if (part.n == 0 || count == 0) { continue; }
         const AdamW step = adamw_step(o->lr, o->beta1, o->beta2, o->eps, scale, count);
@@ -906,11 +905,11 @@ static inline void dp_exchange_average(DataParallel* s, const Weights* w, float*
         for (int k = 0; k < s->stretches[i].n_slices; k++) {
             Weights own;
             const Part part = dp_kept_weights_(s, w, i, k, &own);
-            const size_t global = tensor_number(part.tensor, part.first);
+            const ElementNumbers numbers = tensor_numbers(part.tensor, part.first);
             if (part.n == 0) { continue; }
             if (!w->master) { ema_exchange(average + part.at, (float*)own.stored, part.n, dev); continue; }
             if (!back) { own.master = average + part.at; }
-            weights_round(&own, part.n, (uint32_t)t, global, dev);
+            weights_round(&own, part.n, (uint32_t)t, numbers, dev);
         }
     }
     if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }
@@ -932,7 +931,8 @@ static inline void dp_round(DataParallel* s, const Weights* w, int t, const Devi
         for (int k = 0; k < s->stretches[i].n_slices; k++) {
             Weights own;
             const Part part = dp_kept_weights_(s, w, i, k, &own);
-            if (part.n > 0) { weights_round(&own, part.n, (uint32_t)t, tensor_number(part.tensor, part.first), dev); }
+            const ElementNumbers numbers = tensor_numbers(part.tensor, part.first);
+            if (part.n > 0) { weights_round(&own, part.n, (uint32_t)t, numbers, dev); }
         }
     }
     if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }

@@ -538,11 +538,11 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
         model_stream_bands_(s, t, k, 0, tensor_bands(t), s->room);
         return;
     }
-    const size_t first = tensor_number(h, n * (size_t)held);
+    const ElementNumbers numbers = tensor_numbers(h, n * (size_t)held);
     const Weights to = weights_of(stored, h->stored_bytes, s->staged, NULL, NULL);
     const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);
     if (!DEVICE_IS_SHARED) { device_upload(s->staged, s->room, sizeof(float) * n, s->dev); }
-    weights_round(&to, n, is_frozen ? 0 : (uint32_t)s->updates, first, s->dev);
+    weights_round(&to, n, is_frozen ? 0 : (uint32_t)s->updates, numbers, s->dev);
     if (m->w.master) {
         const Part own = model_kept(m, row, k);
         device_upload(m->w.master + own.at, s->room + own.first, sizeof(float) * own.n, s->dev);

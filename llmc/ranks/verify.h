@@ -180,8 +180,8 @@ static inline void verify_equal_(const Verify* v, int which, const Tensor* t, si
 static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, size_t n, const Weights* w, const float* g,
                                 float weight_decay, const AdamW* step, uint32_t key, const Device* dev) {
     for (size_t first = 0; first < n; first += VERIFY_PIECE) {
-        const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE,
-                     global = tensor_number(t, at + first);
+        const size_t count = n - first < VERIFY_PIECE ? n - first : (size_t)VERIFY_PIECE;
+        const ElementNumbers numbers = tensor_numbers(t, at + first);
         float* copy = v->copy;
         const Weights real = weights_further(w, first);
         float* twin_master = w->master ? copy + VERIFY_PIECE : NULL;
@@ -192,8 +192,8 @@ static inline void verify_adamw(const Verify* v, const Tensor* t, size_t at, siz
         for (int a = 0; a < 4; a++) {
             if (to[a]) { device_copy(to[a], from[a], n_bytes[a] * count, dev); }
         }
-        weights_update(&twin, g + first, count, weight_decay, step, key, global, dev);
-        weights_update(&real, g + first, count, weight_decay, step, key, global, dev);
+        weights_update(&twin, g + first, count, weight_decay, step, key, numbers, dev);
+        weights_update(&real, g + first, count, weight_decay, step, key, numbers, dev);
         for (int a = 0; a < 4; a++) {
             if (to[a]) { verify_equal_(v, a, t, at + first, to[a], from[a], count, n_bytes[a], dev); }
         }

@@ -48,13 +48,13 @@ static inline void tp_begin(Run* r, int* size) {
     ranks_same(r->comm, "number of ranks that share matrices (--tp)", (uint64_t)*size);
     if (*size == 1) { return; }
     if (P % *size != 0) {
-        options_fail("tp", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
-                                  : "%d: expected a number that divides the ranks of a stage, %d", *size, P, *size);
+        options_fail("tp", r->comm->size == 1
+                               ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
+                               : "%d: expected a number that divides the ranks of a stage, %d", *size, P, *size);
     }
     if (obstacle) {
         options_fail("tp", "%d: expected a number that divides both sides of %s, and its heads", *size, obstacle);
     }
-    options_refuse(!FLOATX_IS_FLOAT, "tp", "is for builds that store floats: PRECISION=fp32");
     options_refuse(model_is_adapter(m), "tp", "is not for adapters");
     options_refuse(m->frozen_as != STORED_BY_BUILD, "tp", "is for matrices of floats: leave --weights out");
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
