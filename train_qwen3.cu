@@ -445,14 +445,6 @@ static void heads_backward_whole(Qwen* qwen, floatX* dproj, floatX* room, const 
     tp_take(dproj, dproj_all, N, width, 1, x, dev);
 }
 
-// floatX that it sends, of all heads
-static double heads_sends(const Qwen* qwen, size_t field, int l, int heads, int N) {
-    const Model* m = &qwen->model;
-    const int i = model_row(m, field, l), T = m->tp.size, k = i < 0 ? -1 : tensor_slice(&m->table[i], l);
-    if (k < 0 || slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k)) { return 0.0; }
-    return (T - 1.0) / T * (double)N * heads * (2 * qwen->whole.HS + 1);
-}
-
 // from the gradient of q or k, turned back, to that of what the projection has given: where it lies comes back
 static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
                                     const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
@@ -783,6 +775,14 @@ static void qwen_box(const Run* r) {
     adapters_box(r, &workplace(r)->qwen.adapters, &workplace(r)->lora, workplace(r)->is_bf16);
     pp_box(r);
     tp_box(r);
+}
+
+// floatX that heads_backward_whole sends, of all heads
+static double heads_sends(const Qwen* qwen, size_t field, int l, int heads, int N) {
+    const Model* m = &qwen->model;
+    const int i = model_row(m, field, l), T = m->tp.size, k = i < 0 ? -1 : tensor_slice(&m->table[i], l);
+    if (k < 0 || slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k)) { return 0.0; }
+    return (T - 1.0) / T * (double)N * heads * (2 * qwen->whole.HS + 1);
 }
 
 // with --tp: what the products of a micro-batch need of other ranks, in an update

@@ -74,8 +74,8 @@ static inline void adamw_update(float* p, float* m, float* v, const float* g, si
     for (size_t i = 0; i < n; i++) { p[i] = adamw_element_(p[i], m + i, v + i, g[i], weight_decay, a); }
 }
 
-static inline void adamw_round_stored(float* stored, const float* master, size_t n, uint32_t noise_key, ElementNumbers numbers,
-                                const Device* dev) {
+static inline void adamw_round_stored(float* stored, const float* master, size_t n, uint32_t noise_key,
+                                      ElementNumbers numbers, const Device* dev) {
     (void)noise_key, (void)numbers;  // a float loses nothing
     device_copy(stored, master, sizeof(float) * n, dev);
 }
