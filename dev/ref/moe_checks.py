@@ -138,7 +138,7 @@ def double_updates(p, inputs, targets):
     for step in range(TABLE.steps):
         acts = forward(p, inputs[step, 0], targets[step, 0], TABLE)
         g = backward(p, acts, inputs[step, 0], targets[step, 0], targets[step].size, TABLE)
-        norm = np.sqrt(sum(exact.sum_of_squares(x, 0.0) for x in g.values()))
+        norm = np.sqrt(exact.sum_of_squares(g.values()))
         yield acts, g, numbers([acts], targets[step].size, TABLE), norm
         corrections = (1 - 0.9 ** (step + 1), 1 - 0.95 ** (step + 1))
         for row in parameter_table(TABLE):
