@@ -469,17 +469,18 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(qwen, acts, AT(wo), AT(bo), l),
                     gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
-    // one chain through all three
+    LinearChain chain = linear_chain(a.dbranch);  // through all three
     const floatX* dq =
         heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
-    linear_backward(a.dbranch, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
-                    gradients(qwen, AT(wq), AT(bq), l), 0, N, dev);
+    linear_chain_backward(&chain, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
+                          gradients(qwen, AT(wq), AT(bq), l), N, dev);
     const floatX* dk =
         heads_backward(qwen, a.dproj, a.parallel, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, N, dev);
-    linear_backward(a.dbranch, dk, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l),
-                    gradients(qwen, AT(wk), AT(bk), l), 1, N, dev);
-    linear_backward(a.dbranch, a.dv, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l),
-                    gradients(qwen, AT(wv), AT(bv), l), 1, N, dev);
+    linear_chain_backward(&chain, dk, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l),
+                          gradients(qwen, AT(wk), AT(bk), l), N, dev);
+    linear_chain_backward(&chain, a.dv, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l),
+                          gradients(qwen, AT(wv), AT(bv), l), N, dev);
+    linear_chain_end(&chain, N, dev);
 }
 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
@@ -798,6 +799,7 @@ static double parts_sent(const Run* r) {
         const int is_back = l >= m->lowest, again = recomputes && is_back && !(model_has_head(m) && l + 1 == end);
         n += (1 + again) * linear_sends(m, model_row(m, AT(wo), l), N) + linear_sends(m, model_row(m, AT(down), l), N);
         for (int i = 0; i < 4 && is_back; i++) { n += linear_sends(m, model_row(m, fields[i], l), N); }
+        n -= is_back ? linear_chain_saves(m, c->D, 3, N) : 0.0;
         n += is_back ? heads_sends(qwen, AT(q_norm), l, c->NH, N) + heads_sends(qwen, AT(k_norm), l, c->NKV, N) : 0.0;
     }
     if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }

@@ -7,6 +7,7 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_backward         of dout (N, OC): gradients of weight and bias are written, dinp (N, C) = dout * weight; with
                             add 1 it goes on from what dinp holds; NULL: nobody asks
     linear_backward_input, linear_backward_weight   dinp alone; gradients of weight and bias alone
+    linear_chain, linear_chain_backward, linear_chain_end   linear_backward of several products with one input
     linear_rows             out (N, C) = the rows of the weight that belong to tokens, as an embedding has them
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
     linear_rows_backward    its gradient
@@ -185,6 +186,12 @@ static inline double linear_sends(const Model* m, int i, int N) {
     return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
 }
 
+// less for n products of one chain
+static inline double linear_chain_saves(const Model* m, int C, int n, int N) {
+    const double T = m->tp.size;
+    return (T - 1.0) * (double)N * C / T * (n - 1);
+}
+
 // of N positions: scratch, and how large the whole matrix is
 static inline TpRoom linear_room_(const Linear* w, int N) {
     const int T = w->tp->size;
@@ -326,15 +333,21 @@ static inline void linear_columns_back_(floatX* dinp, const floatX* whole, const
     tp_gather(dinp, room->part, room->landing, N, C, 1, x, dev);
 }
 
+// some columns of a matrix of which this rank has some rows, and dout of all ranks in room->whole
+static inline Linear linear_columns_(const Linear* w, const TpRoom* room, const floatX* dout, int N,
+                                     const Device* dev) {
+    const int OC = w->OC * w->tp->size;
+    tp_to_columns(room, (const floatX*)w->weight.data, OC, w->C, w->sections, w->tp, dev);
+    tp_gather(room->whole, dout, room->landing, N, OC, w->sections, w->tp, dev);
+    return linear_of_(w, room->weight, NULL, OC, w->C / w->tp->size);
+}
+
 // the product alone
 static inline void linear_input_back_(floatX* dinp, const floatX* dout, const Linear* w, int add, int N,
                                       const Device* dev) {
     if (w->split != SPLIT_ROWS || !dinp) { linear_product_back_(dinp, dout, w, add, N, dev); return; }
     const TpRoom room = linear_room_(w, N);
-    const int OC = w->OC * w->tp->size;
-    tp_to_columns(&room, (const floatX*)w->weight.data, OC, w->C, w->sections, w->tp, dev);
-    const Linear columns = linear_of_(w, room.weight, NULL, OC, w->C / w->tp->size);
-    tp_gather(room.whole, dout, room.landing, N, OC, w->sections, w->tp, dev);
+    const Linear columns = linear_columns_(w, &room, dout, N, dev);
     linear_columns_back_(dinp, room.whole, &columns, &room, add, N, dev);
 }
 
@@ -350,6 +363,42 @@ static inline void linear_backward(floatX* dinp, const floatX* dout, const float
     matmul_backward_bias(d.bias, dout, N, w.OC, dev);
     linear_input_back_(dinp, dout, &w, add, N, dev);
     linear_adapters_backward_(dinp, &d, dout, inp, &w, N, NULL, dev);
+}
+
+// ---- several products with one input, as Q, K and V: its gradient is one chain through the outputs of all ----
+
+typedef struct {
+    floatX* dinp;      // (N, C) at the end; with --tp until then this rank's columns, (N, C / size)
+    int n;             // products so far
+    Linear last;
+} LinearChain;
+
+static inline LinearChain linear_chain(floatX* dinp) {
+    LinearChain chain;
+    memset(&chain, 0, sizeof chain);
+    chain.dinp = dinp;
+    return chain;
+}
+
+// as linear_backward
+static inline void linear_chain_backward(LinearChain* chain, const floatX* dout, const floatX* inp, Linear w,
+                                         LinearGradients d, int N, const Device* dev) {
+    const int add = chain->n++ > 0;
+    chain->last = w;
+    if (w.split != SPLIT_ROWS) { linear_backward(chain->dinp, dout, inp, w, d, add, N, dev); return; }
+    const TpRoom room = linear_room_(&w, N);
+    const Linear columns = linear_columns_(&w, &room, dout, N, dev);
+    matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
+    matmul_backward_bias(d.bias, dout, N, w.OC, dev);
+    linear_product_back_(chain->dinp, room.whole, &columns, add, N, dev);
+}
+
+static inline void linear_chain_end(LinearChain* chain, int N, const Device* dev) {
+    const Linear* w = &chain->last;
+    if (w->split != SPLIT_ROWS) { return; }
+    const TpRoom room = linear_room_(w, N);
+    device_copy(room.part, chain->dinp, sizeof(floatX) * (size_t)N * (size_t)(w->C / w->tp->size), dev);
+    tp_gather(chain->dinp, room.part, room.landing, N, w->C, 1, w->tp, dev);
 }
 
 // ---- of an output matrix, whose inputs and outputs are whole on every rank, however the matrix is split ----
