@@ -469,7 +469,7 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(qwen, acts, AT(wo), AT(bo), l),
                     gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
-    LinearChain chain = linear_chain(a.dbranch);  // through all three
+    LinearChain chain = linear_chain(a.dbranch, model_is_adapter(&qwen->model));  // through all three
     const floatX* dq =
         heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
     linear_chain_backward(&chain, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
@@ -793,12 +793,15 @@ static double parts_sent(const Run* r) {
     const Config* c = config_of(r);
     const int N = r->o.batch_size * r->T, first = model_first_layer(m), end = model_end_layer(m);
     const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    const size_t fields[] = {AT(wq), AT(wk), AT(wv), AT(gate_up)};
+    const size_t fields[] = {AT(wq), AT(wk), AT(wv), AT(gate_up), AT(wo), AT(down)};  // two by columns
     double n = 0.0;
     for (int l = first; l < end && model_has_tp(m); l++) {
         const int is_back = l >= m->lowest, again = recomputes && is_back && !(model_has_head(m) && l + 1 == end);
         n += (1 + again) * linear_sends(m, model_row(m, AT(wo), l), N) + linear_sends(m, model_row(m, AT(down), l), N);
-        for (int i = 0; i < 4 && is_back; i++) { n += linear_sends(m, model_row(m, fields[i], l), N); }
+        for (int i = 0; i < 6 && is_back; i++) {
+            const int row = model_row(m, fields[i], l);
+            n += (i < 4 ? linear_sends(m, row, N) : 0.0) + linear_adapter_sends(m, &qwen->adapters, row, l, N);
+        }
         n -= is_back ? linear_chain_saves(m, c->D, 3, N) : 0.0;
         n += is_back ? heads_sends(qwen, AT(q_norm), l, c->NH, N) + heads_sends(qwen, AT(k_norm), l, c->NKV, N) : 0.0;
     }

@@ -331,7 +331,7 @@ mutation "talk: half a line stays before the next answer" test_chat goes questio
 
 # ---- train_qwen3, and what it shares with train_moe ----
 mutation "qwen: of dinp the chain through q, k and v begins anew at v" test_qwen3 "golden dense" \
-    train_qwen3.cu:attention_block_backward 'AT\(bv\), l\), 1, N' 'AT(bv), l), 0, N'
+    linear.h:linear_chain_backward 'chain->n\+\+ > 0' 'chain->n++ == 1'
 mutation "qwen: a tied embedding forgets the gradient of the head" test_qwen3 "golden window" \
     train_qwen3.cu:qwen_backward 'else if \(dembedding\)' 'if (dembedding)'
 mutation "qwen: the balance is not k times ours" test_qwen3 "golden experts" train_qwen3.cu:experts_backward \

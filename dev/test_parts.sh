@@ -77,6 +77,8 @@ answers 7 text >examples
 parts "documents, answering examples" "2/2 4/2" --config dense.json --train documents --doc-reset 1 --hellaswag examples
 parts "some matrices do not learn" "2/2 4/2/--zero,2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
 parts "only norms learn" "2/2 4/2/--zero,1" --config tied.json --freeze '*_proj*,*embed*'
+parts "an adapter" "2/2 4/2/--zero,2 4/2/--pp,2 2/2/--recompute,3" --config dense.json --lora-rank 3
+parts "an adapter with dropout, of some" "2/2 8/4/--pp,2" --config llama.json --lora-rank 4 --lora-dropout 0.3 --lora-targets q_proj,down_proj,up_proj
 echo "# checkpoints"
 timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
 mv exported/model.safetensors whole/ && rm -rf exported
@@ -106,6 +108,7 @@ sends 2 --tp 2
 sends 2 --tp 2 --recompute 3
 sends 6 --tp 2 --pp 3
 sends 4 --tp 2 --zero 2 --freeze 'first:1'
+sends 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
@@ -113,7 +116,7 @@ refused "that does not divide the ranks" "--tp: 2: expected a number that divide
 refused "more than heads of keys" "--tp: 4: expected a number that divides both sides of model.layers.%d.self_attn.k_proj.weight, and its heads" \
     "$launch" -n 4 "$qwen" "${go[@]}" --tp 4
 refused "experts" "--tp: is for models without experts" "$launch" -n 2 "$qwen" "${run[@]}" --config sparse.json --tp 2
-refused "an adapter" "--tp: is not for adapters" "$launch" -n 2 "$qwen" "${go[@]}" --lora-rank 2 --tp 2
+refused "a base in bf16" "--tp: is for matrices of floats" "$launch" -n 2 "$qwen" "${go[@]}" --lora-rank 2 --base-dtype bf16 --tp 2
 refused "--verify-every" "--verify-every: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --tp 2
 refused "--noise-scale" "--noise-scale: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --tp 2
 timeout 60 "$qwen" --from whole --generate x --max-new-tokens 2 --tp 2 >out 2>err

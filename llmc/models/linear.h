@@ -116,9 +116,10 @@ static inline void linear_adapt(Linear* w, const Model* m, const Adapters* x, Ad
         const AdapterPlace* p = adapter_find(x, row - x->n_table, layer, part);
         if (!p) { continue; }
         LinearAdapter* a = &w->adapter[w->n_adapters++];
-        const uint64_t first = pass.dropout.first * (uint64_t)w->C;
+        const int C = m->table[row].columns;
+        const uint64_t first = pass.dropout.first * (uint64_t)C;
         const Dropout dropout = {p->dropout, pass.dropout.key, first}, none = {0.0f, 0, 0};
-        const LoraShape shape = {0, w->C, p->n, p->rank, (size_t)w->OC, p->scale,
+        const LoraShape shape = {0, C, p->n, p->rank, (size_t)m->table[row].rows, p->scale,
                                  pass.dropout.p > 0.0f ? dropout : none, (int)(p - x->places)};
         a->shape = shape;
         a->first = p->first;
@@ -137,14 +138,21 @@ static inline void linear_adapt_gradients(LinearGradients* d, Model* m, const Ad
     }
 }
 
+// with --tp every rank has all of A and B, and computes with whole inputs and outputs: rows and columns of an adapter
+// are few
+
 // outputs (N, OC) go on; experts NULL: those of all rows are one
 static inline void linear_adapters_forward_(floatX* out, const floatX* inp, const Linear* w, int N,
                                             const LoraExperts* experts, const Device* dev) {
     for (int i = 0; i < w->n_adapters; i++) {
         const LinearAdapter* a = &w->adapter[i];
         LoraShape shape = a->shape;
+        const int size = w->split == SPLIT_ROWS ? w->tp->size : 1, n = shape.n_out / size;  // own rows of B
         shape.N = N;
-        lora_forward(out + a->first, inp, a->A, a->B, &shape, experts, w->scratch, dev);
+        shape.n_out = n;
+        shape.out_row /= (size_t)size;
+        lora_forward(out + a->first / size, inp, a->A, a->B + (size_t)(size > 1 ? w->tp->place * n : 0) * shape.r,
+                     &shape, experts, w->scratch, dev);
     }
 }
 
@@ -186,10 +194,19 @@ static inline double linear_sends(const Model* m, int i, int N) {
     return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
 }
 
-// less for n products of one chain
+// less for n products of one chain, unless the model has adapters
 static inline double linear_chain_saves(const Model* m, int C, int n, int N) {
     const double T = m->tp.size;
-    return (T - 1.0) * (double)N * C / T * (n - 1);
+    return model_is_adapter(m) ? 0.0 : (T - 1.0) * (double)N * C / T * (n - 1);
+}
+
+// and more on the way back where row i has adapters at this layer
+static inline double linear_adapter_sends(const Model* m, const Adapters* x, int i, int layer, int N) {
+    const double T = m->tp.size;
+    const int row = i - x->n_table;
+    if (i < 0 || (!adapter_find(x, row, layer, 0) && !adapter_find(x, row, layer, 1))) { return 0.0; }
+    if (!model_row_has_tp(m, i)) { return 0.0; }
+    return (T - 1.0) * (double)N * (m->table[i].split == SPLIT_ROWS ? m->table[i].rows : m->table[i].columns) / T;
 }
 
 // of N positions: scratch, and how large the whole matrix is
@@ -290,6 +307,7 @@ static inline void linear_forward(floatX* out, const floatX* inp, Linear w, int 
         const Linear turned = linear_turned_(&w, &room, dev);
         tp_gather(room.whole, inp, room.landing, N, turned.C, 1, w.tp, dev);
         linear_whole_product_(out, room.whole, &turned, &room, N, dev);
+        linear_adapters_forward_(out, room.whole, &w, N, NULL, dev);
         return;
     }
     linear_product_(out, inp, &w, N, dev);
@@ -313,14 +331,6 @@ static inline void linear_rows_backward(float* dweight, const floatX* dout, cons
         dout = room.part;
     }
     token_embedding_backward(dweight, dout, tokens, N, w.C, dev);
-}
-
-// inp: what forward read
-static inline void linear_backward_weight(const floatX* dout, const floatX* inp, Linear w, LinearGradients d, int N,
-                                          const Device* dev) {
-    matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
-    matmul_backward_bias(d.bias, dout, N, w.OC, dev);
-    linear_adapters_backward_(NULL, &d, dout, inp, &w, N, NULL, dev);
 }
 
 // each rank computes some columns of dinp, of all outputs; whole: (N, OC of all)
@@ -351,10 +361,48 @@ static inline void linear_input_back_(floatX* dinp, const floatX* dout, const Li
     linear_columns_back_(dinp, room.whole, &columns, &room, add, N, dev);
 }
 
+// adapters of a matrix of which this rank has some columns: inputs are gathered, and dinp (N, C) is spread among those
+// of all ranks for a while. NULL: nobody asks
+static inline void linear_adapters_of_columns_(floatX* dinp, const LinearGradients* d, const floatX* dout,
+                                               const floatX* inp, const Linear* w, int N, const Device* dev) {
+    const TpRoom room = linear_room_(w, N);
+    const int C = w->C * w->tp->size;
+    floatX* spread = dinp ? room.landing : NULL;
+    if (w->n_adapters == 0) { return; }
+    if (d) { tp_gather(room.whole, inp, room.landing, N, C, 1, w->tp, dev); }
+    if (dinp) { tp_spread(spread, dinp, N, C, w->tp, dev); }
+    linear_adapters_backward_(spread, d, dout, room.whole, w, N, NULL, dev);
+    if (dinp) { tp_take(dinp, spread, N, C, 1, w->tp, dev); }
+}
+
+// ... and of any, once dinp has what comes by way of the weight
+static inline void linear_adapters_back_(floatX* dinp, const LinearGradients* d, const floatX* dout, const floatX* inp,
+                                         const Linear* w, int N, const Device* dev) {
+    if (w->split == SPLIT_COLUMNS) {
+        if (d) { linear_adapters_of_columns_(NULL, d, dout, inp, w, N, dev); }
+        if (dinp) { linear_adapters_of_columns_(dinp, NULL, dout, NULL, w, N, dev); }
+        return;
+    }
+    if (w->split == SPLIT_ROWS && w->n_adapters > 0) {
+        const TpRoom room = linear_room_(w, N);
+        tp_gather(room.whole, dout, room.landing, N, w->OC * w->tp->size, w->sections, w->tp, dev);
+        dout = room.whole;
+    }
+    linear_adapters_backward_(dinp, d, dout, inp, w, N, NULL, dev);
+}
+
+// inp: what forward read
+static inline void linear_backward_weight(const floatX* dout, const floatX* inp, Linear w, LinearGradients d, int N,
+                                          const Device* dev) {
+    matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
+    matmul_backward_bias(d.bias, dout, N, w.OC, dev);
+    linear_adapters_back_(NULL, &d, dout, inp, &w, N, dev);
+}
+
 static inline void linear_backward_input(floatX* dinp, const floatX* dout, Linear w, int add, int N,
                                          const Device* dev) {
     linear_input_back_(dinp, dout, &w, add, N, dev);
-    linear_adapters_backward_(dinp, NULL, dout, NULL, &w, N, NULL, dev);
+    linear_adapters_back_(dinp, NULL, dout, NULL, &w, N, dev);
 }
 
 static inline void linear_backward(floatX* dinp, const floatX* dout, const floatX* inp, Linear w, LinearGradients d,
@@ -362,21 +410,24 @@ static inline void linear_backward(floatX* dinp, const floatX* dout, const float
     matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
     matmul_backward_bias(d.bias, dout, N, w.OC, dev);
     linear_input_back_(dinp, dout, &w, add, N, dev);
-    linear_adapters_backward_(dinp, &d, dout, inp, &w, N, NULL, dev);
+    linear_adapters_back_(dinp, &d, dout, inp, &w, N, dev);
 }
 
 // ---- several products with one input, as Q, K and V: its gradient is one chain through the outputs of all ----
 
 typedef struct {
-    floatX* dinp;      // (N, C) at the end; with --tp until then this rank's columns, (N, C / size)
-    int n;             // products so far
+    floatX* dinp;  // (N, C) at the end; with --tp until then this rank's columns, (N, C / size), but for has_adapters
+    int has_adapters;
+    int n;         // products so far
     Linear last;
 } LinearChain;
 
-static inline LinearChain linear_chain(floatX* dinp) {
+// has_adapters: products of the model may have some
+static inline LinearChain linear_chain(floatX* dinp, int has_adapters) {
     LinearChain chain;
     memset(&chain, 0, sizeof chain);
     chain.dinp = dinp;
+    chain.has_adapters = has_adapters;
     return chain;
 }
 
@@ -385,7 +436,10 @@ static inline void linear_chain_backward(LinearChain* chain, const floatX* dout,
                                          LinearGradients d, int N, const Device* dev) {
     const int add = chain->n++ > 0;
     chain->last = w;
-    if (w.split != SPLIT_ROWS) { linear_backward(chain->dinp, dout, inp, w, d, add, N, dev); return; }
+    if (w.split != SPLIT_ROWS || chain->has_adapters) {
+        linear_backward(chain->dinp, dout, inp, w, d, add, N, dev);
+        return;
+    }
     const TpRoom room = linear_room_(&w, N);
     const Linear columns = linear_columns_(&w, &room, dout, N, dev);
     matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
@@ -395,7 +449,7 @@ static inline void linear_chain_backward(LinearChain* chain, const floatX* dout,
 
 static inline void linear_chain_end(LinearChain* chain, int N, const Device* dev) {
     const Linear* w = &chain->last;
-    if (w->split != SPLIT_ROWS) { return; }
+    if (w->split != SPLIT_ROWS || chain->has_adapters) { return; }
     const TpRoom room = linear_room_(w, N);
     device_copy(room.part, chain->dinp, sizeof(floatX) * (size_t)N * (size_t)(w->C / w->tp->size), dev);
     tp_gather(chain->dinp, room.part, room.landing, N, w->C, 1, w->tp, dev);

@@ -3,7 +3,7 @@ What ranks that have a matrix together (tensor_ranks.h) exchange, of activations
 number of a product is computed by one rank, as one chain over all that it sums over: nothing is added across ranks, so
 the bits are those of a rank that has the whole matrix.
     tp_gather, tp_gather_floats   each rank has some columns of (N, L): all get all
-    tp_take         those of this rank, of all columns
+    tp_take         those of this rank, of all columns; tp_spread: to their places among those of all
     tp_to_columns   each rank has some rows of a matrix (OC, C), all their columns: it gets its columns of all rows
     tp_to_rows      and the other way
     TpRoom, tp_room, tp_room_elements   scratch of a product with a matrix (OC, C), whole sizes, for N positions
@@ -99,6 +99,13 @@ static inline void tp_take(floatX* part, const floatX* whole, int N, int L, int 
     for (int s = 0; s < sections; s++) {
         tp_strips_(part + s * width, each, whole + s * (L / sections) + x->place * width, L, width, N, dev);
     }
+}
+
+// the way back: whole (N, L) with columns of this rank at their place, 0 in those of the others
+static inline void tp_spread(floatX* whole, const floatX* part, int N, int L, const TpRanks* x, const Device* dev) {
+    const int each = L / x->size;
+    device_zero(whole, sizeof(floatX) * (size_t)N * (size_t)L, dev);
+    tp_strips_(whole + x->place * each, L, part, each, each, N, dev);
 }
 
 // room->weight (OC, C / size) from rows (OC / size, C)

@@ -39,7 +39,7 @@ static inline void tp_begin(Run* r, int* size) {
     const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp"), was = *size;
     const int is_alone = run_is_generating(r) || *r->o.probe;
     const char* obstacle = *size > 1 ? tp_obstacle_(m, *size, name, sizeof name) : NULL;
-    const int fits = P % *size == 0 && !is_alone && !obstacle && !model_is_adapter(m);
+    const int fits = P % *size == 0 && !is_alone && !obstacle;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
     if (*size < was && P > 1 && r->comm->rank == 0) {
         warn_line("--tp %d, with which the run began, does not fit: each of %d ranks has whole matrices now", was, P);
@@ -55,7 +55,6 @@ static inline void tp_begin(Run* r, int* size) {
     if (obstacle) {
         options_fail("tp", "%d: expected a number that divides both sides of %s, and its heads", *size, obstacle);
     }
-    options_refuse(model_is_adapter(m), "tp", "is not for adapters");
     options_refuse(m->frozen_as != STORED_BY_BUILD, "tp", "is for matrices of floats: leave --weights out");
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --tp");
