@@ -31,7 +31,7 @@ static Model* layout(Subject* s) {
 static void open_activations(Subject* s, Purpose purpose, int B, int T) {
     const Tradeoffs how = {s->way.recompute, s->way.gelu_fusion, s->way.head_rows, NULL, 1};
     Activations* acts = activations_of(s, purpose);
-    activations_init(acts, of(s)->gpt2.config, B, T, purpose, how);
+    activations_init(acts, &of(s)->gpt2, B, T, purpose, how);
     if (purpose != TO_TRAIN) { return; }
     acts->graph.is_on = s->way.graph;
     acts->batch.counts_all = s->way.graph || s->way.counts_all;

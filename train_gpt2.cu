@@ -7,6 +7,7 @@ What is different here, and why:
     weights       are stored as floatX, bf16 by default; AdamW updates float masters, from which they are rounded
     activations   are kept for all layers, or computed again in backward: --recompute trades time for memory
     the head      takes --head-rows positions at a time, so that the logits of a batch never exist as a whole
+    products      are those of models/linear.h: of matrices that are whole here, or shared by ranks (--tp)
     host          it only launches: inside an update nothing waits for the GPU until the norm is read
 There are no kernels here. Every op's are in its header in llmc/ops/, behind the loop that defines them.
 
@@ -19,6 +20,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/core/graph.h"         // Graph, graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
+#include "llmc/models/linear.h"      // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"     // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/token_batch.h" // TokenBatch: tokens and targets on the device, segments for attention
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
@@ -27,10 +29,11 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
 #include "llmc/ops/layernorm.h"      // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/ops/matmul.h"         // matmul_forward, matmul_gelu_forward, matmul_backward
+#include "llmc/ops/matmul.h"         // matmul_gelu_forward
 #ifndef TESTING                     // a test includes this file for the model alone
 #include "llmc/models/gpt2_run.h"  // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #include "llmc/run/graph_option.h"  // graph_option, graph_check
+#include "llmc/run/tp_option.h"  // tp_option, tp_begin, tp_box
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -43,10 +46,10 @@ typedef struct {
         *lnfw, *lnfb;
 } StoredParameters;  // the fields of Parameters, in the same order: one table serves both
 
-// what a pass leaves behind; the last three are the gradients on their way back, one buffer each for all layers
+// what a pass leaves behind; then the gradients on their way back, one buffer each for all layers; room of --tp
 typedef struct {
     floatX *encoded, *ln1, *qkv, *atty, *residual2, *ln2, *fch, *fch_gelu, *residual3, *lnf, *logits, *branch,
-        *dresidual, *dbranch, *dwide;
+        *dresidual, *dbranch, *dwide, *parallel;
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -71,30 +74,34 @@ static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recomput
 }
 
 // B rows of T positions; generation keeps logits of the last position only
-static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int C = c.C, N = B * T, N_train = purpose == TO_TRAIN ? N : 0, L_out = purpose == TO_TRAIN ? c.L : 0;
+static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config c = gpt2->config;
+    const int C = c.C, HC = c.HC, F = c.F, wide = F > 3 * HC ? F : 3 * HC;
+    const int N = B * T, N_train = purpose == TO_TRAIN ? N : 0, L_out = purpose == TO_TRAIN ? c.L : 0;
     const int L_gelu = layers_kept(c, purpose, how, RECOMPUTE_GELU);
     const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
     const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
+    const size_t parallel = linear_room_elements(&gpt2->model, N, N_head);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, C);        // wte + wpe; of a later stage (--pp) the stream that comes in
     *t++ = activation(FIELD(ln1),       L_norms, N, C);
-    *t++ = activation(FIELD(qkv),       L_cache, N, 3 * C);  // in generation: the key-value cache
-    *t++ = activation(FIELD(atty),      L_block, N, C);   // attention's output before its projection
+    *t++ = activation(FIELD(qkv),       L_cache, N, 3 * HC);  // in generation: the key-value cache
+    *t++ = activation(FIELD(atty),      L_block, N, HC);  // attention's output before its projection
     *t++ = activation(FIELD(residual2), L_block, N, C);   // residual stream after attention
     *t++ = activation(FIELD(ln2),       L_norms, N, C);
-    *t++ = activation(FIELD(fch),       L_block, N, 4 * C);
-    *t++ = activation(FIELD(fch_gelu),  L_gelu, N, 4 * C);
+    *t++ = activation(FIELD(fch),       L_block, N, F);
+    *t++ = activation(FIELD(fch_gelu),  L_gelu, N, F);
     *t++ = activation(FIELD(residual3), L_out, N, C);     // residual stream after the MLP
     *t++ = activation(FIELD(lnf),       0, N, C);
     *t++ = activation(FIELD(logits),    0, N_head, c.Vp); // then their gradient
     *t++ = activation(FIELD(branch),    0, N, C);         // a block's output before it joins the stream
     *t++ = activation(FIELD(dresidual), 0, N_train, C);
     *t++ = activation(FIELD(dbranch),   0, N_train, C);      // gradient of a LayerNorm's or attention's output
-    *t++ = activation(FIELD(dwide),     0, N_train, 4 * C);  // gradient of fch, later of qkv
+    *t++ = activation(FIELD(dwide),     0, N_train, wide);   // gradient of fch, later of qkv
+    *t++ = activation(FIELD(parallel),  0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -133,20 +140,20 @@ typedef struct {
 } Activations;
 
 // sizes only; returns the bytes that activations_init will take on the device
-static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
+static double activations_layout(Activations* acts, const GPT2* gpt2, int B, int T, Purpose purpose, Tradeoffs how) {
     memset(acts, 0, sizeof *acts);
     acts->how = how;
     acts->n_slots = purpose == TO_TRAIN && how.slots > 1 ? how.slots : 1;
-    const int n_activations = activation_table(acts->tensors.table, c, B, T, purpose, &how);
-    const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
+    const int n_activations = activation_table(acts->tensors.table, gpt2, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, gpt2->config, B, T, purpose, &how);
     tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX));
     tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float));
     return tensor_arena_divide(&acts->tensors, how.held, acts->n_slots) +
            tensor_arena_divide(&acts->statistics, how.held, acts->n_slots) + acts->n_slots * token_batch_bytes(B, T);
 }
 
-static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, Tradeoffs how) {
-    activations_layout(acts, c, B, T, purpose, how);
+static void activations_init(Activations* acts, const GPT2* gpt2, int B, int T, Purpose purpose, Tradeoffs how) {
+    activations_layout(acts, gpt2, B, T, purpose, how);
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
     acts->waiting = token_batches_open(acts->n_slots, B, T);
@@ -172,6 +179,17 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
     return a;
 }
 
+#define AT(name) offsetof(Parameters, name)
+// a matrix of layer l and its bias, and where their gradients go
+static Linear linear(const GPT2* gpt2, const Activations* acts, size_t weight, size_t bias, int l) {
+    Linear w = model_linear(&gpt2->model, weight, bias, l);
+    w.room = layer_activations(acts, 0).parallel;
+    return w;
+}
+static LinearGradients gradients(GPT2* gpt2, size_t weight, size_t bias, int l) {
+    return model_linear_gradients(&gpt2->model, weight, bias, l);
+}
+
 static Statistics layer_statistics(const Activations* acts, int l) {
     Statistics s;
     tensor_arena_point(&acts->statistics, &s, l);
@@ -181,21 +199,35 @@ static Statistics layer_statistics(const Activations* acts, int l) {
 // layer l from its first LayerNorm's output to GELU's: with N positions from t0 on, whose stream comes in as `residual`
 static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floatX* residual, int N, int t0,
                           const Device* dev) {
-    const int C = gpt2->config.C, NH = gpt2->config.NH;
+    const int C = gpt2->config.C, HC = gpt2->config.HC, NH = gpt2->config.NH;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
-    matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
+    linear_forward(a.qkv + (size_t)t0 * 3 * HC, a.ln1, linear(gpt2, acts, AT(qkvw), AT(qkvb), l), N, dev);
     for (int i = 0; i < acts->batch.segments.n; i++) {
         Segment x = acts->batch.segments.at[i];
-        attention_forward(a.atty + x.first * C, s.att_max + x.first * NH, s.att_inv + x.first * NH,
-                          a.qkv + x.first * 3 * C, x.rows, x.T, C, NH, t0, dev);
+        attention_forward(a.atty + x.first * HC, s.att_max + x.first * NH, s.att_inv + x.first * NH,
+                          a.qkv + x.first * 3 * HC, x.rows, x.T, HC, NH, t0, dev);
     }
-    matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
+    linear_forward(a.branch, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l), N, dev);
     dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
     residual_layernorm_forward(a.residual2, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C,
                                dev);
-    matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, 4 * C, dev);
+    matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, gpt2->config.F, dev);
+}
+
+// tokens and positions of the batch, from t0 on
+static void embed(const GPT2* gpt2, Activations* acts, int N, int t0, const Device* dev) {
+    const StoredParameters p = layer_weights(gpt2, 0);
+    const Linear wte = linear(gpt2, acts, AT(wte), NO_BIAS, 0);
+    floatX *encoded = layer_activations(acts, 0).encoded, *own = linear_columns(&wte, encoded, N);
+    for (int i = 0; i < acts->batch.segments.n; i++) {
+        Segment x = acts->batch.segments.at[i];
+        embedding_forward(own + x.first * wte.C, acts->batch.tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, wte.C,
+                          t0, dev);
+    }
+    linear_columns_gather(encoded, &wte, N, dev);
+    dropout(encoded, encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * gpt2->config.C, dev);
 }
 
 // tokens (B, T-t0), on the host or NULL: uploaded, at positions t0..T-1, up to the last LayerNorm. t0 > 0, with B = 1,
@@ -210,19 +242,14 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     Statistics s = layer_statistics(acts, first);
     StoredParameters p = layer_weights(gpt2, first);
     if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, t0, dev); }
-    for (int i = 0; i < acts->batch.segments.n && model_has_embedding(m); i++) {
-        Segment x = acts->batch.segments.at[i];
-        embedding_forward(a.encoded + x.first * C, acts->batch.tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, C, t0,
-                          dev);
-    }
-    if (model_has_embedding(m)) { dropout(a.encoded, a.encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev); }
+    if (model_has_embedding(m)) { embed(gpt2, acts, N, t0, dev); }
     const floatX* residual = a.encoded;
     layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
     for (int l = first; l < end; l++) {
         block_forward(gpt2, acts, l, residual, N, t0, dev);
         a = layer_activations(acts, l);
         p = layer_weights(gpt2, l);
-        matmul_forward(a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, dev);
+        linear_forward(a.branch, a.fch_gelu, linear(gpt2, acts, AT(fcprojw), AT(fcprojb), l), N, dev);
         dropout(a.branch, a.branch, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
         if (l + 1 < end) {  // the stream goes on, and into the next layer's LayerNorm at once
             ActivationTensors next = layer_activations(acts, l + 1);
@@ -241,16 +268,12 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     acts->is_fresh = 1;
 }
 
-// the embedding again
-static Linear output_weight(const GPT2* gpt2) {
-    return model_linear(&gpt2->model, offsetof(Parameters, wte), NO_BIAS, 0);
-}
-
-// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient. Its matrix
+// is the embedding again
 static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {output_weight(gpt2), a.lnf, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
-                         acts->how.head_rows, gpt2->config.V};
+    const LmHead head = {linear(gpt2, acts, AT(wte), NO_BIAS, 0), a.lnf, a.dbranch, a.logits,
+                         layer_statistics(acts, 0).losses, acts->how.head_rows, gpt2->config.V};
     return head;
 }
 
@@ -269,14 +292,29 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
         layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
     }
     if (level == RECOMPUTE_BLOCKS) { block_forward(gpt2, acts, l, residual, N, 0, dev); }
-    else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev); }
+    else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * gpt2->config.F, dev); }
+}
+
+// from the gradient of the stream, dresidual, to those of both tables of vectors
+static void embed_backward(GPT2* gpt2, Activations* acts, int N, const Device* dev) {
+    const Parameters d = gpt2_gradients(gpt2, 0);
+    const Linear wte = linear(gpt2, acts, AT(wte), NO_BIAS, 0);
+    floatX* dencoded = layer_activations(acts, 0).dresidual;
+    dropout(dencoded, dencoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * gpt2->config.C, dev);
+    // positions beyond T get none
+    if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * wte.C, dev); }
+    const floatX* own = linear_columns_take(&wte, dencoded, N, dev);
+    for (int i = 0; i < acts->batch.segments.n; i++) {
+        Segment x = acts->batch.segments.at[i];
+        embedding_backward(d.wte, d.wpe, own + x.first * wte.C, acts->batch.tokens + x.first, x.rows, x.T, wte.C, dev);
+    }
 }
 
 // Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf.
 static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Device* dev) {
     const Model* m = &gpt2->model;
-    const int C = gpt2->config.C, NH = gpt2->config.NH, N = B * T;
+    const int C = gpt2->config.C, HC = gpt2->config.HC, NH = gpt2->config.NH, N = B * T;
     const int first = model_first_layer(m), end = model_end_layer(m);
     ActivationTensors a = layer_activations(acts, end - 1);
     Statistics s = layer_statistics(acts, end - 1);
@@ -295,33 +333,30 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         d = gpt2_gradients(gpt2, l);
         recompute_block(gpt2, acts, l, residual, N, dev);
         const floatX* dout = dropout(a.branch, a.dresidual, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
-        matmul_backward(a.dwide, d.fcprojw, d.fcprojb, dout, a.fch_gelu, p.fcprojw, N, 4 * C, C, dev);
-        gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * 4 * C, dev);
-        matmul_backward(a.dbranch, d.fcw, d.fcb, a.dwide, a.ln2, p.fcw, N, C, 4 * C, dev);
+        linear_backward(a.dwide, dout, a.fch_gelu, linear(gpt2, acts, AT(fcprojw), AT(fcprojb), l),
+                        gradients(gpt2, AT(fcprojw), AT(fcprojb), l), 0, N, dev);
+        gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * gpt2->config.F, dev);
+        linear_backward(a.dbranch, a.dwide, a.ln2, linear(gpt2, acts, AT(fcw), AT(fcb), l),
+                        gradients(gpt2, AT(fcw), AT(fcb), l), 0, N, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
                            dev);
         dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
-        matmul_backward(a.dbranch, d.attprojw, d.attprojb, dout, a.atty, p.attprojw, N, C, C, dev);
+        linear_backward(a.dbranch, dout, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l),
+                        gradients(gpt2, AT(attprojw), AT(attprojb), l), 0, N, dev);
         for (int i = 0; i < acts->batch.segments.n; i++) {
             Segment x = acts->batch.segments.at[i];
-            attention_backward(a.dwide + x.first * 3 * C, a.dbranch + x.first * C, a.atty + x.first * C,
-                               s.att_max + x.first * NH, s.att_inv + x.first * NH, a.qkv + x.first * 3 * C, x.rows, x.T,
-                               C, NH, dev);
+            attention_backward(a.dwide + x.first * 3 * HC, a.dbranch + x.first * HC, a.atty + x.first * HC,
+                               s.att_max + x.first * NH, s.att_inv + x.first * NH, a.qkv + x.first * 3 * HC, x.rows,
+                               x.T, HC, NH, dev);
         }
-        matmul_backward(a.dbranch, d.qkvw, d.qkvb, a.dwide, a.ln1, p.qkvw, N, C, 3 * C, dev);
+        linear_backward(a.dbranch, a.dwide, a.ln1, linear(gpt2, acts, AT(qkvw), AT(qkvb), l),
+                        gradients(gpt2, AT(qkvw), AT(qkvb), l), 0, N, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
         model_layer_done(&gpt2->model, l, dev);
     }
     if (!model_has_embedding(m)) { return; }
     model_receive_shared(&gpt2->model, dev);  // what the head has written, with --pp on another rank
-    d = gpt2_gradients(gpt2, first);
-    dropout(a.dresidual, a.dresidual, &acts->dropout, SITE_EMBEDDING, (size_t)N * C, dev);
-    // positions beyond T get none
-    if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * C, dev); }
-    for (int i = 0; i < acts->batch.segments.n; i++) {
-        Segment x = acts->batch.segments.at[i];
-        embedding_backward(d.wte, d.wpe, a.dresidual + x.first * C, acts->batch.tokens + x.first, x.rows, x.T, C, dev);
-    }
+    embed_backward(gpt2, acts, N, dev);
 }
 
 static void leaf_begin(Activations* acts, const int* tokens, const int* targets, int B, int T, const Device* dev) {
@@ -383,9 +418,17 @@ static void gpu_options(Run* r) {
         {"GPU", "head-rows", "", OPTION_INT, &w->how.head_rows, "8192", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->graph),
+        tp_option(&w->gpt2.tp),
     };
     gpt2_options(r);
     run_add_options(r, own, sizeof own);
+}
+
+static void choose(Run* r) {
+    GPT2* g = gpt2_of(r);
+    gpt2_choose(r);
+    tp_begin(r, &g->tp);
+    g->config = config_part(&g->whole, g->model.tp.size);
 }
 
 static void check_options(Run* r) {
@@ -397,8 +440,7 @@ static void check_options(Run* r) {
                      "differ: expected --recompute 0 or 3", how->recompute);
     }
     const char* const drops = "is not for --dropout: each micro-batch leaves out other elements";
-    graph_check(r, &workplace(r)->graph, model_has_pp(r->model) ? PP_NO_GRAPH
-                                         : gpt2_of(r)->dropout > 0.0f ? drops : NULL);
+    graph_check(r, &workplace(r)->graph, gpt2_of(r)->dropout > 0.0f ? drops : NULL);
 }
 
 static Tradeoffs how_of(const Run* r) {
@@ -412,7 +454,23 @@ static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int 
     Activations acts;
     Tradeoffs how = how_of(r);
     if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
-    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose, how);
+    return activations_layout(&acts, gpt2_of(r), B, T, purpose, how);
+}
+
+static void box(const Run* r) {
+    gpt2_box(r);
+    tp_box(r);
+}
+
+// with --tp: what the products of a micro-batch need of other ranks, in an update
+static double parts_sent(const Run* r) {
+    const Model* m = r->model;
+    const int N = r->o.batch_size * r->T, wte = model_row(m, AT(wte), 0), C = gpt2_of(r)->config.C;
+    const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
+    double n = linear_layers_send(m, again, 1, C, N);
+    if (model_has_head(m)) { n += linear_sends(m, wte, N); }
+    if (model_has_embedding(m)) { n += linear_columns_send(m, C, N); }
+    return sizeof(floatX) * n * tp_leaves(r);
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, workplace(r)->how.head_rows); }
@@ -420,7 +478,7 @@ static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     const Workplace* w = workplace(r);
     Activations* acts = activations_of(r, purpose);
-    activations_init(acts, w->gpt2.config, B, T, purpose, how_of(r));
+    activations_init(acts, &w->gpt2, B, T, purpose, how_of(r));
     acts->batch.segments.document_start = run_document_start(r, purpose);
     acts->graph.is_on = acts->batch.counts_all = w->graph;
 }
@@ -505,7 +563,10 @@ static Trainer gpu_trainer(void) {
     t.stored_bytes = sizeof(floatX);
     t.sparing = "--recompute 3";
     t.options = gpu_options;
+    t.choose = choose;
     t.check = check_options;
+    t.box = box;
+    t.parts_sent = parts_sent;
     t.activation_bytes = activation_bytes;
     t.workspace_bytes = workspace_bytes;
     t.open = open_activations;

@@ -571,7 +571,7 @@ static void moe_check(Run* r) {
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
     experts_check(r, &workplace(r)->decoder.how.ep, c->k);
-    graph_check(r, &workplace(r)->decoder.graph, model_has_pp(r->model) ? PP_NO_GRAPH : experts_obstacle(r));
+    graph_check(r, &workplace(r)->decoder.graph, experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;

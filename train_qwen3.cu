@@ -704,7 +704,7 @@ static void qwen_check(Run* r) {
     if (c->E > 0) { experts_check(r, &w->decoder.how.ep, c->k); }
     const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
     const char* const varies = w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r);
-    graph_check(r, &w->decoder.graph, model_has_pp(r->model) ? PP_NO_GRAPH : varies);
+    graph_check(r, &w->decoder.graph, varies);
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {
@@ -791,29 +791,21 @@ static double parts_sent(const Run* r) {
     const Qwen* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = r->o.batch_size * r->T, first = model_first_layer(m), end = model_end_layer(m);
-    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    const size_t fields[] = {AT(wq), AT(wk), AT(wv), AT(gate_up), AT(wo), AT(down)};  // two by columns
-    double n = 0.0;
-    for (int l = first; l < end && model_has_tp(m); l++) {
-        const int is_back = l >= m->lowest, again = recomputes && is_back && !(model_has_head(m) && l + 1 == end);
-        n += (1 + again) * linear_sends(m, model_row(m, AT(wo), l), N) + linear_sends(m, model_row(m, AT(down), l), N);
-        for (int i = 0; i < 6 && is_back; i++) {
-            const int row = model_row(m, fields[i], l);
-            n += (i < 4 ? linear_sends(m, row, N) : 0.0) + linear_adapter_sends(m, &qwen->adapters, row, l, N);
+    const int N = r->o.batch_size * r->T, recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
+    for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
+        if (l < m->lowest) { continue; }
+        for (int i = qwen->adapters.n_table; i < m->n_table; i++) {
+            n += linear_adapter_sends(m, &qwen->adapters, i, l, N);
         }
-        n -= is_back ? linear_chain_saves(m, c->D, 3, N) : 0.0;
-        n += is_back ? heads_sends(qwen, AT(q_norm), l, c->NH, N) + heads_sends(qwen, AT(k_norm), l, c->NKV, N) : 0.0;
+        n += heads_sends(qwen, AT(q_norm), l, c->NH, N) + heads_sends(qwen, AT(k_norm), l, c->NKV, N);
     }
     if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
-    if (model_has_embedding(m)) { n += (m->tp.size - 1.0) * (double)N * c->D / m->tp.size; }
-    const Comm* sharing = model_sharing(m, r->comm);
-    return sizeof(floatX) * n * dp_share_of_leaves(r->n_leaves, sharing->rank, sharing->size, r->o.zero);
+    if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
+    return sizeof(floatX) * n * tp_leaves(r);
 }
 
-static double qwen_rows_sent(const Run* r) {
-    return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k) + parts_sent(r);
-}
+static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
 
 static double qwen_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
@@ -905,6 +897,7 @@ static Trainer qwen_trainer(void) {
     t.check = qwen_check;
     t.box = qwen_box;
     t.rows_sent = qwen_rows_sent;
+    t.parts_sent = parts_sent;
     t.flops_per_token = qwen_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = qwen_load;

@@ -9,6 +9,7 @@
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     likeliest                                           is a text what its probe says?
+#     on_ranks, refused                                   the same bytes on several ranks; what ranks refuse
 
 # ---- runs ----
 
@@ -191,4 +192,30 @@ logits = struct.unpack(f"<{T * V}f", data[8 + n + begin:8 + n + end])
 best = [max(range(V), key=lambda v: (logits[t * V + v], -v)) for t in range(T)]
 assert T == len(tokens) and tokens[n_prompt:] == best[n_prompt - 1:-1], (tokens[n_prompt:], best[n_prompt - 1:-1])
 PYTHON
+}
+
+# ---- several ranks ----
+
+# The run of `run` and these options alone, then on RANKS with DIVIDED, --pp or --tp, SIZE and MORE,OPTIONS: the bytes of one rank
+on_ranks() {  # TRAINER DIVIDED PROMISE "RANKS/SIZE[/MORE] ..." OPTION...
+    local program=${!1} divided=$2 promise=$3 grids=$4 grid ranks size more status
+    shift 4
+    rm -rf one
+    timeout 60 "$program" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
+    for grid in $grids; do
+        IFS=/ read -r ranks size more <<<"$grid"
+        rm -rf several
+        timeout 60 "$launch" -n $ranks "$program" "${run[@]}" "$@" $divided $size ${more//,/ } --run several >out 2>err </dev/null
+        status=$?
+        same_run one several && cmp -s {one,several}/samples.txt
+        verdict $? "$promise, $ranks ranks, $divided $size ${more//,/ }: the bytes of one rank" "status $status: $(tail -n 1 err)"
+    done
+}
+
+# status 2, one line that has the text, and no folder
+refused() {  # PROMISE TEXT COMMAND...
+    local promise=$1 text=$2
+    shift 2
+    timeout 60 "$@" --run refused >out 2>err </dev/null
+    check "refused: $promise" test "$? $(grep -c . err) $(grep -cF -- "$text" err) $([ -e refused ] && echo written)" = "2 1 1 "
 }

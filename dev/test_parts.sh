@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# --tp: matrices on several ranks, as a user starts them: the bytes of one rank, whatever the ranks, their stages, what is kept and what
-# learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1: no rank may come by another call than its
-# neighbour. About half a minute of one core after the build.
+# --tp: matrices on several ranks, of train_gpt2cu, train_moe and train_qwen3 as their user starts them: the bytes of one rank,
+# whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals.
+# COMM_CHECK=1: no rank may come by another call than its neighbour. About half a minute of one core after the build.
 #     dev/test_parts.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
 export OMP_NUM_THREADS=1 COMM_CHECK=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build qwen "CPU=1" train_qwen3
+need_build gpt2 "CPU=1" train_gpt2cu
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -15,6 +16,7 @@ cd "$work" || exit 1
 write_texts
 heads='"vocab_size":257,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
 echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
+echo '{"model_type":"gpt2","activation_function":"gelu_new","vocab_size":257,"n_layer":3,"n_head":4,"n_embd":20,"n_positions":96,"layer_norm_epsilon":1e-5}' >gpt2.json
 edit dense.json tied.json tie_word_embeddings true
 edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
 edit dense.json llama.json model_type '"llama"' attention_bias true num_key_value_heads 4 hidden_size 24 tie_word_embeddings true
@@ -23,21 +25,7 @@ for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"}
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
 
-# parts PROMISE GRIDS OPTION...: the run alone, then for each RANKS/PARTS[/MORE] on ranks
-parts() {
-    local promise=$1 grids=$2 grid ranks size more status
-    shift 2
-    rm -rf one
-    timeout 60 "$qwen" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
-    for grid in $grids; do
-        IFS=/ read -r ranks size more <<<"$grid"
-        rm -rf several
-        timeout 60 "$launch" -n $ranks "$qwen" "${run[@]}" "$@" --tp $size ${more//,/ } --run several >out 2>err </dev/null
-        status=$?
-        same_run one several && cmp -s {one,several}/samples.txt
-        verdict $? "$promise, $ranks ranks, --tp $size ${more//,/ }: the bytes of one rank" "status $status: $(tail -n 1 err)"
-    done
-}
+parts() { on_ranks "$1" --tp "${@:2}"; }  # TRAINER PROMISE RANKS/PARTS... OPTION...
 
 # going_on RANKS/PARTS/STAGES RANKS/PARTS/STAGES: written by these ranks, resumed and exported by those; `whole` is one rank's run
 going_on() {
@@ -54,31 +42,26 @@ going_on() {
     rm -rf exported
 }
 
-# refused PROMISE TEXT COMMAND...: status 2, and one line that has the text
-refused() {
-    local promise=$1 text=$2
-    shift 2
-    timeout 60 "$@" --run refused >out 2>err </dev/null
-    check "refused: $promise" test "$? $(grep -c . err) $(grep -cF -- "$text" err) $([ -e refused ] && echo written)" = "2 1 1 "
-}
-
 if is_quick; then
-    parts "output matrix = embedding" "2/2 4/2/--pp,2" --config tied.json --ema 0.9
-    parts "biases and windows" "4/2/--zero,2" --config bias.json
+    parts qwen "output matrix = embedding" "2/2 4/2/--pp,2" --config tied.json --ema 0.9
+    parts qwen "biases and windows" "4/2/--zero,2" --config bias.json
+    parts gpt2 "GPT-2" "4/4" --config gpt2.json --dropout 0.1
     finish
     exit
 fi
-parts "norms of heads" "2/2 4/2 4/2/--zero,1 6/2/--zero,2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,7" --config dense.json
-parts "output matrix = embedding" "2/2 4/2/--zero,2 4/2/--pp,2 6/2/--pp,3 8/2/--pp,2,--zero,2" --config tied.json --ema 0.9
-parts "biases and windows" "2/2 4/2/--pp,2,--recompute,2" --config bias.json
-parts "biases of o, four parts" "4/4 8/4/--zero,2 8/4/--pp,2" --config llama.json
-parts "conversations" "2/2 4/2/--pp,2" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
+parts qwen "norms of heads" "2/2 4/2 4/2/--zero,1 6/2/--zero,2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,7" --config dense.json
+parts qwen "output matrix = embedding" "2/2 4/2/--zero,2 4/2/--pp,2 6/2/--pp,3 8/2/--pp,2,--zero,2" --config tied.json --ema 0.9
+parts qwen "biases and windows" "2/2 4/2/--pp,2,--recompute,2" --config bias.json
+parts qwen "biases of o, four parts" "4/4 8/4/--zero,2 8/4/--pp,2" --config llama.json
+parts qwen "conversations" "2/2 4/2/--pp,2" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
 answers 7 text >examples
-parts "documents, answering examples" "2/2 4/2" --config dense.json --train documents --doc-reset 1 --hellaswag examples
-parts "some matrices do not learn" "2/2 4/2/--zero,2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
-parts "only norms learn" "2/2 4/2/--zero,1" --config tied.json --freeze '*_proj*,*embed*'
-parts "an adapter" "2/2 4/2/--zero,2 4/2/--pp,2 2/2/--recompute,3" --config dense.json --lora-rank 3
-parts "an adapter with dropout, of some" "2/2 8/4/--pp,2" --config llama.json --lora-rank 4 --lora-dropout 0.3 --lora-targets q_proj,down_proj,up_proj
+parts qwen "documents, answering examples" "2/2 4/2" --config dense.json --train documents --doc-reset 1 --hellaswag examples
+parts qwen "some matrices do not learn" "2/2 4/2/--zero,2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
+parts qwen "only norms learn" "2/2 4/2/--zero,1" --config tied.json --freeze '*_proj*,*embed*'
+parts gpt2 "GPT-2" "2/2 4/4 4/2/--zero,2 4/2/--pp,2 8/4/--pp,2 2/2/--recompute,3 2/2/--recompute,1" --config gpt2.json --dropout 0.1 --ema 0.9
+parts gpt2 "GPT-2, documents, some does not learn" "2/2 4/2/--zero,1" --config gpt2.json --train documents --doc-reset 1 --freeze '*.h.0.*,*c_attn*,*wpe*'
+parts qwen "an adapter" "2/2 4/2/--zero,2 4/2/--pp,2 2/2/--recompute,3" --config dense.json --lora-rank 3
+parts qwen "an adapter with dropout, of some" "2/2 8/4/--pp,2" --config llama.json --lora-rank 4 --lora-dropout 0.3 --lora-targets q_proj,down_proj,up_proj
 echo "# checkpoints"
 timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
 mv exported/model.safetensors whole/ && rm -rf exported

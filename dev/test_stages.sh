@@ -30,21 +30,7 @@ edit sparse.json wide.json num_experts 4 hidden_size 64 moe_intermediate_size 64
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
 
-# stages TRAINER PROMISE GRIDS OPTION...: the run alone, then for each RANKS/STAGES[/MORE] on ranks
-stages() {
-    local program=${!1} promise=$2 grids=$3 grid ranks size more status
-    shift 3
-    rm -rf one
-    timeout 60 "$program" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
-    for grid in $grids; do
-        IFS=/ read -r ranks size more <<<"$grid"
-        rm -rf several
-        timeout 60 "$launch" -n $ranks "$program" "${run[@]}" "$@" --pp $size ${more//,/ } --run several >out 2>err </dev/null
-        status=$?
-        same_run one several && cmp -s {one,several}/samples.txt
-        verdict $? "$promise, $ranks ranks, --pp $size ${more//,/ }: the bytes of one rank" "status $status: $(tail -n 1 err)"
-    done
-}
+stages() { on_ranks "$1" --pp "${@:2}"; }  # TRAINER PROMISE RANKS/STAGES... OPTION...
 
 # going_on RANKS/STAGES/GROUP RANKS/STAGES/GROUP: written by these ranks, --pp and --ep, resumed by those; `whole` is one rank's run
 going_on() {
@@ -59,14 +45,6 @@ going_on() {
     same_run whole several && cmp -s {whole,exported}/model.safetensors
     verdict $? "written by $1, resumed and exported by $2 (ranks/stages/ranks that share experts)" "status $status: $(tail -n 1 err)"
     rm -rf exported
-}
-
-# refused PROMISE TEXT COMMAND...: status 2, and one line that has the text
-refused() {
-    local promise=$1 text=$2
-    shift 2
-    timeout 60 "$@" --run refused >out 2>err </dev/null
-    check "refused: $promise" test "$? $(grep -c . err) $(grep -cF -- "$text" err) $([ -e refused ] && echo written)" = "2 1 1 "
 }
 
 if is_quick; then

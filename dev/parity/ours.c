@@ -25,7 +25,8 @@ static void scatter(GPT2* model, const float* packed) {
 
 // the whole run; every step is reported to `report`
 static void parity_train(const ParityRun* run, int n_threads, void (*report)(int step, float loss, const float* params, size_t n)) {
-    Config c = {run->maxT, run->V, run->Vp, run->L, run->NH, run->C};
+    Config c = config_make(run->maxT, run->V, run->L, run->NH, run->C);
+    c.Vp = run->Vp;
     GPT2 model;
     Activations acts;
     Device dev;

@@ -26,11 +26,20 @@ typedef struct {
     int L;      // layers, 12
     int NH;     // heads, 12
     int C;      // channels, 768
+    int HC;     // of all heads together: C, or with --tp what a rank has of them
+    int F;      // of the MLP: 4 C, or what a rank has of them
 } Config;
 
 static inline Config config_make(int max_T, int V, int L, int NH, int C) {
-    Config c = {max_T, V, (V + 127) / 128 * 128, L, NH, C};
+    Config c = {max_T, V, (V + 127) / 128 * 128, L, NH, C, C, 4 * C};
     return c;
+}
+
+// what one of `ranks` ranks has of heads and MLPs, with --tp
+static inline Config config_part(const Config* c, int ranks) {
+    Config part = *c;
+    part.NH /= ranks, part.HC /= ranks, part.F /= ranks;
+    return part;
 }
 
 static inline Config config_preset(const char* name, int V) {
@@ -118,19 +127,29 @@ static inline void parameter_table(Tensor* t, Config c) {
     // name on disk (Hugging Face's), in memory, layers, rows, columns, start values, decayed?, how it lies on disk
     *t++ = tensor("transformer.wte.weight", FIELD(wte), 0, c.Vp,    C, INIT_NORMAL, 0.02f, DECAY, AS_IS);
     t[-1].disk_rows = c.V;  // the padding is ours alone
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     *t++ = tensor("transformer.wpe.weight", FIELD(wpe), 0, c.max_T, C, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     Tensor* first = t;
     *t++ = tensor("ln_1.weight",        FIELD(ln1w),     L, 1,     C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("ln_1.bias",          FIELD(ln1b),     L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("attn.c_attn.weight", FIELD(qkvw),     L, 3 * C, C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    tensor_sections(&t[-1], C, C, C, 0);  // of q, k and v
+    tensor_split(&t[-1], SPLIT_ROWS, c.NH);
     *t++ = tensor("attn.c_attn.bias",   FIELD(qkvb),     L, 1,     3 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    tensor_sections(&t[-1], C, C, C, 0);
+    tensor_split(&t[-1], SPLIT_ROWS, c.NH);
     *t++ = tensor("attn.c_proj.weight", FIELD(attprojw), L, C,     C,     INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    tensor_split(&t[-1], SPLIT_COLUMNS, c.NH);
     *t++ = tensor("attn.c_proj.bias",   FIELD(attprojb), L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("ln_2.weight",        FIELD(ln2w),     L, 1,     C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("ln_2.bias",          FIELD(ln2b),     L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("mlp.c_fc.weight",    FIELD(fcw),      L, 4 * C, C,     INIT_NORMAL, 0.02f,  DECAY,    TRANSPOSED);
+    tensor_split(&t[-1], SPLIT_ROWS, 0);
     *t++ = tensor("mlp.c_fc.bias",      FIELD(fcb),      L, 1,     4 * C, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
+    tensor_split(&t[-1], SPLIT_ROWS, 0);
     *t++ = tensor("mlp.c_proj.weight",  FIELD(fcprojw),  L, C,     4 * C, INIT_NORMAL, scaled, DECAY,    TRANSPOSED);
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     *t++ = tensor("mlp.c_proj.bias",    FIELD(fcprojb),  L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
     for (Tensor* x = first; x < t; x++) { tensor_under(x, "transformer.h.%d."); }
     *t++ = tensor("transformer.ln_f.weight", FIELD(lnfw), 0, 1, C, INIT_ONES,  0.0f, NO_DECAY, VECTOR);
@@ -140,15 +159,16 @@ static inline void parameter_table(Tensor* t, Config c) {
 
 typedef struct {
     Model model;             // the first member: a run finds its tensors here
-    Config config;
+    Config config;           // with --tp heads and channels of the MLP that this rank has
+    Config whole;            // of all ranks
     const char* export_bin;  // options
     float dropout;
-    int pp;                  // --pp
+    int pp, tp;              // --pp, --tp
 } GPT2;
 
 // sizes only: what a run will need is known before anything is allocated
 static inline void gpt2_layout(GPT2* gpt2, Config c) {
-    gpt2->config = c;
+    gpt2->config = gpt2->whole = c;
     parameter_table(gpt2->model.table, c);
     model_layout(&gpt2->model, N_PARAMETERS);
 }

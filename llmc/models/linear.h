@@ -9,10 +9,12 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_backward_input, linear_backward_weight   dinp alone; gradients of weight and bias alone
     linear_chain, linear_chain_backward, linear_chain_end   linear_backward of several products with one input
     linear_rows             out (N, C) = the rows of the weight that belong to tokens, as an embedding has them
+    linear_columns, linear_columns_gather, linear_columns_take   of a table of vectors whose columns ranks share, where
+                            each rank writes its columns of (N, C); they come together; those that it reads
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
     linear_rows_backward    its gradient
     linear_whole_*          of a matrix whose columns ranks share, from whole inputs: the output matrix of a model
-    linear_room_elements, linear_sends   of --tp: scratch, and what travels
+    linear_room_elements, linear_sends, linear_layers_send   of --tp: scratch, and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
 Weights are stored as floatX or, in a CPU build, as bf16 or fp8 where they do not learn (core/stored.h): the bits are
@@ -194,10 +196,28 @@ static inline double linear_sends(const Model* m, int i, int N) {
     return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
 }
 
-// less for n products of one chain, unless the model has adapters
-static inline double linear_chain_saves(const Model* m, int C, int n, int N) {
-    const double T = m->tp.size;
-    return model_is_adapter(m) ? 0.0 : (T - 1.0) * (double)N * C / T * (n - 1);
+// The same of all layers of this rank, forward and as far down as backward comes. again: the field of a product that
+// backward computes once more, but in the last layer of all; TENSOR_NO_FIELD: none. n_chained: products of a layer
+// whose inputs' gradient, of C channels, is one chain
+static inline double linear_layers_send(const Model* m, size_t again, int n_chained, int C, int N) {
+    const double T = m->tp.size, saved = model_is_adapter(m) ? 0.0 : (T - 1.0) * (double)N * C / T * (n_chained - 1);
+    double n = 0.0;
+    for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
+        const int is_back = l >= m->lowest, is_last = model_has_head(m) && l + 1 == model_end_layer(m);
+        for (int i = 0; i < m->n_table; i++) {
+            const Tensor* t = &m->table[i];
+            if (t->layers == 0 || t->on_disk == VECTOR || tensor_slice(t, l) < 0) { continue; }
+            const int times = t->split == SPLIT_COLUMNS ? 1 + (is_back && !is_last && t->field == again) : is_back;
+            n += times * linear_sends(m, i, N);
+        }
+        n -= is_back ? saved : 0.0;
+    }
+    return n;
+}
+
+// of an embedding of C channels, forward
+static inline double linear_columns_send(const Model* m, int C, int N) {
+    return (m->tp.size - 1.0) * (double)N * C / m->tp.size;
 }
 
 // and more on the way back where row i has adapters at this layer
@@ -314,23 +334,39 @@ static inline void linear_forward(floatX* out, const floatX* inp, Linear w, int 
     linear_adapters_forward_(out, inp, &w, N, NULL, dev);
 }
 
+static inline TpRoom linear_columns_room_(const Linear* w, int N) {
+    return tp_room(w->room, N, w->C * w->tp->size, 1, w->tp->size);
+}
+
+// (N, C of this rank); `whole` where it has all columns
+static inline floatX* linear_columns(const Linear* w, floatX* whole, int N) {
+    return w->split == SPLIT_COLUMNS ? linear_columns_room_(w, N).part : whole;
+}
+
+// what ranks have written there
+static inline void linear_columns_gather(floatX* whole, const Linear* w, int N, const Device* dev) {
+    if (w->split != SPLIT_COLUMNS) { return; }
+    const TpRoom room = linear_columns_room_(w, N);
+    tp_gather(whole, room.part, room.landing, N, w->C * w->tp->size, 1, w->tp, dev);
+}
+
+static inline const floatX* linear_columns_take(const Linear* w, const floatX* whole, int N, const Device* dev) {
+    if (w->split != SPLIT_COLUMNS) { return whole; }
+    const TpRoom room = linear_columns_room_(w, N);
+    tp_take(room.part, whole, N, w->C * w->tp->size, 1, w->tp, dev);
+    return room.part;
+}
+
 static inline void linear_rows(floatX* out, const int* tokens, Linear w, int N, const Device* dev) {
-    if (w.split != SPLIT_COLUMNS) { linear_rows_(out, tokens, &w, N, dev); return; }
-    const TpRoom room = tp_room(w.room, N, w.C * w.tp->size, 1, w.tp->size);
-    linear_rows_(room.part, tokens, &w, N, dev);
-    tp_gather(out, room.part, room.landing, N, w.C * w.tp->size, 1, w.tp, dev);
+    linear_rows_(linear_columns(&w, out, N), tokens, &w, N, dev);
+    linear_columns_gather(out, &w, N, dev);
 }
 
 // dweight goes on from what it holds
 static inline void linear_rows_backward(float* dweight, const floatX* dout, const int* tokens, Linear w, int N,
                                         const Device* dev) {
     if (!dweight) { return; }
-    if (w.split == SPLIT_COLUMNS) {
-        const TpRoom room = tp_room(w.room, N, w.C * w.tp->size, 1, w.tp->size);
-        tp_take(room.part, dout, N, w.C * w.tp->size, 1, w.tp, dev);
-        dout = room.part;
-    }
-    token_embedding_backward(dweight, dout, tokens, N, w.C, dev);
+    token_embedding_backward(dweight, linear_columns_take(&w, dout, N, dev), tokens, N, w.C, dev);
 }
 
 // each rank computes some columns of dinp, of all outputs; whole: (N, OC of all)

@@ -20,7 +20,6 @@ the first: send 0, send 1, send 2 for the gradient of 0, send 3 for that of 1, r
 #include "trainer.h"                     // Run, run_is_typed
 
 // why a micro-batch is no graph then (graph_check)
-#define PP_NO_GRAPH "is not for --pp: a micro-batch is computed in two parts"
 
 // ---- the option ----
 

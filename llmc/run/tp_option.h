@@ -3,7 +3,8 @@
 compute every micro-batch together (ranks/tensor_parallel.h).
     tp_option    its row of the table
     tp_begin     in Trainer.choose, behind pp_begin: which ranks have which parts of matrices
-    tp_box       a row of the box
+    tp_box       rows of the box
+    tp_leaves    for Trainer.parts_sent
 */
 #ifndef LLMC_TP_OPTION_H
 #define LLMC_TP_OPTION_H
@@ -63,11 +64,17 @@ static inline void tp_begin(Run* r, int* size) {
     model_begin_tp(m, r->comm, *size);
 }
 
+// micro-batches that this rank computes in an update
+static inline double tp_leaves(const Run* r) {
+    const Comm* sharing = model_sharing(r->model, r->comm);
+    return dp_share_of_leaves(r->n_leaves, sharing->rank, sharing->size, r->o.zero);
+}
+
 static inline void tp_box(const Run* r) {
     const Model* m = r->model;
     if (!model_has_tp(m)) { return; }
     box_row("matrices", "each shared by %d ranks", m->tp.size);
-    if (!run_is_training(r) || !r->trainer->rows_sent) { return; }
-    box_row("  parts sent", "%s per update by each", format_bytes(r->trainer->rows_sent(r)).s);
+    if (!run_is_training(r)) { return; }
+    box_row("  parts sent", "%s per update by each", format_bytes(r->trainer->parts_sent(r)).s);
 }
 #endif  // LLMC_TP_OPTION_H

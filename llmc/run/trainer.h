@@ -62,7 +62,8 @@ typedef struct {
     double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T, int sparing);
     double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
-    double (*rows_sent)(const Run* r);             // or NULL: bytes in an update to ranks that share experts, matrices
+    double (*rows_sent)(const Run* r);             // or NULL: bytes in an update to ranks that share experts
+    double (*parts_sent)(const Run* r);            // or NULL: to ranks that share matrices
 
     // ---- the model ----
     // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones
@@ -119,7 +120,7 @@ typedef struct {
 // what a rank takes: bytes of memory, of what it sends in an update; the share of all products that its stage computes
 typedef struct {
     double parameters, gradients, moments, activations, rest, memory;
-    double data, streams, rows;  // gradients and parameters; from stage to stage; to experts of others
+    double data, streams, rows, parts;  // gradients and parameters; from stage to stage; of experts; of matrices
     double share;
     int first, end;              // layers
 } Planned;
