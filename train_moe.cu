@@ -54,6 +54,7 @@ typedef struct {
     floatX *encoded, *norm1, *q, *k, *v, *new_k, *new_v, *attention, *residual2, *norm2, *residual3, *norm, *logits,
         *branch, *dresidual, *dbranch, *dq, *dk, *dv;
     ExpertTensors experts;
+    floatX* parallel;  // room of --tp
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -75,8 +76,16 @@ static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
     return s;
 }
 
+typedef struct {
+    Model model;   // the first member: a run finds its tensors here
+    Config config; // with --tp heads that this rank has
+    Config whole;  // of all ranks
+    char bias_stays[CONFIG_MAX_LAYERS];  // of each router: --freeze keeps it as it is
+} Moe;
+
 // B rows of T positions; generation keeps logits of the last position of each
-static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
+static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config c = moe->config;
     const int D = c.D, HQ = c.NH * c.HS, HK = c.NKV * c.HS;
     const int N = token_batch_positions(B, T, purpose == TO_GENERATE), N_new = purpose == TO_GENERATE ? N : 0;
     const int L_norms = activations_kept(how, c.L, purpose, RECOMPUTE_NORMS);
@@ -85,6 +94,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
+    const size_t parallel = linear_room_elements(&moe->model, N, N_head);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -108,6 +118,7 @@ static int activation_table(Tensor* table, Config c, int B, int T, Purpose purpo
     *t++ = activation(FIELD(dq),         0, N_train, HQ);
     *t++ = activation(FIELD(dk),         0, N_train, HK);
     *t++ = activation(FIELD(dv),         0, N_train, HK);
+    *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -132,16 +143,10 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about experts.
 
-typedef struct {
-    Model model;  // the first member: a run finds its tensors here
-    Config config;
-    char bias_stays[CONFIG_MAX_LAYERS];  // of each router: --freeze keeps it as it is
-} Moe;
-
 // sizes only: what a run will need is known before anything is allocated
 static void moe_layout(Moe* moe, Config c) {
     assert(sizeof(StoredParameters) == sizeof(Parameters));  // one table fills both
-    moe->config = c;
+    moe->config = moe->whole = c;
     model_layout(&moe->model, parameter_table(moe->model.table, &c));
     moe->model.n_numbers = c.L * (int)router_statistics_length(c.E);
 }
@@ -152,7 +157,7 @@ static double activations_layout(Activations* acts, const Moe* moe, int B, int T
     const ExpertSizes experts = expert_sizes(c, &how);
     activations_begin(acts, B, T, purpose, how);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
-    const int n_tensors = activation_table(acts->tensors.table, *c, B, T, purpose, &how);
+    const int n_tensors = activation_table(acts->tensors.table, moe, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, *c, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->HS, config_rope_theta(c));
 }
@@ -165,12 +170,6 @@ static StoredParameters layer_weights(const Moe* moe, int l) {
 }
 
 #define AT(name) offsetof(Parameters, name)
-// a matrix of layer l, and where its gradient goes
-static Linear linear(const Moe* moe, size_t field, int l) { return model_linear(&moe->model, field, NO_BIAS, l); }
-static LinearGradients gradients(Moe* moe, size_t field, int l) {
-    return model_linear_gradients(&moe->model, field, NO_BIAS, l);
-}
-
 // where the gradients of the micro-batch that is computed now are to be written
 static Parameters layer_gradients(Moe* moe, int l) {
     Parameters d;
@@ -183,6 +182,16 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
     tensor_arena_point(&acts->tensors, &a, l);
     return a;
+}
+
+// a matrix of layer l, and where its gradient goes
+static Linear linear(const Moe* moe, const Activations* acts, size_t field, int l) {
+    Linear w = model_linear(&moe->model, field, NO_BIAS, l);
+    w.room = layer_activations(acts, 0).parallel;
+    return w;
+}
+static LinearGradients gradients(Moe* moe, size_t field, int l) {
+    return model_linear_gradients(&moe->model, field, NO_BIAS, l);
 }
 
 static Statistics layer_statistics(const Activations* acts, int l) {
@@ -208,9 +217,9 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
-                          linear(moe, AT(router), l), linear(moe, AT(gate_up), l), linear(moe, AT(down), l),
-                          layer_weights(moe, l).bias, NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
-                          layer_numbers(acts, &moe->config, l), N};
+                          linear(moe, acts, AT(router), l), linear(moe, acts, AT(gate_up), l),
+                          linear(moe, acts, AT(down), l), layer_weights(moe, l).bias, NO_GRADIENTS, NO_GRADIENTS,
+                          NO_GRADIENTS, layer_numbers(acts, &moe->config, l), N};
     return p;
 }
 
@@ -225,15 +234,15 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
     const RotaryAttention attention = rotary_attention(c, acts, l);
     rmsnorm_forward(a.norm1, layer_statistics(acts, l).norm1_rstd, residual, layer_weights(moe, l).norm1, c->eps, N, D,
                     dev);
-    linear_forward(a.q, a.norm1, linear(moe, AT(wq), l), N, dev);
-    linear_forward(k, a.norm1, linear(moe, AT(wk), l), N, dev);
-    linear_forward(v, a.norm1, linear(moe, AT(wv), l), N, dev);
+    linear_forward(a.q, a.norm1, linear(moe, acts, AT(wq), l), N, dev);
+    linear_forward(k, a.norm1, linear(moe, acts, AT(wk), l), N, dev);
+    linear_forward(v, a.norm1, linear(moe, acts, AT(wv), l), N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
         rotary_attention_forward(&attention, &batch->segments, dev);
     }
-    linear_forward(a.branch, a.attention, linear(moe, AT(wo), l), N, dev);
+    linear_forward(a.branch, a.attention, linear(moe, acts, AT(wo), l), N, dev);
     residual_forward(a.residual2, residual, a.branch, (size_t)N * D, dev);
 }
 
@@ -263,7 +272,9 @@ static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* 
     const int D = moe->config.D;
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
-    if (model_has_embedding(m)) { linear_rows(a.encoded, acts->batch.tokens, linear(moe, AT(embedding), 0), N, dev); }
+    if (model_has_embedding(m)) {
+        linear_rows(a.encoded, acts->batch.tokens, linear(moe, acts, AT(embedding), 0), N, dev);
+    }
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         attention_block_forward(moe, acts, l, residual, N, dev);
@@ -279,8 +290,6 @@ static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* 
 // the field of the output matrix: the embedding where it is tied
 static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
 
-static Linear output_weight(const Moe* moe) { return linear(moe, output_field(&moe->config), 0); }
-
 static float* output_gradient(Moe* moe) {
     return model_gradient_of(&moe->model, model_row(&moe->model, output_field(&moe->config), 0), 0);
 }
@@ -288,7 +297,7 @@ static float* output_gradient(Moe* moe) {
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Moe* moe, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {output_weight(moe), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
+    const LmHead head = {linear(moe, acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
                          acts->how.head_rows, moe->config.V};
     return head;
 }
@@ -338,12 +347,14 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
                                      const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     const RotaryAttention attention = rotary_attention(&moe->config, acts, l);
-    linear_backward(a.dbranch, a.dresidual, a.attention, linear(moe, AT(wo), l), gradients(moe, AT(wo), l), 0, N, dev);
+    linear_backward(a.dbranch, a.dresidual, a.attention, linear(moe, acts, AT(wo), l), gradients(moe, AT(wo), l), 0, N,
+                    dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
-    // one chain through all three
-    linear_backward(a.dbranch, a.dq, a.norm1, linear(moe, AT(wq), l), gradients(moe, AT(wq), l), 0, N, dev);
-    linear_backward(a.dbranch, a.dk, a.norm1, linear(moe, AT(wk), l), gradients(moe, AT(wk), l), 1, N, dev);
-    linear_backward(a.dbranch, a.dv, a.norm1, linear(moe, AT(wv), l), gradients(moe, AT(wv), l), 1, N, dev);
+    LinearChain chain = linear_chain(a.dbranch, 0);  // through all three
+    linear_chain_backward(&chain, a.dq, a.norm1, linear(moe, acts, AT(wq), l), gradients(moe, AT(wq), l), N, dev);
+    linear_chain_backward(&chain, a.dk, a.norm1, linear(moe, acts, AT(wk), l), gradients(moe, AT(wk), l), N, dev);
+    linear_chain_backward(&chain, a.dv, a.norm1, linear(moe, acts, AT(wv), l), gradients(moe, AT(wv), l), N, dev);
+    linear_chain_end(&chain, N, dev);
     rmsnorm_backward(a.dresidual, layer_gradients(moe, l).norm1, a.dbranch, residual, layer_weights(moe, l).norm1,
                      layer_statistics(acts, l).norm1_rstd, 1, N, moe->config.D, dev);
 }
@@ -368,12 +379,13 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
         model_layer_done(&moe->model, l, dev);
     }
     if (!model_has_embedding(m)) { return; }
+    const Linear embedding = linear(moe, acts, AT(embedding), 0);
     if (moe->config.tied) {
         model_receive_shared(&moe->model, dev);  // what the head has written
     } else if (d.embedding) {
-        device_zero(d.embedding, sizeof(float) * (size_t)moe->config.Vp * D, dev);
+        device_zero(d.embedding, sizeof(float) * (size_t)embedding.OC * (size_t)embedding.C, dev);
     }
-    token_embedding_backward(d.embedding, a.dresidual, acts->batch.tokens, N, D, dev);
+    linear_rows_backward(d.embedding, a.dresidual, acts->batch.tokens, embedding, N, dev);
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
@@ -444,7 +456,7 @@ typedef struct {
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
-static const Config* config_of(const Run* r) { return &workplace(r)->moe.config; }
+static const Config* config_of(const Run* r) { return &workplace(r)->moe.whole; }
 
 // gives rows of run_options.h the meaning that they have here
 static void moe_reword_options(Option* t, int n) {
@@ -483,6 +495,7 @@ static void moe_options(Run* r) {
          "positions whose logits are in memory at once", 0},
         graph_option(&w->decoder.graph),
         pp_option(&w->decoder.pp),
+        tp_option(&w->decoder.tp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -534,8 +547,8 @@ static void moe_choose_rope(Run* r, Config* c, double alpha) {
 
 static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
-    Config* c = &w->moe.config;
     const int is_new = !*r->config;
+    Config config, *c = &config;
     if (*r->weights && is_new) { fail_input("%s: expected a Mixtral model with its config.json", r->o.from); }
     *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config, &w->file);
     if (is_new) { c->tied = w->tied; }
@@ -550,6 +563,8 @@ static void moe_choose(Run* r) {
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
     pp_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
+    tp_begin(r, &w->decoder.tp);
+    w->moe.config = config_part(c, w->moe.model.tp.size);
     experts_begin_ep(r, &w->decoder.how.ep, c->E);
 }
 
@@ -632,6 +647,18 @@ static void moe_box(const Run* r) {
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     pp_box(r);
+    tp_box(r);
+}
+
+// with --tp: what the products of a micro-batch need of other ranks, in an update
+static double parts_sent(const Run* r) {
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const int N = r->o.batch_size * r->T, recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
+    if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
+    if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
+    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * tp_leaves(r);
 }
 
 static double moe_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
@@ -713,6 +740,7 @@ static Trainer moe_trainer(void) {
     t.check = moe_check;
     t.box = moe_box;
     t.rows_sent = moe_rows_sent;
+    t.parts_sent = parts_sent;
     t.flops_per_token = moe_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;

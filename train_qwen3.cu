@@ -684,7 +684,10 @@ static void qwen_choose(Run* r) {
     pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
              c.tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->decoder.tp);
-    options_refuse(c.E > 0 && model_has_tp(r->model), "tp", "is for models without experts, which --ep shares");
+    options_refuse(c.E > 0 && model_has_tp(r->model) && is_adapter, "tp",
+                   "is not for adapters of a model with experts");
+    options_refuse(c.fused && model_has_tp(r->model), "tp",
+                   "is for files in which each expert has tensors of its own, as transformers writes them");
     w->qwen.config = config_part(&c, w->qwen.model.tp.size);
     if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E); }
     else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
@@ -802,7 +805,7 @@ static double parts_sent(const Run* r) {
     }
     if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
     if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
-    return sizeof(floatX) * n * tp_leaves(r);
+    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * tp_leaves(r);
 }
 
 static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }

@@ -44,6 +44,8 @@ if is_quick; then
     equal "exact: --recompute 3 changes no bit" exact recomputed
     train shared "$launch" -n 2 "$exact" --zero 2
     equal "exact: two GPUs, --zero 2: the bits of one" exact shared
+    train parts "$launch" -n 2 "$exact" --tp 2
+    equal "exact: matrices on two GPUs: the bits of one" exact parts
     train staged "$launch" -n 2 "$exact" --pp 2
     equal "exact: layers on two GPUs: the bits of one" exact staged
     finish
@@ -65,6 +67,18 @@ experts experts_one "$experts_gpu"
 equal "train_moe, exact build: the bits of C" experts_c experts_one
 experts experts_two "$launch" -n 2 "$experts_gpu" --ep 2
 equal "train_moe, exact: experts on two GPUs: the bits of one" experts_one experts_two
+
+cat >heads.json <<'JSON'
+{"model_type": "mixtral", "vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "head_dim": 8, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 24, "rope_theta": 10000}
+JSON
+heads() {  # RUN COMMAND...
+    local options="--config heads.json --train text --batch-size 1 --seq-len 7 --batch-tokens 14 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+heads heads_c "$experts_c"
+heads heads_parts "$launch" -n 4 "$experts_gpu" --tp 2 --ep 4
+equal "train_moe, exact: matrices on two GPUs, experts on four: the bits of C" heads_c heads_parts
 
 # train_qwen3: all parameters of one with experts, adapters beside a dense one
 need_build qwen_c "CPU=1" train_qwen3

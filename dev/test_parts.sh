@@ -9,6 +9,7 @@ export OMP_NUM_THREADS=1 COMM_CHECK=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build qwen "CPU=1" train_qwen3
 need_build gpt2 "CPU=1" train_gpt2cu
+need_build moe "CPU=1" train_moe
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -20,7 +21,11 @@ echo '{"model_type":"gpt2","activation_function":"gelu_new","vocab_size":257,"n_
 edit dense.json tied.json tie_word_embeddings true
 edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
 edit dense.json llama.json model_type '"llama"' attention_bias true num_key_value_heads 4 hidden_size 24 tie_word_embeddings true
-edit dense.json sparse.json model_type '"qwen3_moe"' num_experts 4 num_experts_per_tok 2 moe_intermediate_size 10
+edit dense.json sparse.json model_type '"qwen3_moe"' num_experts 4 num_experts_per_tok 2 moe_intermediate_size 10 norm_topk_prob true \
+    mlp_only_layers '[1]' output_router_logits true router_aux_loss_coef 0.02
+echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":4,\"num_experts_per_tok\":2}" >experts.json
+edit experts.json tied_experts.json tie_word_embeddings true num_key_value_heads 4 hidden_size 24
+edit experts.json five.json num_local_experts 5
 for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
@@ -46,6 +51,7 @@ if is_quick; then
     parts qwen "output matrix = embedding" "2/2 4/2/--pp,2" --config tied.json --ema 0.9
     parts qwen "biases and windows" "4/2/--zero,2" --config bias.json
     parts gpt2 "GPT-2" "4/4" --config gpt2.json --dropout 0.1
+    parts moe "experts" "4/2/--ep,4" --config experts.json --grad-accum 4 --seq-len 13
     finish
     exit
 fi
@@ -62,11 +68,29 @@ parts gpt2 "GPT-2" "2/2 4/4 4/2/--zero,2 4/2/--pp,2 8/4/--pp,2 2/2/--recompute,3
 parts gpt2 "GPT-2, documents, some does not learn" "2/2 4/2/--zero,1" --config gpt2.json --train documents --doc-reset 1 --freeze '*.h.0.*,*c_attn*,*wpe*'
 parts qwen "an adapter" "2/2 4/2/--zero,2 4/2/--pp,2 2/2/--recompute,3" --config dense.json --lora-rank 3
 parts qwen "an adapter with dropout, of some" "2/2 8/4/--pp,2" --config llama.json --lora-rank 4 --lora-dropout 0.3 --lora-targets q_proj,down_proj,up_proj
+# 13 positions: no two ranks bring as many
+some=(--grad-accum 4 --batch-size 1 --seq-len 13)
+parts moe "experts" "2/2 4/2 4/2/--ep,4 8/2/--ep,4 6/2/--pp,3 8/2/--pp,2,--ep,4 2/2/--recompute,0 2/2/--recompute,3" --config experts.json "${some[@]}" --ema 0.9
+parts moe "experts, balanced by biases, embedding = output matrix" "2/2 4/4 8/4 4/2/--pp,2" --config tied_experts.json "${some[@]}" --balance bias
+parts moe "experts, some do not learn" "4/2 4/2/--ep,4" --config experts.json "${some[@]}" --freeze '*.layers.0.*,*.experts.2.*,*k_proj*'
+parts qwen "Qwen3 with experts" "2/2 4/2 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--recompute,3" --config sparse.json "${some[@]}"
 echo "# checkpoints"
 timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
 mv exported/model.safetensors whole/ && rm -rf exported
 for from in 1/1/1 2/2/1 8/2/2; do
     for to in 1/1/1 2/2/1 4/2/2 3/1/3; do going_on $from $to; done
+done
+timeout 60 "$moe" "${run[@]}" --config experts.json "${some[@]}" --run sole >out 2>err
+for from in "4 --tp 2 --ep 4" "4 --ep 2" "8 --tp 2 --pp 2 --ep 4"; do
+    rm -rf several
+    timeout 60 "$launch" -n ${from%% *} "$moe" "${run[@]}" --config experts.json "${some[@]}" ${from#* } --run several >out 2>err </dev/null
+    for to in "1 --tp 1 --ep 1 --pp 1" "2 --tp 2 --ep 2 --pp 1" "8 --tp 2 --ep 4 --pp 2"; do
+        rm -rf several/step_000004
+        timeout 60 "$launch" -n ${to%% *} "$moe" --run several --resume ${to#* } >out 2>err </dev/null
+        status=$?
+        same_run sole several
+        verdict $? "experts, written by $from, resumed by $to" "status $status: $(tail -n 1 err)"
+    done
 done
 for to in 2/2 4/2; do
     timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --tp ${to#*/} >loss_several 2>err
@@ -92,13 +116,31 @@ sends 2 --tp 2 --recompute 3
 sends 6 --tp 2 --pp 3
 sends 4 --tp 2 --zero 2 --freeze 'first:1'
 sends 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj
+sends_experts() {  # the same of experts, which are not equally busy
+    local ranks=$1
+    shift
+    local all=(--config experts.json "${run[@]}" --grad-accum 4 --eval-every 0 --sample-every 0 --save-every 0 "$@")
+    rm -rf sent
+    COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$moe" "${all[@]}" --run sent >out 2>err </dev/null
+    check "$ranks ranks $*, experts: rank 0 sends what the box has said, within 5%" \
+        awk -v a="$(kib 'sent per update *\| *')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.05 && b / a < 1.05) }'
+}
+sends_experts 2 --tp 2
+sends_experts 8 --tp 2 --pp 2 --ep 4
+sends_experts 4 --tp 2 --ep 4 --recompute 3
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
 refused "that does not divide the ranks" "--tp: 2: expected a number that divides the ranks of a stage, 3" "$launch" -n 3 "$qwen" "${go[@]}" --tp 2
 refused "more than heads of keys" "--tp: 4: expected a number that divides both sides of model.layers.%d.self_attn.k_proj.weight, and its heads" \
     "$launch" -n 4 "$qwen" "${go[@]}" --tp 4
-refused "experts" "--tp: is for models without experts" "$launch" -n 2 "$qwen" "${run[@]}" --config sparse.json --tp 2
+sparsely=("$qwen" "${run[@]}" --config sparse.json --grad-accum 4)
+refused "adapters of a model with experts" "--tp: is not for adapters of a model with experts" "$launch" -n 2 "${sparsely[@]}" --lora-rank 2 --tp 2
+refused "fewer ranks with experts than with matrices" "--ep: 1: ranks that share matrices share experts, too: expected 2, as --tp, or a multiple" \
+    "$launch" -n 2 "${sparsely[@]}" --tp 2 --ep 1
+refused "micro-batches that groups cannot share" "as many as ranks divided by --tp, found 3: --grad-accum 2" "$launch" -n 4 "${sparsely[@]}" --grad-accum 3 --tp 2
+refused "a tp that does not divide the experts" "--tp: 2: expected a number that divides the 5 experts" \
+    "$launch" -n 2 "$moe" "${run[@]}" --config five.json --tp 2
 refused "a base in bf16" "--tp: is for matrices of floats" "$launch" -n 2 "$qwen" "${go[@]}" --lora-rank 2 --base-dtype bf16 --tp 2
 refused "--verify-every" "--verify-every: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --tp 2
 refused "--noise-scale" "--noise-scale: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --tp 2

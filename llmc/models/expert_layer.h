@@ -13,6 +13,8 @@ of the forward and backward pass of a layer, and lines for the tables of activat
     expert_gate_up, expert_down   the two products; out (N, D) is what the experts of a position say, weighed
     expert_backward        from dout (N, D) to the gradients of all parameters and of inp, dinp (N, D), written
     routing_read           what the routers of all layers have counted in an update
+With --tp ranks have the same positions: each has the router choose for all of them, brings its part of the rows, and
+        what the experts say of them is gathered.
 Widths: inp (N, D) is what router and experts read. A position with one of its experts is a row (expert_rows.h).
 Order:  dinp chains over the router's outputs from 0; rows of the position's experts are added, ascending.
 Source: Shazeer et al. 2017, arXiv:1701.06538; the weight's gradient without the expert's output: doc/moe.md
@@ -59,7 +61,11 @@ static inline int expert_most_positions(int k) { return INT_MAX / (k > 0 ? k : 1
 
 // ---- tables ----
 
-// in generation all ranks have the same positions
+// in generation all ranks have the same positions, and bring none
+static inline int expert_positions_(const ExpertSizes* s, int N, Purpose purpose) {
+    return purpose == TO_GENERATE ? N : experts_positions(&s->ep, N);
+}
+
 static inline int expert_rows_here_(const ExpertSizes* s, int N, Purpose purpose) {
     return purpose == TO_GENERATE ? N * s->router.k : experts_rows_most(&s->ep, s->router.E, s->router.k, N);
 }
@@ -78,13 +84,14 @@ static inline Tensor* expert_tensor_rows(Tensor* t, size_t at, const ExpertSizes
                                          Purpose purpose) {
     const int trains = purpose == TO_TRAIN, travels = s->ep.size > 1, k = s->router.k;
     const int here = expert_rows_here_(s, N, purpose), sent = purpose == TO_GENERATE ? 0 : here;
+    const int R = expert_positions_(s, N, purpose) * k;
 #define FIELD(name) #name, at + offsetof(ExpertTensors, name)
     *t++ = expert_row_(s, FIELD(received),       0, travels * sent, s->D);  // rows of inp, for the experts of this rank
     *t++ = expert_row_(s, FIELD(expert_gate_up), L_gate_up, here, 2 * s->F);  // then its gradient
     *t++ = expert_row_(s, FIELD(expert_hidden),  0, here, s->F);            // silu(gate) o up
     *t++ = expert_row_(s, FIELD(computed),       0, travels * here, s->D);  // what goes back to other ranks
-    *t++ = expert_row_(s, FIELD(expert_out),     0, N * k, s->D);
-    *t++ = expert_row_(s, FIELD(drows),          0, trains * N * k, s->D);  // gradient of inp, in rows of experts
+    *t++ = expert_row_(s, FIELD(expert_out),     0, R, s->D);
+    *t++ = expert_row_(s, FIELD(drows),          0, trains * R, s->D);  // gradient of inp, in rows of experts
     *t++ = expert_row_(s, FIELD(dreceived),      0, trains * travels * here, s->D);
     *t++ = expert_row_(s, FIELD(dhidden),        0, trains * here, s->F);   // where the weight is 1: t of swiglu.h
     *t++ = expert_row_(s, FIELD(drouter),        0, trains * N, s->router.E);  // drouter_logits as products read them
@@ -97,13 +104,14 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
                                             Purpose purpose) {
     const int trains = purpose == TO_TRAIN, k = s->router.k, E = s->router.E;
     const int received = trains && s->ep.size > 1 ? expert_rows_here_(s, N, purpose) : 0;
+    const int R = expert_positions_(s, N, purpose) * k;
 #define FIELD(name) #name, at + offsetof(ExpertStatistics, name)
     *t++ = expert_row_(s, FIELD(router_logits),     0, N, E);
     *t++ = expert_row_(s, FIELD(scores),            L_kept, N, E);  // softmax of the router's logits
     *t++ = expert_row_(s, FIELD(lse),               L_kept, N, 1);  // log of the sum of their exponentials
     *t++ = expert_row_(s, FIELD(weights),           L_kept, N, k);  // of the chosen experts
-    *t++ = expert_row_(s, FIELD(row_weights),       0, trains * N * k, 1);  // weights, of rows of experts
-    *t++ = expert_row_(s, FIELD(drow_weights),      0, trains * N * k, 1);
+    *t++ = expert_row_(s, FIELD(row_weights),       0, trains * R, 1);  // weights, of rows of experts
+    *t++ = expert_row_(s, FIELD(drow_weights),      0, trains * R, 1);
     *t++ = expert_row_(s, FIELD(received_weights),  0, received, 1);
     *t++ = expert_row_(s, FIELD(dreceived_weights), 0, received, 1);
     *t++ = expert_row_(s, FIELD(dweights),          0, trains * N, k);
@@ -120,7 +128,7 @@ static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s,
                                           const char* held, int n_slots) {
     memset(x, 0, sizeof *x);
     x->size = *s;
-    x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(s->ep.size, s->router.E, 2 * (size_t)s->F * s->D) : 0;
+    x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(&s->ep, s->router.E, 2 * (size_t)s->F * s->D) : 0;
     x->choices.table[0] = expert_row_(s, "experts", 0, s->L, N, s->router.k);
     if (held) { tensor_hold_layers(&x->choices.table[0], held); }
     return tensor_arena_layout_slots(&x->choices, 1, sizeof(int), n_slots) +
@@ -159,6 +167,23 @@ typedef struct {
     int N;
 } ExpertPass;
 
+// the positions whose rows this rank brings, first .. first + n - 1
+typedef struct { int first, n; } ExpertPositions;
+
+static inline ExpertPositions expert_own_(const ExpertPass* p) {
+    const ExpertParallel* ep = &p->all->ep;
+    const int parts = ep->parts, place = parts > 1 ? ep->ranks->tp->place : 0;
+    const int first = (int)comm_share(p->N, place, parts), end = (int)comm_share(p->N, place + 1, parts);
+    const ExpertPositions own = {first, end - first};
+    return own;
+}
+
+// what each rank has of its positions; width: bytes of one
+static inline void expert_gather_positions_(const ExpertPass* p, void* x, size_t width, const Device* dev) {
+    const ExpertParallel* ep = &p->all->ep;
+    if (ep->parts > 1) { tp_gather_rows(x, p->N, width, ep->ranks->tp, dev); }
+}
+
 static inline int* expert_choices(const ExpertLayers* x, int l) {
     int* experts;
     tensor_arena_point(&x->choices, &experts, l);
@@ -179,12 +204,13 @@ static inline void expert_choose(const ExpertPass* p, int replay, const Device* 
 
 static inline void expert_gather(const ExpertPass* p, const Device* dev) {
     ExpertLayers* x = p->all;
-    const int D = x->size.D;
-    expert_rows_find(&x->rows, p->experts, p->N, dev);
+    const ExpertPositions own = expert_own_(p);
+    const size_t D = (size_t)x->size.D;
+    expert_rows_find(&x->rows, p->experts + own.first * x->size.router.k, own.n, dev);
     ep_find(&x->ep, &x->rows, dev);
     if (!ep_sends(&x->ep)) { return; }
-    expert_rows_copy(p->a.expert_out, p->inp, &x->rows, D, dev);
-    ep_send(&x->ep, p->a.received, p->a.expert_out, sizeof(floatX) * (size_t)D, dev);
+    expert_rows_copy(p->a.expert_out, p->inp + (size_t)own.first * D, &x->rows, (int)D, dev);
+    ep_send(&x->ep, p->a.received, p->a.expert_out, sizeof(floatX) * D, dev);
 }
 
 // what the experts of this rank read: a row's lies with its position
@@ -198,12 +224,16 @@ static inline void expert_gate_up(const ExpertPass* p, const Device* dev) {
 
 static inline void expert_down(const ExpertPass* p, floatX* out, const Device* dev) {
     const ExpertParallel* ep = &p->all->ep;
-    const int D = p->all->size.D, is_alone = ep->ranks->size == 1;
+    const int D = p->all->size.D, k = p->all->size.router.k, is_alone = ep->ranks->size == 1;
+    const size_t width = sizeof(floatX) * (size_t)D;
+    const ExpertPositions own = expert_own_(p);
     const ExpertTensors* a = &p->a;
     swiglu_forward(a->expert_hidden, a->expert_gate_up, 0.0f, ep->n_rows, p->all->size.F, dev);
     experts_forward(ep, is_alone ? a->expert_out : a->computed, a->expert_hidden, ROW_BY_ROW, p->down, dev);
-    if (!is_alone) { ep_return(ep, a->expert_out, a->computed, sizeof(floatX) * (size_t)D, dev); }
-    expert_rows_combine(out, a->expert_out, p->s.weights, &p->all->rows, D, dev);
+    if (!is_alone) { ep_return(ep, a->expert_out, a->computed, width, dev); }
+    expert_rows_combine(out + (size_t)own.first * (size_t)D, a->expert_out, p->s.weights + own.first * k,
+                        &p->all->rows, D, dev);
+    expert_gather_positions_(p, out, width, dev);
 }
 
 // The experts of this rank, for all rows that they compute: from dout to the gradients of their inputs, drows, and of
@@ -214,13 +244,14 @@ static inline void expert_products_backward_(const ExpertPass* p, const floatX* 
     const ExpertParallel* ep = &x->ep;
     const ExpertTensors* a = &p->a;
     const ExpertStatistics* s = &p->s;
-    const int D = x->size.D, F = x->size.F, sends = ep_sends(ep);
+    const int D = x->size.D, F = x->size.F, k = x->size.router.k, sends = ep_sends(ep);
     const size_t width = sizeof(floatX) * (size_t)D;
+    const ExpertPositions own = expert_own_(p);
     float* dweights = sends ? s->dreceived_weights : s->drow_weights;
     floatX* drows = sends ? a->computed : a->drows;
-    expert_rows_weights(s->row_weights, s->weights, &x->rows, dev);
+    expert_rows_weights(s->row_weights, s->weights + own.first * k, &x->rows, dev);
     if (sends) {
-        expert_rows_copy(a->drows, dout, &x->rows, D, dev);
+        expert_rows_copy(a->drows, dout + (size_t)own.first * (size_t)D, &x->rows, D, dev);
         ep_send(ep, a->dreceived, a->drows, width, dev);
         ep_send(ep, s->received_weights, s->row_weights, sizeof(float), dev);
         dout = a->dreceived;
@@ -252,14 +283,19 @@ static inline void expert_backward(const ExpertPass* p, floatX* dinp, const floa
     const RouterShape* shape = &p->all->size.router;
     const ExpertRows* rows = &p->all->rows;
     const ExpertStatistics* s = &p->s;
+    const ExpertPositions own = expert_own_(p);
+    const size_t D = (size_t)p->all->size.D, k = (size_t)shape->k;
     expert_products_backward_(p, dout, dev);
-    expert_rows_dweights(s->dweights, s->drow_weights, rows, dev);
+    expert_rows_dweights(s->dweights + (size_t)own.first * k, s->drow_weights, rows, dev);
+    expert_gather_positions_(p, s->dweights, sizeof(float) * k, dev);
     router_backward(s->drouter_logits, s->dweights, p->experts, s->weights, s->scores, s->lse, s->router_logits, counts,
                     balance, z, shape, p->N, dev);
     cast(p->a.drouter, (const float*)s->drouter_logits, (size_t)p->N * (size_t)shape->E, dev);
     linear_backward(dinp, p->a.drouter, p->inp, p->router, p->drouter, 0, p->N, dev);
-    expert_rows_add(dinp, p->a.drows, rows, p->all->size.D, dev);
+    expert_rows_add(dinp + (size_t)own.first * D, p->a.drows, rows, (int)D, dev);
+    expert_gather_positions_(p, dinp, sizeof(floatX) * D, dev);
 }
+
 // ---- what routers have counted in an update, once dp_reduce is back ----
 
 typedef struct {

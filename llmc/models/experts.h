@@ -1,9 +1,9 @@
 /*
 Products of experts that this rank has, for the tokens of one rank or of several (ranks/expert_parallel.h): the calls of
-ops/grouped_matmul.h, one source after the other. A source is one leaf of an update, so a weight's gradient is computed
-leaf by leaf and joins the tree of ranks/leaf_tree.h: the bits are those of one rank that has computed these leaves.
+ops/grouped_matmul.h, one source after the other. A weight's gradient is computed leaf by leaf and joins the tree of
+ranks/leaf_tree.h: the bits are those of one rank that has computed these leaves.
     experts_forward, experts_backward_input   every row by itself
-    experts_backward_weight                   the sum over the sources
+    experts_backward_weight                   the sum over the leaves
     experts_backward_adapters                 gradients of the experts' adapters; one rank has all experts then
     experts_scratch_floats                    that experts_backward_weight needs
     experts_rows_most    rows that the experts of this rank may get, for which activations are laid out
@@ -24,14 +24,21 @@ lies row after row, (n_rows, C), as what was computed or received does.
 typedef struct {
     int size;    // ranks that divide them; 0 or 1: each has all
     float room;  // rows that one of them can compute, as a multiple of its own; 0: whatever may come
+    int parts;   // so many of these ranks compute one micro-batch together (--tp); 0 or 1: each its own
 } EpOptions;
 
-// N positions here and as many on each rank that shares the experts; a token takes each of its k experts once
+// of the N positions of a micro-batch those that a rank brings, at most
+static inline int experts_positions(const EpOptions* x, int N) {
+    return x->parts > 1 ? (N + x->parts - 1) / x->parts : N;
+}
+
+// N positions here and as many in each micro-batch of ranks that share the experts; a token takes each of its k experts
+// once
 static inline int experts_rows_most(const EpOptions* x, int E, int k, int N) {
-    const double R = (double)N * k;
+    const double R = (double)experts_positions(x, N) * k;
     if (x->size <= 1) { return (int)R; }
-    const int held = E / x->size;
-    const double most = (double)N * x->size * (held < k ? held : k);
+    const int held = E / x->size, leaves = x->size / (x->parts > 1 ? x->parts : 1);
+    const double most = (double)N * leaves * (held < k ? held : k);
     const double rows = x->room > 0.0f ? fmin(most, ceil(R * (double)x->room)) : most;
     return (int)fmin(rows, INT_MAX / 2);
 }
@@ -82,11 +89,11 @@ static inline void experts_backward_adapters(const ExpertParallel* ep, const Lin
                                      s->offsets, ep->n_held, s->n, dev);
 }
 
-// of ranks that share E experts with `widest` elements each: nodes of the tree that wait for their right half, and one
-// that is computed
-static inline size_t experts_scratch_floats(int ranks, int E, size_t widest) {
+// of E experts with `widest` elements each: nodes of the tree that wait for their right half, and one that is computed
+static inline size_t experts_scratch_floats(const EpOptions* x, int E, size_t widest) {
+    const int ranks = x->size > 1 ? x->size : 1, of_group = ranks / (x->parts > 1 ? x->parts : 1);
     size_t n = 0;
-    for (int leaves = 1; leaves < ranks; leaves *= 2) { n += (size_t)(E / ranks) * widest; }
+    for (int leaves = 1; leaves < of_group; leaves *= 2) { n += (size_t)(E / ranks) * widest; }
     return n;
 }
 
@@ -98,8 +105,9 @@ static inline void experts_backward_weight(const ExpertParallel* ep, float* dwei
     const size_t n = (size_t)ep->n_held * (size_t)OC * (size_t)C;
     int top = 0;
     if (!dweight) { return; }
-    for (int i = 0; i < ep->n_sources; i++, top++) {
-        const ExpertSource* s = &ep->source[i];
+    if (ep->parts > 1) { dout_lie = inp_lie = BY_TOKEN; }  // rows that have come are found by number
+    for (int i = 0; i < ep->n_leaves; i++, top++) {
+        const ExpertSource* s = &ep->leaf[i];
         grouped_matmul_backward_weight(top == 0 ? dweight : scratch + n * (size_t)(top - 1),
                                        experts_rows_(dout, s, dout_lie, OC), experts_index_(s, dout_lie),
                                        experts_rows_(inp, s, inp_lie, C), experts_index_(s, inp_lie), s->offsets,

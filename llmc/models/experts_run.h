@@ -7,6 +7,7 @@
     experts_obstacle     why a micro-batch is no graph (graph_check), or NULL
     experts_box          rows of the box: which ranks have them, what travels
     experts_sent_bytes   of rows, by each rank in an update where experts are equally busy
+    experts_parts_send   with --tp: of positions, in a micro-batch
 A number that was not typed but comes from an earlier run is given up where it does not fit these ranks, this update, or
 what was asked for now: the result does not depend on it.
 */
@@ -33,11 +34,14 @@ static inline void experts_options(Run* r, EpOptions* x) {
 
 // E experts of a layer
 static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
-    Comm* sharing = model_sharing(r->model, r->comm);
-    const int P = sharing->size, is_typed = run_is_typed(r, "ep");
+    Comm* stage = model_stage_ranks(r->model, r->comm);
+    const int P = stage->size, T = r->model->tp.size, is_typed = run_is_typed(r, "ep");
+    const char* const who = is_typed || T == 1 ? "ep" : "tp";
     int G = x->size;
     if (!is_typed && (r->o.verify_every > 0 || r->o.noise_scale > 0)) { G = 1; }
     while (!is_typed && P % G != 0) { G /= 2; }
+    if (!is_typed && G < T) { G = T; }
+    if ((T & (T - 1)) != 0) { options_fail("tp", "expected a power of two for a model with experts, found %d", T); }
     ranks_same(r->comm, "number of ranks that share experts (--ep)", (uint64_t)G);
     if (P % G != 0 && model_has_pp(r->model)) {
         options_fail("ep", "%d: expected a number that divides the ranks of a stage, %d", G, P);
@@ -47,8 +51,12 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
                                   : "%d: expected a number that divides the ranks, %d", G, P, G);
     }
     if ((G & (G - 1)) != 0) { options_fail("ep", "expected a power of two, found %d", G); }
-    if (E % G != 0) { options_fail("ep", "%d: expected a number that divides the %d experts", G, E); }
+    if (E % G != 0) { options_fail(who, "%d: expected a number that divides the %d experts", G, E); }
+    if (G % T != 0) {
+        options_fail("ep", "%d: ranks that share matrices share experts, too: expected %d, as --tp, or a multiple", G, T);
+    }
     x->size = G;
+    x->parts = T;
     options_refuse(G == 1 && x->room > 0.0f && run_is_typed(r, "ep-room"), "ep-room", "is for --ep 2 and more");
     if (G == 1) { return; }
     options_refuse(x->room > 0.0f && x->room < 1.0f, "ep-room", "expected 0, or 1 and more");
@@ -56,7 +64,7 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --ep");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");
     options_set(r->table, r->n_options, "zero", "2");
-    model_begin_ep(r->model, sharing, G);
+    model_begin_ep(r->model, stage, G);
 }
 
 // a position goes to k experts
@@ -67,9 +75,11 @@ static inline void experts_check(Run* r, EpOptions* x, int k) {
                      expert_most_positions(k) / r->T, r->T, k, r->o.batch_size);
     }
     if (!model_has_ep(r->model) || !run_is_training(r) || fits) { return; }
-    if (run_is_typed(r, "ep")) {
-        options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks%s, found %d: "
-                     "--grad-accum %d", P, model_has_pp(r->model) ? " of a stage" : "", r->n_leaves, P);
+    if (run_is_typed(r, "ep") || model_has_tp(r->model)) {
+        const int parts = r->model->tp.size;
+        options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks%s%s, found %d: "
+                     "--grad-accum %d", P, model_has_pp(r->model) ? " of a stage" : "",
+                     parts > 1 ? " divided by --tp" : "", r->n_leaves, P);
     }
     x->size = 1;
     model_hold_all(r->model, r->trainer->stored_bytes);
@@ -93,9 +103,18 @@ static inline double experts_sent_bytes(const Run* r, int D, int k) {
     if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
-    const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G;
+    const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G / m->tp.size;  // of rank 0, when T divides them
     const double each = up * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 && model_has_head(m) ? width : 0.0);
     return (double)r->n_leaves / model_sharing(m, r->comm)->size * R * each;
+}
+
+// bytes: what experts say forward; back the gradients of their inputs and of the weights that rows have
+static inline double experts_parts_send(const Run* r, int D, int k) {
+    const Model* m = r->model;
+    const double T = m->tp.size, width = (double)r->trainer->stored_bytes * D;
+    if (!model_has_ep(m)) { return 0.0; }
+    const double each = experts_layers_(m, 0) * width + experts_layers_(m, m->lowest) * (width + 4.0 * k);
+    return (T - 1.0) / T * (double)r->o.batch_size * r->T * each;
 }
 
 static inline const char* experts_obstacle(const Run* r) {

@@ -45,6 +45,13 @@ typedef struct {
     float z_lambda;       // weight of the z-loss, 0
 } Config;
 
+// what one of `ranks` ranks has of heads, with --tp
+static inline Config config_part(const Config* c, int ranks) {
+    Config part = *c;
+    part.NH /= ranks, part.NKV /= ranks;
+    return part;
+}
+
 // what RoPE's frequencies are powers of: with alpha the slowest turns alpha times slower, the fastest as before
 static inline double config_rope_theta(const Config* c) { return rope_scaled_base(c->rope_base, c->rope_alpha, c->HS); }
 
@@ -215,12 +222,17 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     // name on disk (Hugging Face's)                 in memory layers rows columns start values     decayed    on disk
     *t++ = tensor("model.embed_tokens.weight",       AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     t[-1].disk_rows = c->V;  // the padding is ours alone
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     Tensor* first = t;
     *t++ = tensor("input_layernorm.weight",          AT(norm1),   L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor(ATTENTION "q_proj.weight",         AT(wq),      L, HQ,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    tensor_split(&t[-1], SPLIT_ROWS, c->NH);
     *t++ = tensor(ATTENTION "k_proj.weight",         AT(wk),      L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
     *t++ = tensor(ATTENTION "v_proj.weight",         AT(wv),      L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
+    tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
     *t++ = tensor(ATTENTION "o_proj.weight",         AT(wo),      L, D,     HQ, INIT_NORMAL, scaled, DECAY,    AS_IS);
+    tensor_split(&t[-1], SPLIT_COLUMNS, c->NH);
     *t++ = tensor("post_attention_layernorm.weight", AT(norm2),   L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor(MOE "gate.weight",                 AT(router),  L, E,     D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     if (c->balance == BALANCE_BIAS) {
@@ -236,6 +248,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (!c->tied) {
         *t++ = tensor("lm_head.weight",              AT(head),    0, c->Vp, D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
         t[-1].disk_rows = c->V;
+        tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     }
 #undef MOE
 #undef ATTENTION

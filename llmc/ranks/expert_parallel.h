@@ -1,7 +1,8 @@
 /*
 Rows of experts on their way between ranks that share the experts of a layer (expert_ranks.h). Each rank has sorted its
 rows by expert (ops/expert_rows.h), so that those for one rank lie together; what a rank receives lies one *source*
-after the other, and within a source expert after expert.
+after the other, and within a source expert after expert. A source is a leaf of the update or, where ranks compute one
+together (--tp), a part of its positions; sources of a leaf follow each other.
     ep_open, ep_close
     ep_find        once a layer's rows are found: which rows this rank computes. It is ranks.size sources; alone one,
                    whose rows lie with their tokens
@@ -36,15 +37,20 @@ typedef struct {
     int is_same;           // all ranks of the group have the same tokens
     int n_sources, n_rows; // of the layer that is computed now
     ExpertSource* source;
+    int parts, n_leaves;   // sources of a leaf; leaves
+    ExpertSource* leaf;    // the sources of each together, whose rows are found by number. With one part: `source`
     int* begins;           // (E + 1) where each expert's rows begin among those of this rank, on the host
     int* counts;           // (ranks, n_held) rows that come
-    int* host;             // (ranks, n_held + 1) offsets of each source, and
+    int* host;             // (ranks, n_held + 1) offsets of each source, then of each leaf of several, and
     int* offsets;          // the same on the device
+    int* numbers;          // (most) of rows, leaf after leaf, on the host, and
+    int* device_numbers;   // on the device. With one part: NULL
     CommPiece* piece;      // one for each rank of the group
 } ExpertParallel;
 
 static inline size_t ep_offsets_bytes_(const ExpertParallel* ep) {
-    return sizeof(int) * (size_t)ep->ranks->size * ((size_t)ep->n_held + 1);
+    const int n_leaves = ep->parts > 1 ? ep->ranks->size / ep->parts : 0;
+    return sizeof(int) * (size_t)(ep->ranks->size + n_leaves) * ((size_t)ep->n_held + 1);
 }
 
 // E: experts of a layer, of all ranks; most: rows that this rank can compute at once
@@ -57,7 +63,9 @@ static inline void ep_open(ExpertParallel* ep, const ExpertRanks* ranks, int E, 
     ep->first = ranks->place * ep->n_held;
     ep->most = most;
     ep->is_same = is_same;
+    ep->parts = is_same ? 1 : expert_ranks_parts(ranks);
     ep->source = (ExpertSource*)malloc_check(sizeof(ExpertSource) * size, "rows of experts");
+    ep->leaf = ep->parts == 1 ? ep->source : (ExpertSource*)malloc_check(sizeof(ExpertSource) * size, "leaves");
     if (size == 1) { return; }
     comm_device_open(ranks->world);  // a run that only evaluates has not done it
     ep->begins = (int*)malloc_check(sizeof(int) * ((size_t)E + 1), "rows of experts");
@@ -65,11 +73,17 @@ static inline void ep_open(ExpertParallel* ep, const ExpertRanks* ranks, int E, 
     ep->host = (int*)malloc_check(ep_offsets_bytes_(ep), "rows of experts");
     ep->offsets = (int*)device_alloc(ep_offsets_bytes_(ep), "rows of experts");
     ep->piece = (CommPiece*)malloc_check(sizeof(CommPiece) * size, "rows of experts");
+    if (ep->parts == 1) { return; }
+    ep->numbers = (int*)malloc_check(sizeof(int) * (size_t)most, "rows of experts");
+    ep->device_numbers = (int*)device_alloc(sizeof(int) * (size_t)most, "rows of experts");
 }
 
 static inline void ep_close(ExpertParallel* ep) {
     if (ep->offsets) { device_release(ep->offsets, ep_offsets_bytes_(ep)); }
+    if (ep->device_numbers) { device_release(ep->device_numbers, sizeof(int) * (size_t)ep->most); }
+    if (ep->leaf != ep->source) { free(ep->leaf); }
     free(ep->source);
+    free(ep->numbers);
     free(ep->begins);
     free(ep->counts);
     free(ep->host);
@@ -104,6 +118,25 @@ static inline void ep_exchange_counts_(ExpertParallel* ep) {
     free(own);
 }
 
+// Leaf i, of the sources that follow each other from number i * parts on: of each expert the rows of all these. `first`
+// of their numbers are those of the leaves before
+static inline int ep_join_sources_(ExpertParallel* ep, int i, int first) {
+    const ExpertSource* source = &ep->source[i * ep->parts];
+    const size_t each = (size_t)ep->n_held + 1, at = (size_t)(ep->ranks->size + i) * each;
+    int *begins = ep->host + at, n = 0;
+    for (int e = 0; e < ep->n_held; e++) {
+        begins[e] = n;
+        for (int p = 0; p < ep->parts; p++) {
+            const int* own = ep->host + (size_t)(i * ep->parts + p) * each;
+            for (int row = own[e]; row < own[e + 1]; row++) { ep->numbers[first + n++] = source[p].first + row; }
+        }
+    }
+    begins[ep->n_held] = n;
+    const ExpertSource leaf = {0, n, ep->offsets + at, ep->device_numbers + first};
+    ep->leaf[i] = leaf;
+    return n;
+}
+
 // rows: found for the layer that is computed now
 static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Device* dev) {
     ep->n_sources = ep->n_rows = 0;
@@ -111,6 +144,7 @@ static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Dev
         const ExpertSource all = {0, rows->N * rows->k, rows->offsets, rows->token};
         ep->source[ep->n_sources++] = all;
         ep->n_rows = all.n;
+        ep->n_leaves = 1;
         return;
     }
     device_download(ep->begins, rows->offsets, sizeof(int) * ((size_t)ep->E + 1), dev);
@@ -127,6 +161,9 @@ static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Dev
         fail_run("%d rows chose the experts of this rank, there is room for %d: a larger --ep-room, a smaller "
                  "--batch-size", ep->n_rows, ep->most);
     }
+    ep->n_leaves = ep->n_sources / ep->parts;
+    for (int i = 0, n = 0; i < ep->n_leaves && ep->parts > 1; i++) { n += ep_join_sources_(ep, i, n); }
+    if (ep->parts > 1) { device_upload(ep->device_numbers, ep->numbers, sizeof(int) * (size_t)ep->n_rows, dev); }
     device_upload(ep->offsets, ep->host, ep_offsets_bytes_(ep), dev);
 }
 

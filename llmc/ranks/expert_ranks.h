@@ -4,15 +4,18 @@ Who has which experts. With --ep G the experts of every layer are shared by grou
 on. Everything else of the model, or of its stage, every rank has. Ranks of the same place hold the same experts: they
 are *holders* of one another.
     expert_ranks_init   the groups; G = 1: every rank has all experts, and nothing here is used
+    expert_ranks_parts  ranks that compute one micro-batch together
     expert_ranks_free
 Leaves go to ranks as --zero 2 deals them: in round k a group computes the G leaves that follow each other from
 k * P + group * G on. Its experts so see them in order, and a sum over them is a node of the tree over all leaves, which
 holders go on with: that is why G is a power of two.
+With --tp T ranks that follow each other compute one micro-batch together, and T divides G: each brings its part of the
+positions, so that a group computes G / T leaves, and of the parts of a leaf the next goes on where the last has ended.
 Explained in doc/ranks.md
 */
 #ifndef LLMC_EXPERT_RANKS_H
 #define LLMC_EXPERT_RANKS_H
-#include "comm.h"  // Comm, comm_every
+#include "tensor_ranks.h"  // TpRanks, Comm, comm_every
 
 enum { EXPERT_RANKS_MAX = 256 };  // of a group
 
@@ -21,11 +24,14 @@ typedef struct {
     Comm* group;    // the ranks that share the experts of a layer
     Comm* holders;  // of the same ones
     int size, place;  // of the group, and this rank's in it; size 1: this rank has all experts
+    const TpRanks* tp;  // those that have matrices together
 } ExpertRanks;
 
+static inline int expert_ranks_parts(const ExpertRanks* x) { return x->size > 1 ? x->tp->size : 1; }
+
 // all ranks call; size: a power of two that divides the number of ranks
-static inline ExpertRanks expert_ranks_init(Comm* world, int size) {
-    ExpertRanks x = {world, NULL, NULL, size, world ? world->rank % size : 0};
+static inline ExpertRanks expert_ranks_init(Comm* world, int size, const TpRanks* tp) {
+    ExpertRanks x = {world, NULL, NULL, size, world ? world->rank % size : 0, tp};
     if (size == 1) { return x; }
     x.group = comm_every(world, world->rank / size * size, 1, size, HERE);
     x.holders = comm_every(world, x.place, size, world->size / size, HERE);

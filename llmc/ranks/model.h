@@ -76,7 +76,7 @@ static inline void model_layout(Model* m, int n_table) {
     m->n = tensors_layout(m->table, n_table);
     m->n_slices = tensors_slices(m->table, n_table);
     m->held = m->table;
-    m->ranks = expert_ranks_init(NULL, 1);
+    m->ranks = expert_ranks_init(NULL, 1, NULL);
     m->pp = pp_ranks_init(NULL, 1, NULL);
     m->tp = tp_ranks_init(NULL, 1);
     m->shared = -1;
@@ -132,26 +132,37 @@ static inline size_t model_saved_bytes(const Model* m) {
 
 // ---- expert parallel ----
 
-// After model_layout and model_begin_pp, all ranks call; world: those of a stage. size: of a group; it divides the
-// experts of every row
-static inline void model_begin_ep(Model* m, Comm* world, int size) {
-    m->ranks = expert_ranks_init(world, size);
-    if (size == 1) { return; }
-    m->world = m->world ? m->world : world;
-    memcpy(m->local, m->table, sizeof m->table);
-    for (int i = 0; i < m->n_table; i++) {
-        const int n = m->table[i].experts / size;
-        if (n > 0) { tensor_hold_experts(&m->local[i], m->ranks.place * n, n); }
-    }
+// a table of what this rank holds; of a row where it holds less than all, the caller says so before model_lay_local_
+static inline void model_begin_local_(Model* m) {
+    if (m->held == m->table) { memcpy(m->local, m->table, sizeof m->table); }
     m->held = m->local;
+}
+
+static inline void model_lay_local_(Model* m) {
     tensors_layout(m->local, m->n_table);
     for (int i = 0; i < m->n_table; i++) { m->local[i].number = m->table[i].offset; }
+}
+
+// After model_layout, model_begin_pp and model_begin_tp, all ranks call; world: those of a stage. size: of a group; it
+// divides the experts of every row, and ranks that share matrices are in one group
+static inline void model_begin_ep(Model* m, Comm* world, int size) {
+    m->ranks = expert_ranks_init(world, size, &m->tp);
+    if (size == 1) { return; }
+    m->world = m->world ? m->world : world;
+    model_begin_local_(m);
+    for (int i = 0; i < m->n_table; i++) {
+        const int n = m->table[i].experts / size;
+        if (n == 0) { continue; }
+        tensor_hold_experts(&m->local[i], m->ranks.place * n, n);
+        m->local[i].is_copy = 0;
+    }
+    model_lay_local_(m);
 }
 
 // and back, for what was asked does not fit: this rank has all experts. All ranks call
 static inline void model_hold_all(Model* m, size_t build_bytes) {
     expert_ranks_free(&m->ranks);
-    m->ranks = expert_ranks_init(NULL, 1);
+    m->ranks = expert_ranks_init(NULL, 1, NULL);
     m->held = m->table;
     model_layout_stored(m, build_bytes);
 }
@@ -207,10 +218,14 @@ static inline int model_has_head(const Model* m) { return !model_has_pp(m) || pp
 
 // ---- who has what ----
 
-// the ranks that share the micro-batches of an update and, with --ep, experts: all, or those of a stage, and with --tp
-// of a place
+// the ranks that share the micro-batches of an update: all, or those of a stage, and with --tp of a place
 static inline Comm* model_sharing(const Model* m, Comm* world) {
     return model_has_tp(m) ? m->tp.alike : model_has_pp(m) ? m->pp.stage_ranks : world;
+}
+
+// all ranks, or those of a stage
+static inline Comm* model_stage_ranks(const Model* m, Comm* world) {
+    return model_has_pp(m) ? m->pp.stage_ranks : world;
 }
 
 // the number of this rank among all
@@ -224,11 +239,9 @@ static inline void model_begin_tp(Model* m, Comm* world, int size) {
     if (size == 1) { return; }
     m->tp = tp_ranks_init(model_sharing(m, world), size);
     m->world = world;
-    memcpy(m->local, m->table, sizeof m->table);
+    model_begin_local_(m);
     for (int i = 0; i < m->n_table; i++) { tensor_hold_part(&m->local[i], m->tp.place, size); }
-    m->held = m->local;
-    tensors_layout(m->local, m->n_table);
-    for (int i = 0; i < m->n_table; i++) { m->local[i].number = m->table[i].offset; }
+    model_lay_local_(m);
 }
 
 // ranks that have parts of row i, and elements of a slice of it that this one has
@@ -371,10 +384,12 @@ static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
         return;
     }
     Comm* holders = m->ranks.holders->size > 1 ? m->ranks.holders : NULL;
-    assert(n_leaves % comm->size == 0 && zero == 2);
-    for (int i = 0; i < 2; i++) { m->frozen_held[i] = model_frozen_held_(m, i); }
+    const int of_group = m->ranks.size / expert_ranks_parts(&m->ranks);  // leaves that it computes at once
+    assert(n_leaves % (comm ? comm->size : 1) == 0 && zero == 2);
+    if (!m->frozen_held[0]) { m->frozen_held[0] = model_frozen_held_(m, 0); }
+    m->frozen_held[1] = model_frozen_held_(m, 1);
     dp_init(&m->dp, comm, m->held, m->n_table, m->frozen_held[0], n_leaves, zero);
-    dp_init(&m->dp_experts, holders, m->held, m->n_table, m->frozen_held[1], n_leaves / m->ranks.size, zero);
+    dp_init(&m->dp_experts, holders, m->held, m->n_table, m->frozen_held[1], n_leaves / of_group, zero);
     // they lie behind the rest
     for (int i = 0; i < m->dp_experts.n_stretches; i++) { m->dp_experts.kept[i].at += m->dp.n_kept; }
     m->n_kept = m->dp.n_kept + m->dp_experts.n_kept;

@@ -3,6 +3,7 @@ What ranks that have a matrix together (tensor_ranks.h) exchange, of activations
 number of a product is computed by one rank, as one chain over all that it sums over: nothing is added across ranks, so
 the bits are those of a rank that has the whole matrix.
     tp_gather, tp_gather_floats   each rank has some columns of (N, L): all get all
+    tp_gather_rows  each rank has some of the rows: all get all, where they lie
     tp_take         those of this rank, of all columns; tp_spread: to their places among those of all
     tp_to_columns   each rank has some rows of a matrix (OC, C), all their columns: it gets its columns of all rows
     tp_to_rows      and the other way
@@ -91,6 +92,21 @@ static inline void tp_gather(floatX* whole, const floatX* part, floatX* landing,
 static inline void tp_gather_floats(float* whole, const float* part, float* landing, int N, int L, const TpRanks* x,
                                     const Device* dev) {
     tp_gather_bytes_(whole, part, landing, N, sizeof(float) * (size_t)L, 1, x, dev);
+}
+
+// rows (N, width bytes), of which place p has comm_share(N, p, size) and those up to that of the next
+static inline void tp_gather_rows(void* rows, int N, size_t width, const TpRanks* x, const Device* dev) {
+    CommPiece pieces[TP_MAX];
+    char* at = (char*)rows;
+    const size_t first = width * (size_t)comm_share(N, x->place, x->size);
+    const size_t n = width * (size_t)comm_share(N, x->place + 1, x->size) - first;
+    for (int p = 0; p < x->size; p++) {
+        const size_t begin = width * (size_t)comm_share(N, p, x->size);
+        const size_t n_recv = width * (size_t)comm_share(N, p + 1, x->size) - begin;
+        const CommPiece piece = {at + first, at + begin, p == x->place ? 0 : n, p == x->place ? 0 : n_recv};
+        pieces[p] = piece;
+    }
+    comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
 }
 
 static inline void tp_take(floatX* part, const floatX* whole, int N, int L, int sections, const TpRanks* x,

@@ -575,8 +575,8 @@ static inline Needed start_box_memory_(Run* r) {
     if (model_has_pp(m) && o->plan == 0) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
     const int is_0 = r->comm->rank == 0;
     const Planned planned = {parameters, gradients, moments, batch + (is_0 ? sampling : of_each),
-                             workspace + rest + (is_0 ? copy : 0.0), most, cost.data, cost.streams, rows_sent, parts_sent,
-                             model_has_pp(m) ? m->pp.work : 1.0, model_first_layer(m), model_end_layer(m)};
+                             workspace + rest + (is_0 ? copy : 0.0), most, cost.data, cost.streams, rows_sent,
+                             parts_sent, model_has_pp(m) ? m->pp.work : 1.0, model_first_layer(m), model_end_layer(m)};
     r->planned = planned;
     if (has_batch && !*o->probe && available > 0.0 && !(o->plan > 0 && model_has_pp(m))) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);
