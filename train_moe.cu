@@ -297,8 +297,8 @@ static float* output_gradient(Moe* moe) {
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Moe* moe, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {linear(moe, acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
-                         acts->how.head_rows, moe->config.V};
+    const LmHead head = {linear(moe, acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits,
+                         layer_statistics(acts, 0).losses, acts->how.head_rows, moe->config.V};
     return head;
 }
 
