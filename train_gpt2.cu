@@ -22,6 +22,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
 #include "llmc/models/linear.h"      // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"     // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/stream.h"      // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/token_batch.h" // TokenBatch: tokens and targets on the device, segments for attention
 #include "llmc/ops/attention.h"      // attention_forward, attention_backward
 #include "llmc/ops/crossentropy.h"   // crossentropy_losses_sum
@@ -48,8 +49,9 @@ typedef struct {
 
 // what a pass leaves behind; then the gradients on their way back, one buffer each for all layers; room of --tp
 typedef struct {
-    floatX *encoded, *ln1, *qkv, *atty, *residual2, *ln2, *fch, *fch_gelu, *residual3, *lnf, *logits, *branch,
-        *dresidual, *dbranch, *dwide, *parallel;
+    floatX *encoded, *ln1, *qkv, *atty, *ln2, *fch, *fch_gelu, *lnf, *logits,
+        *branch, *dresidual, *dbranch, *dwide, *parallel;
+    Stream residual2, residual3;
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -83,6 +85,7 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
+    const TpRanks* tp = &gpt2->model.tp;
     const size_t parallel = linear_room_elements(&gpt2->model, N, N_head);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -90,11 +93,11 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     *t++ = activation(FIELD(ln1),       L_norms, N, C);
     *t++ = activation(FIELD(qkv),       L_cache, N, 3 * HC);  // in generation: the key-value cache
     *t++ = activation(FIELD(atty),      L_block, N, HC);  // attention's output before its projection
-    *t++ = activation(FIELD(residual2), L_block, N, C);   // residual stream after attention
+    t = stream_rows(t, FIELD(residual2), L_block, N, C, purpose, tp);  // after attention
     *t++ = activation(FIELD(ln2),       L_norms, N, C);
     *t++ = activation(FIELD(fch),       L_block, N, F);
     *t++ = activation(FIELD(fch_gelu),  L_gelu, N, F);
-    *t++ = activation(FIELD(residual3), L_out, N, C);     // residual stream after the MLP
+    t = stream_rows(t, FIELD(residual3), L_out, N, C, purpose, tp);    // after the MLP
     *t++ = activation(FIELD(lnf),       0, N, C);
     *t++ = activation(FIELD(logits),    0, N_head, c.Vp); // then their gradient
     *t++ = activation(FIELD(branch),    0, N, C);         // a block's output before it joins the stream
@@ -129,6 +132,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 
 typedef struct {
     Tradeoffs how;
+    Purpose purpose;
     TensorArena tensors;   // floatX
     TensorArena statistics;
     TokenBatch batch;      // of the slot that it is the turn of
@@ -143,6 +147,7 @@ typedef struct {
 static double activations_layout(Activations* acts, const GPT2* gpt2, int B, int T, Purpose purpose, Tradeoffs how) {
     memset(acts, 0, sizeof *acts);
     acts->how = how;
+    acts->purpose = purpose;
     acts->n_slots = purpose == TO_TRAIN && how.slots > 1 ? how.slots : 1;
     const int n_activations = activation_table(acts->tensors.table, gpt2, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, gpt2->config, B, T, purpose, &how);
@@ -196,6 +201,24 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
+// is what layers share still that of layer l, the last one?
+static int is_last_and_fresh(const GPT2* gpt2, const Activations* acts, int l) {
+    return acts->is_fresh && l + 1 == model_end_layer(&gpt2->model);
+}
+
+// the stream behind layer l, for backward
+static const floatX* stream_behind(const GPT2* gpt2, const Activations* acts, int l, int N, const Device* dev) {
+    const Stream s = layer_activations(acts, l).residual3;
+    return is_last_and_fresh(gpt2, acts, l) ? s.x : stream_bring(s, N, gpt2->config.C, &gpt2->model.tp, dev);
+}
+
+static void keep_streams(const GPT2* gpt2, const Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (acts->purpose != TO_TRAIN) { return; }
+    stream_keep(a.residual2, N, gpt2->config.C, &gpt2->model.tp, dev);
+    stream_keep(a.residual3, N, gpt2->config.C, &gpt2->model.tp, dev);
+}
+
 // layer l from its first LayerNorm's output to GELU's: with N positions from t0 on, whose stream comes in as `residual`
 static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floatX* residual, int N, int t0,
                           const Device* dev) {
@@ -211,7 +234,7 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     }
     linear_forward(a.branch, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l), N, dev);
     dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
-    residual_layernorm_forward(a.residual2, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C,
+    residual_layernorm_forward(a.residual2.x, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C,
                                dev);
     matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, gpt2->config.F, dev);
 }
@@ -255,15 +278,16 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
             ActivationTensors next = layer_activations(acts, l + 1);
             s = layer_statistics(acts, l + 1);
             p = layer_weights(gpt2, l + 1);
-            residual_layernorm_forward(a.residual3, next.ln1, s.ln1_mean, s.ln1_rstd, a.residual2, a.branch, p.ln1w,
+            residual_layernorm_forward(a.residual3.x, next.ln1, s.ln1_mean, s.ln1_rstd, a.residual2.x, a.branch, p.ln1w,
                                        p.ln1b, N, C, dev);
         } else if (!model_has_head(m)) {
-            residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * C, dev);
+            residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * C, dev);
         } else {
-            residual_layernorm_forward(a.residual3, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2, a.branch, p.lnfw,
+            residual_layernorm_forward(a.residual3.x, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2.x, a.branch, p.lnfw,
                                        p.lnfb, N, C, dev);
         }
-        residual = a.residual3;
+        keep_streams(gpt2, acts, l, N, dev);
+        residual = a.residual3.x;
     }
     acts->is_fresh = 1;
 }
@@ -280,16 +304,17 @@ static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
 // what --recompute left out of layer l; the last layer's is still there
 static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
-    const int is_there = acts->is_fresh && l + 1 == model_end_layer(&gpt2->model);
+    const int is_there = is_last_and_fresh(gpt2, acts, l);
     const int C = gpt2->config.C, level = is_there ? KEEP_ALL : acts->how.recompute;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
+    if (!is_there && level < RECOMPUTE_BLOCKS) { stream_bring(a.residual2, N, C, &gpt2->model.tp, dev); }
     if (level >= RECOMPUTE_NORMS) {
         layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
     }
     if (level == RECOMPUTE_NORMS) {
-        layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
+        layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2.x, p.ln2w, p.ln2b, N, C, dev);
     }
     if (level == RECOMPUTE_BLOCKS) { block_forward(gpt2, acts, l, residual, N, 0, dev); }
     else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * gpt2->config.F, dev); }
@@ -322,11 +347,11 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
     Parameters d = gpt2_gradients(gpt2, end - 1);
     if (model_has_head(m)) {
         device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
-        layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, a.residual3, p.lnfw, s.lnf_mean, s.lnf_rstd, N, C,
-                           dev);
+        layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, stream_behind(gpt2, acts, end - 1, N, dev), p.lnfw,
+                           s.lnf_mean, s.lnf_rstd, N, C, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? layer_activations(acts, l - 1).residual3 : a.encoded;
+        const floatX* residual = l > first ? stream_behind(gpt2, acts, l - 1, N, dev) : a.encoded;
         a = layer_activations(acts, l);
         s = layer_statistics(acts, l);
         p = layer_weights(gpt2, l);
@@ -338,7 +363,7 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * gpt2->config.F, dev);
         linear_backward(a.dbranch, a.dwide, a.ln2, linear(gpt2, acts, AT(fcw), AT(fcb), l),
                         gradients(gpt2, AT(fcw), AT(fcb), l), 0, N, dev);
-        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
+        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2.x, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
                            dev);
         dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
         linear_backward(a.dbranch, dout, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l),
@@ -467,7 +492,7 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const int N = r->o.batch_size * r->T, wte = model_row(m, AT(wte), 0), C = gpt2_of(r)->config.C;
     const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
-    double n = linear_layers_send(m, again, 1, C, N);
+    double n = linear_layers_send(m, again, 1, C, N) + streams_send(m, again != TENSOR_NO_FIELD, C, N);
     if (model_has_head(m)) { n += linear_sends(m, wte, N); }
     if (model_has_embedding(m)) { n += linear_columns_send(m, C, N); }
     return sizeof(floatX) * n * tp_leaves(r);
@@ -506,7 +531,7 @@ static void turn(Run* r, int slot) {
 
 static PpStreams streams_of(const Run* r, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(r->model) - 1);
-    return pp_streams(a.encoded, a.residual3, a.dresidual, sizeof(floatX) * (size_t)N * gpt2_of(r)->config.C);
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * gpt2_of(r)->config.C);
 }
 
 static PpStreams streams(const Run* r, int N) { return streams_of(r, &workplace(r)->acts, N); }

@@ -26,6 +26,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
+#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
@@ -51,8 +52,9 @@ typedef struct {
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *norm1, *q, *k, *v, *new_k, *new_v, *attention, *residual2, *norm2, *residual3, *norm, *logits,
-        *branch, *dresidual, *dbranch, *dq, *dk, *dv;
+    floatX *encoded, *norm1, *q, *k, *v, *new_k, *new_v, *attention, *norm2,
+        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv;
+    Stream residual2, residual3;
     ExpertTensors experts;
     floatX* parallel;  // room of --tp
 } ActivationTensors;
@@ -94,6 +96,7 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
+    const TpRanks* tp = &moe->model.tp;
     const size_t parallel = linear_room_elements(&moe->model, N, N_head);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
@@ -106,10 +109,10 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
     *t++ = activation(FIELD(new_v),      0, N_new, HK);
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
-    *t++ = activation(FIELD(residual2),  L_block, N, D);       // residual stream after attention
+    t = stream_rows(t, FIELD(residual2), L_block, N, D, purpose, tp);  // after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what router and experts read
     t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_experts, purpose);
-    *t++ = activation(FIELD(residual3),  L_out, N, D);         // residual stream after the experts
+    t = stream_rows(t, FIELD(residual3), L_out, N, D, purpose, tp);    // after the MLP
     *t++ = activation(FIELD(norm),       0, N, D);             // the last one's output
     *t++ = activation(FIELD(logits),     0, N_head, c.Vp);     // then their gradient
     *t++ = activation(FIELD(branch),     0, N, D);             // a block's output before it joins the stream
@@ -223,6 +226,24 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     return p;
 }
 
+// is what layers share still that of layer l, the last one?
+static int is_last_and_fresh(const Moe* moe, const Activations* acts, int l) {
+    return acts->is_fresh && l + 1 == model_end_layer(&moe->model);
+}
+
+// the stream behind layer l, for backward
+static const floatX* stream_behind(const Moe* moe, const Activations* acts, int l, int N, const Device* dev) {
+    const Stream s = layer_activations(acts, l).residual3;
+    return is_last_and_fresh(moe, acts, l) ? s.x : stream_bring(s, N, moe->config.D, &moe->model.tp, dev);
+}
+
+static void keep_streams(const Moe* moe, const Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (acts->purpose != TO_TRAIN) { return; }
+    stream_keep(a.residual2, N, moe->config.D, &moe->model.tp, dev);
+    stream_keep(a.residual3, N, moe->config.D, &moe->model.tp, dev);
+}
+
 // the first half of layer l: N positions, whose stream comes in as `residual`
 static void attention_block_forward(const Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                     const Device* dev) {
@@ -243,7 +264,7 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
         rotary_attention_forward(&attention, &batch->segments, dev);
     }
     linear_forward(a.branch, a.attention, linear(moe, acts, AT(wo), l), N, dev);
-    residual_forward(a.residual2, residual, a.branch, (size_t)N * D, dev);
+    residual_forward(a.residual2.x, residual, a.branch, (size_t)N * D, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
@@ -251,8 +272,8 @@ static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int
     const Config* c = &moe->config;
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(moe, acts, l, N);
-    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2, layer_weights(moe, l).norm2, c->eps, N,
-                    c->D, dev);
+    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, layer_weights(moe, l).norm2, c->eps,
+                    N, c->D, dev);
     expert_choose(&p, replay, dev);
     expert_gather(&p, dev);
     expert_gate_up(&p, dev);
@@ -263,7 +284,7 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(moe, acts, l, N);
     expert_down(&p, a.branch, dev);
-    residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * moe->config.D, dev);
+    residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * moe->config.D, dev);
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
@@ -280,7 +301,8 @@ static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* 
         attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 0, N, dev);
         experts_down(moe, acts, l, N, dev);
-        residual = layer_activations(acts, l).residual3;
+        keep_streams(moe, acts, l, N, dev);
+        residual = layer_activations(acts, l).residual3.x;
     }
     acts->is_fresh = 1;
     if (!model_has_head(m)) { return; }
@@ -311,15 +333,16 @@ static void recompute_block(const Moe* moe, Activations* acts, int l, const floa
     const Statistics s = layer_statistics(acts, l);
     const StoredParameters p = layer_weights(moe, l);
     const ExpertPass experts = expert_pass(moe, acts, l, N);
-    if (acts->is_fresh && l + 1 == model_end_layer(&moe->model)) { return; }
+    if (is_last_and_fresh(moe, acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 1, N, dev);
         return;
     }
+    stream_bring(a.residual2, N, c->D, &moe->model.tp, dev);
     if (level >= RECOMPUTE_NORMS) {
         rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, c->D, dev);
-        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, p.norm2, c->eps, N, c->D, dev);
+        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2.x, p.norm2, c->eps, N, c->D, dev);
     }
     expert_gather(&experts, dev);
     if (level >= RECOMPUTE_EXPERTS) { expert_gate_up(&experts, dev); }
@@ -338,7 +361,7 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     p.ddown = gradients(moe, AT(down), l);
     if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: balance_biases
     expert_backward(&p, a.dbranch, a.dresidual, p.numbers, balance, z, dev);
-    rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2, layer_weights(moe, l).norm2,
+    rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2.x, layer_weights(moe, l).norm2,
                      layer_statistics(acts, l).norm2_rstd, 1, N, c->D, dev);
 }
 
@@ -368,11 +391,11 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
     StoredParameters p = layer_weights(moe, 0);
     Parameters d = layer_gradients(moe, 0);
     if (model_has_head(m)) {
-        rmsnorm_backward(a.dresidual, d.norm, a.dbranch, a.residual3, p.norm, layer_statistics(acts, 0).norm_rstd, 0,
-                         N, D, dev);
+        rmsnorm_backward(a.dresidual, d.norm, a.dbranch, stream_behind(moe, acts, end - 1, N, dev), p.norm,
+                         layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? layer_activations(acts, l - 1).residual3 : a.encoded;
+        const floatX* residual = l > first ? stream_behind(moe, acts, l - 1, N, dev) : a.encoded;
         recompute_block(moe, acts, l, residual, N, dev);
         experts_backward(moe, acts, l, N, dev);
         attention_block_backward(moe, acts, l, residual, N, dev);
@@ -655,7 +678,8 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const int N = r->o.batch_size * r->T, recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
+    double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
+               streams_send(m, recomputes, c->D, N);
     if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
     if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
     return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * tp_leaves(r);
@@ -723,7 +747,7 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T
 
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pp_streams(a.encoded, a.residual3, a.dresidual,
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
                       sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
 }
 

@@ -23,6 +23,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
+#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
@@ -42,8 +43,9 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *norm1, *q_proj, *k_proj, *q, *k, *v, *new_k, *new_v, *attention, *residual2, *norm2, *gate_up,
-        *hidden, *residual3, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden;
+    floatX *encoded, *norm1, *q_proj, *k_proj, *q, *k, *v, *new_k, *new_v, *attention, *norm2,
+        *gate_up, *hidden, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden;
+    Stream residual2, residual3;
     ExpertTensors experts;
     floatX *adapter, *parallel;  // room of adapters, of --tp
 } ActivationTensors;
@@ -100,6 +102,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
+    const TpRanks* tp = &qwen->model.tp;
     const size_t parallel =
         tp_larger(linear_room_elements(&qwen->model, N, N_head), heads_room_elements(qwen, N_train));
     const ExpertSizes experts = expert_sizes(c, how);
@@ -115,12 +118,12 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
     *t++ = activation(FIELD(new_v),      0, N_new, HK);
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
-    *t++ = activation(FIELD(residual2),  L_block, N, D);       // residual stream after attention
+    t = stream_rows(t, FIELD(residual2), L_block, N, D, purpose, tp);  // after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what MLP, router and experts read
     *t++ = mlp_activation(c, FIELD(gate_up), L_mlps, N, 2 * F);  // then its gradient
     *t++ = activation(FIELD(hidden),     0, N, F);             // silu(gate) o up
     if (c->E > 0) { t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_mlps, purpose); }
-    *t++ = activation(FIELD(residual3),  L_out, N, D);         // residual stream after the MLP
+    t = stream_rows(t, FIELD(residual3), L_out, N, D, purpose, tp);    // after the MLP
     *t++ = activation(FIELD(norm),       0, N, D);             // the last one's output
     *t++ = activation(FIELD(logits),     0, N_head, c->Vp);    // then their gradient
     *t++ = activation(FIELD(branch),     0, N, D);             // a block's output before it joins the stream
@@ -262,6 +265,24 @@ static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N)
     return p;
 }
 
+// is what layers share still that of layer l, the last one?
+static int is_last_and_fresh(const Qwen* qwen, const Activations* acts, int l) {
+    return acts->is_fresh && l + 1 == model_end_layer(&qwen->model);
+}
+
+// the stream behind layer l, for backward
+static const floatX* stream_behind(const Qwen* qwen, const Activations* acts, int l, int N, const Device* dev) {
+    const Stream s = layer_activations(acts, l).residual3;
+    return is_last_and_fresh(qwen, acts, l) ? s.x : stream_bring(s, N, qwen->config.D, &qwen->model.tp, dev);
+}
+
+static void keep_streams(const Qwen* qwen, const Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (acts->purpose != TO_TRAIN) { return; }
+    stream_keep(a.residual2, N, qwen->config.D, &qwen->model.tp, dev);
+    stream_keep(a.residual3, N, qwen->config.D, &qwen->model.tp, dev);
+}
+
 // ---- forward ----
 
 // q or k of N positions: with a norm of each of its heads that is the projection's output, normalised
@@ -292,7 +313,7 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
         rotary_attention_forward(&attention, &batch->segments, dev);
     }
     linear_forward(a.branch, a.attention, linear(qwen, acts, AT(wo), AT(bo), l), N, dev);
-    residual_forward(a.residual2, residual, a.branch, (size_t)N * c->D, dev);
+    residual_forward(a.residual2.x, residual, a.branch, (size_t)N * c->D, dev);
 }
 
 // the first product of the MLP of layer l, or of its experts, once their rows are found
@@ -310,7 +331,7 @@ static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, c
 static void mlp_up(const Qwen* qwen, Activations* acts, int l, int replay, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
-    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2, gain(qwen, AT(norm2), l), c->eps, N,
+    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, gain(qwen, AT(norm2), l), c->eps, N,
                     c->D, dev);
     if (c->kinds[l] == 'E') {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
@@ -331,7 +352,7 @@ static void mlp_down(const Qwen* qwen, Activations* acts, int l, int N, const De
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         expert_down(&p, a.branch, dev);
     }
-    residual_forward(a.residual3, a.residual2, a.branch, (size_t)N * c->D, dev);
+    residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * c->D, dev);
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
@@ -348,7 +369,8 @@ static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Devic
         attention_block_forward(qwen, acts, l, residual, N, dev);
         mlp_up(qwen, acts, l, 0, N, dev);
         mlp_down(qwen, acts, l, N, dev);
-        residual = layer_activations(acts, l).residual3;
+        keep_streams(qwen, acts, l, N, dev);
+        residual = layer_activations(acts, l).residual3.x;
     }
     acts->is_fresh = 1;
     if (!model_has_head(m)) { return; }
@@ -382,10 +404,9 @@ static LmHead lm_head(const Qwen* qwen, const Activations* acts) {
 static void recompute_block(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
     const Config* c = &qwen->config;
-    const int end = model_end_layer(&qwen->model), is_there = acts->is_fresh;
-    const int level = is_there && l + 1 == end ? KEEP_ALL : acts->how.recompute;
-    const int is_last = expert_layers_below(c, l) + 1 == expert_layers_below(c, end);
-    const int has_rows = c->kinds[l] == 'M' || (is_there && is_last);
+    const int level = is_last_and_fresh(qwen, acts, l) ? KEEP_ALL : acts->how.recompute;
+    const int is_last = expert_layers_below(c, l) + 1 == expert_layers_below(c, model_end_layer(&qwen->model));
+    const int has_rows = c->kinds[l] == 'M' || (acts->is_fresh && is_last);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     if (level == RECOMPUTE_BLOCKS) {
@@ -393,9 +414,10 @@ static void recompute_block(const Qwen* qwen, Activations* acts, int l, const fl
         mlp_up(qwen, acts, l, 1, N, dev);
         return;
     }
+    if (!is_last_and_fresh(qwen, acts, l)) { stream_bring(a.residual2, N, c->D, &qwen->model.tp, dev); }
     if (level >= RECOMPUTE_NORMS) {
         rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
-        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2, gain(qwen, AT(norm2), l), c->eps, N, c->D, dev);
+        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2.x, gain(qwen, AT(norm2), l), c->eps, N, c->D, dev);
     }
     if (!has_rows) {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
@@ -490,7 +512,7 @@ static void block_backward(Qwen* qwen, Activations* acts, int l, const floatX* r
     const Statistics s = layer_statistics(acts, l);
     if (c->kinds[l] == 'M') { mlp_backward(qwen, acts, l, N, dev); }
     else { experts_backward(qwen, acts, l, N, dev); }
-    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm2), l), a.dbranch, a.residual2, gain(qwen, AT(norm2), l),
+    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm2), l), a.dbranch, a.residual2.x, gain(qwen, AT(norm2), l),
                      s.norm2_rstd, 1, N, c->D, dev);
     attention_block_backward(qwen, acts, l, N, dev);
     rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm1), l), a.dbranch, residual, gain(qwen, AT(norm1), l),
@@ -504,11 +526,12 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Dev
     const int D = c->D, N = B * T, first = model_first_layer(m), end = model_end_layer(m);
     const ActivationTensors a = layer_activations(acts, end - 1);
     if (model_has_head(m)) {
-        rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, a.residual3, gain(qwen, AT(norm), 0),
+        rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch,
+                         stream_behind(qwen, acts, end - 1, N, dev), gain(qwen, AT(norm), 0),
                          layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? layer_activations(acts, l - 1).residual3 : a.encoded;
+        const floatX* residual = l > first ? stream_behind(qwen, acts, l - 1, N, dev) : a.encoded;
         recompute_block(qwen, acts, l, residual, N, dev);
         block_backward(qwen, acts, l, residual, N, dev);
         model_layer_done(&qwen->model, l, dev);
@@ -796,6 +819,7 @@ static double parts_sent(const Run* r) {
     const Config* c = config_of(r);
     const int N = r->o.batch_size * r->T, recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
     double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
+    n += streams_send(m, recomputes, c->D, N);
     for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
         if (l < m->lowest) { continue; }
         for (int i = qwen->adapters.n_table; i < m->n_table; i++) {
@@ -881,7 +905,7 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T
 
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pp_streams(a.encoded, a.residual3, a.dresidual,
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
                       sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
 }
 

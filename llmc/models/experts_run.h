@@ -53,7 +53,8 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
     if ((G & (G - 1)) != 0) { options_fail("ep", "expected a power of two, found %d", G); }
     if (E % G != 0) { options_fail(who, "%d: expected a number that divides the %d experts", G, E); }
     if (G % T != 0) {
-        options_fail("ep", "%d: ranks that share matrices share experts, too: expected %d, as --tp, or a multiple", G, T);
+        options_fail("ep", "%d: ranks that share matrices share experts, too: expected %d, as --tp, or a multiple", G,
+                     T);
     }
     x->size = G;
     x->parts = T;
