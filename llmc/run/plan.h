@@ -113,7 +113,7 @@ static inline ShortText plan_seconds_(double seconds) {
 }
 
 static inline void plan_row_time_(const char* name, double n_bytes, double gb, double seconds) {
-    if (n_bytes == 0.0) { return; }
+    if (seconds < 1e-6) { return; }
     box_row(name, "%s: %s from a card, at %g GB/s", plan_seconds_(seconds).s, format_bytes(n_bytes).s, gb);
 }
 
@@ -134,9 +134,9 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
         most.share = fmax(most.share, all[s].share);
     }
     const double rate = r->o.plan_rate * 1e12 * card->tflops;
-    const double products = flops_per_token * of_leaf * shape.m * most.share / rate;
+    const double products = flops_per_token * of_leaf * shape.m * most.share / rate / m->tp.size;
     const double idle = n_stages > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
-    const int W = r->o.plan, G = m->ranks.size, T = m->tp.size;
+    const int W = r->o.plan, G = m->ranks.size, T = m->tp.size;  // ranks that share experts, matrices
     const double gb_data = plan_link_(card, W, each, each - T), gb_streams = plan_link_(card, W, 1, each);
     const double gb_rows = plan_link_(card, W, G, G - 1), gb_parts = plan_link_(card, W, T, T - 1);
     const double data = most.data / (1e9 * gb_data), streams = most.streams / (1e9 * gb_streams);
