@@ -190,6 +190,7 @@ rest() {
     part "attacks on a run" dev/attacks.sh
     part "several ranks" dev/test_ranks.sh
     part "ranks on several machines" dev/test_machines.sh
+    part "strangers at the ports of a run" $python dev/faults/strangers.py
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_moe, every option and file" dev/test_moe.sh
     part "conversations: training, answers, chat" dev/test_sft.sh

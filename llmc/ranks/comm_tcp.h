@@ -95,7 +95,9 @@ typedef struct {  // a connection, and what was said on it so far
     TcpHello hello;
 } TcpGuest;
 
-enum { TCP_GUESTS = 64 };
+// TCP_WAITING: connections that the system takes before we do (net.core.somaxconn may make it fewer). Ranks do not look
+// at theirs before all have met, and who finds no place tries again after a second
+enum { TCP_GUESTS = 64, TCP_WAITING = 4096 };
 
 typedef struct {
     const TcpMesh* m;
@@ -203,7 +205,7 @@ static inline int tcp_listen_everywhere_(int port, int backlog) {
 // address, is a loopback address here, as Debian's /etc/hosts has it.
 static inline int tcp_listen_master_(const char* host, int port, int size) {
     const int is_loopback = strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
-    const int backlog = 2 * size + 128;
+    const int backlog = 2 * size + TCP_WAITING;
     struct addrinfo* list = tcp_resolve_(host, port, 0);
     int fd = -1, error = EADDRNOTAVAIL;
     for (struct addrinfo* a = list; a && fd < 0; a = a->ai_next) {
@@ -667,7 +669,9 @@ static inline int tcp_join_once_(const TcpMesh* m, const RankPlace* place, const
         fail_run("own address: %s", strerror(errno));
     }
     tcp_set_port_(&own, 0);
-    if (*listener < 0) { *listener = tcp_listen_at_((struct sockaddr*)&own.address, own.n_bytes, 2 * m->size + 128); }
+    if (*listener < 0) {
+        *listener = tcp_listen_at_((struct sockaddr*)&own.address, own.n_bytes, 2 * m->size + TCP_WAITING);
+    }
     if (*listener < 0) { fail_run("rank %d cannot listen: %s", m->rank, strerror(errno)); }
     const int has_answer = tcp_introduce_(m, fd, file, tcp_port_(*listener), TCP_MEETING, 0, &answer, &is_proven, list,
                                           deadline);
