@@ -140,7 +140,7 @@ $(TESTS): %: $(BUILD)/%
 folder:
 	@echo $(BUILD)
 
-# starts ranks on one machine: ./launch -n 4 ./train_gpt2 ...
+# starts ranks on one machine or several: ./launch -n 4 ./train_gpt2 ...
 launch: $(BUILD)/launch
 	@cmp -s $< $@ || cp -f $< $@
 

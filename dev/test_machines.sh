@@ -94,9 +94,9 @@ if tc qdisc add dev port2 root netem delay 3ms 2>err; then
 else
     skip "a link that delays: the kernel has no netem: $(head -n 1 err)"
 fi
-if tc qdisc add dev port2 root tbf rate 8mbit burst 4kb latency 50ms 2>err; then
+if tc qdisc add dev port2 root tbf rate 16mbit burst 4kb latency 50ms 2>err; then
     launched "${two[@]}" : --steps 20 --run several
-    equal "a link of 8 Mbit/s, which loses packets"
+    equal "a link of 16 Mbit/s, which loses packets"
     tc qdisc del dev port2 root
 else
     skip "a slow link: the kernel has no tbf: $(head -n 1 err)"
@@ -131,7 +131,7 @@ equal "strangers at the door: 4 ranks on 2 machines"
 # ---- what goes wrong ----
 
 echo "# links, ranks and machines that go"
-long=(--steps 800 --save-every 40 --eval-every 0 --sample-every 0)
+long=(--steps 400 --save-every 40 --eval-every 0 --sample-every 0)
 "$trainer" "${start[@]}" "${long[@]}" --run whole >/dev/null 2>err
 begin() {  # OPTION of launch... : OPTION of the trainer...; in the background, until step 55 is out
     local own=()
@@ -191,6 +191,14 @@ check "... launch says why, and how often it may" grep -q '^launch: the run ende
 begin -n 3 --restarts 2 :
 kill -STOP "$(pgrep -P "$(pgrep -P $pid)" | sed -n 2p)"
 went_on "--restarts on one machine, a rank stands still"
+program=sh
+options=(-c '[ $RANK = 0 ] && setsid sleep 4 >/dev/null 2>&1 & exec "$@"' sh "$trainer" "${options[@]}")
+begin "${two[@]}" --restarts 2 :
+kill -9 "$(ranks_of 10.9.0.2 | head -n 1)"
+went_on "--restarts, something of the first start stays on a host"
+check "... the second waits for it" grep -q 'launch: host 10.9.0.1: ranks of the start before are there yet: waiting' err
+unset program
+options=("${start[@]}" "${long[@]}")
 lose() {  # HOST: its power is cut
     touch off.$1
     ip link set port${1##*.} down

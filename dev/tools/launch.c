@@ -24,6 +24,7 @@ Explained in doc/ranks.md
 */
 #include <arpa/inet.h>
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -230,15 +231,22 @@ static void set_secret(void) {
     setenv("LLMC_SECRET", text, 1);
 }
 
+// of this launch, and with its number of each start
+static const char* own_id(void) {
+    static char id[64];
+    if (!*id) { snprintf(id, sizeof id, "launch-%ld-%ld-", (long)getpid(), (long)time(NULL)); }
+    return id;
+}
+
 // what all ranks share
 static void set_environment(const char* address, int port, int start) {
     const char* others[] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID",
                             "SLURM_STEP_ID"};
-    char id[64];
+    char id[96];
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) { unsetenv(others[i]); }
     setenv("MASTER_ADDR", address, 1);
     set_number("MASTER_PORT", port);
-    snprintf(id, sizeof id, "launch-%ld-%ld-%d", (long)getpid(), (long)time(NULL), start);
+    snprintf(id, sizeof id, "%s%d", own_id(), start);
     setenv("TORCHELASTIC_RUN_ID", id, 1);
     set_secret();
 }
@@ -523,6 +531,40 @@ static int find_own_address(char address[NAME_BYTES], const char* known, const c
     return port;
 }
 
+// is this process a rank of an earlier start of the same launch? id: "launch-PID-TIME-START", of this start
+static int is_earlier(const char* process, const char* id) {
+    char path[64], text[65536], variable[NAME_BYTES];
+    const int n_id = (int)(strrchr(id, '-') + 1 - id);
+    snprintf(variable, sizeof variable, "TORCHELASTIC_RUN_ID=%.*s", n_id, id);
+    snprintf(path, sizeof path, "/proc/%.20s/environ", process);
+    FILE* file = fopen(path, "r");  // only ours can be read
+    if (!file) { return 0; }
+    const size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = '\0';
+    const char* found = memmem(text, n, variable, strlen(variable));
+    return found && strtol(found + strlen(variable), NULL, 10) < strtol(id + n_id, NULL, 10);
+}
+
+// Ranks of an earlier start whose connection has ended, and not they: rank 0 would keep the run to itself. They have
+// been told to end, and have a while to save
+static void end_earlier_ranks(const char* name, const char* id) {
+    const double end = now() + READY_SECONDS;
+    for (int n_left = 1, is_told = 0; n_left > 0; is_told = 1) {
+        const int is_late = now() > end;
+        DIR* processes = opendir("/proc");
+        n_left = 0;
+        for (struct dirent* e; processes && (e = readdir(processes));) {
+            if (!isdigit((unsigned char)e->d_name[0]) || !is_earlier(e->d_name, id)) { continue; }
+            n_left++;
+            if (is_late) { kill((pid_t)strtol(e->d_name, NULL, 10), SIGKILL); }
+        }
+        if (processes) { closedir(processes); }
+        if (n_left > 0 && !is_told) { say("host %s: ranks of the start before are there yet: waiting for them", name); }
+        if (n_left > 0) { nanosleep(&(struct timespec){0, 100000000}, NULL); }
+    }
+}
+
 static int run_agent(const char* name, const char* known, const char* other) {
     char address[NAME_BYTES], digits[9] = "";
     const int port = find_own_address(address, known, other);
@@ -545,6 +587,8 @@ static int run_agent(const char* name, const char* known, const char* other) {
         fail("host %s: %s: %s: expected the same folder on each host", name, folder, strerror(errno));
     }
     set_local_environment(n_all, n_here);
+    const char* id = getenv("TORCHELASTIC_RUN_ID");
+    if (id && strchr(id, '-')) { end_earlier_ranks(name, id); }
     n_children = n_here;
     catch_signals();
     for (int i = 0; i < n_here; i++) { start_rank(i, first + i, name); }
@@ -678,6 +722,7 @@ static void start_host(int i) {
     open_pipe(lines);
     if (fork_child(c)) {
         unsetenv("LLMC_SECRET");  // of the start before this one
+        unsetenv("TORCHELASTIC_RUN_ID");
         if (dup2(to[0], 0) < 0 || dup2(answers[1], 1) < 0 || dup2(lines[1], 2) < 0) { _exit(127); }
         execvp(arguments[0], arguments);
         fprintf(stderr, "launch: %s: %s\n", arguments[0], strerror(errno));
