@@ -144,7 +144,7 @@ folder:
 launch: $(BUILD)/launch
 	@cmp -s $< $@ || cp -f $< $@
 
-$(BUILD)/launch: dev/tools/launch.c
+$(BUILD)/launch: dev/tools/launch.c $(wildcard dev/tools/launch_*.h)
 	$(FRESH)
 	$(CC) $(CFLAGS) $< -o $@
 
