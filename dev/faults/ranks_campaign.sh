@@ -2,7 +2,7 @@
 # Ranks that die or stand still at random instants, many times: kill -9 or SIGSTOP of any of 4, in each grid of ranks. All others must
 # say so and end within --comm-timeout (here 2 s) and 2 s more, and what is left goes on to the bytes of a run that nobody touched.
 # A table at the end: one line for each grid.
-#     dev/faults/ranks_campaign.sh              10 strikes in each of 5 grids, some minutes
+#     dev/faults/ranks_campaign.sh              10 strikes in each of 6 grids, some minutes
 #     STRIKES=200 dev/faults/ranks_campaign.sh  SEED=3: other instants; GRIDS="--tp_2 --ep_2": only these, "dp" is the one without an option
 . "$(dirname "$0")/../promises.sh"
 . "$root/dev/runs.sh"
@@ -104,6 +104,7 @@ grid "--tp 2" qwen --config dense.json --tp 2
 grid "--pp 2" qwen --config dense.json --pp 2
 grid "--tp 2 --pp 2" qwen --config dense.json --tp 2 --pp 2
 grid "--ep 2" moe --config experts.json --ep 2
+grid "--tp 2 --ep 4" moe --config experts.json --tp 2 --ep 4
 echo "# early: before the first step or behind the last; slowest: of the others, of strikes between them; lost: whole runs with other bytes"
 printf '%-14s %5s %7s %8s %15s %6s %10s %5s\n' grid runs killed stopped "slowest exit, s" early "badly ended" lost
 printf '%s' "$table"

@@ -60,9 +60,10 @@ static int typed_number(const char* name) {
 // How many of n ranks can train when `before` of them have begun: a multiple of what shares matrices, layers and
 // experts. With --ep an update has a multiple of as many micro-batches, so it is a divisor of what it was.
 static int fitting_ranks(int n, int before) {
-    const int unit = typed_number("--tp") * typed_number("--pp") * typed_number("--ep");
+    const int tp = typed_number("--tp"), ep = typed_number("--ep");  // ep is a multiple of tp
+    const int unit = typed_number("--pp") * (ep > tp ? ep : tp);
     n -= n % unit;
-    while (n > 0 && typed_number("--ep") > 1 && before % n != 0) { n -= unit; }
+    while (n > 0 && ep > 1 && before % n != 0) { n -= unit; }
     return n;
 }
 
