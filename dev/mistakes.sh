@@ -567,6 +567,10 @@ exit $status
 SCRIPT
 as="launch -n 2 train_gpt2 ..." row "a rank is killed" bash .kill_one "${two[@]}" --run several
 row "\`launch\` without a program" launch -n 2
+as="launch -n 2 --restarts 3 train_gpt2 ..." row "restarts of a run without a name" launch -n 2 --restarts 3 train_gpt2 "${train[@]:1}"
+row "a host that is named twice" launch --hosts node1,node2,node1 -n 4 train_gpt2
+row "a command in place of a host" launch --hosts "-oProxyCommand=id" train_gpt2
+row "a file of hosts that is not there" launch --hosts ./machines train_gpt2
 
 if [ $writing = 1 ]; then
     cat - "$table" >"$root/doc/mistakes.md" <<'PAGE'

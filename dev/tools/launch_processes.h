@@ -73,25 +73,29 @@ static int kept_port = -1;               // a socket that keeps rank 0's port fr
 static int signals_from = -1;            // an agent: its stdin
 static volatile sig_atomic_t signalled;  // somebody wants an end: the signal
 
-__attribute__((noreturn, format(printf, 1, 2)))
-static void fail(const char* format, ...) {
-    va_list args;
-    fprintf(stderr, "launch: ");
-    va_start(args, format);
-    vfprintf(stderr, format, args);
-    va_end(args);
-    fputc('\n', stderr);
-    exit(2);
+// A line is written at once: rank 0 writes to the same terminal
+static void say_line(const char* format, va_list args) {
+    char text[2 * LINE_BYTES];
+    vsnprintf(text, sizeof text, format, args);
+    fprintf(stderr, "launch: %s\n", text);
 }
 
 __attribute__((format(printf, 1, 2)))
 static void say(const char* format, ...) {
     va_list args;
-    fprintf(stderr, "launch: ");
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    say_line(format, args);
     va_end(args);
-    fputc('\n', stderr);
+}
+
+// a mistake of the user
+__attribute__((noreturn, format(printf, 1, 2)))
+static void fail(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    say_line(format, args);
+    va_end(args);
+    exit(2);
 }
 
 // of a clock that nobody sets
@@ -234,11 +238,11 @@ static void start_rank(int i, int rank, const char* host) {
 }
 
 static void show_line(Child* c) {
-    const char* at = strchr(c->label, '@');
     if (c->n == 0) { return; }
     // a trainer has said who it is, but not where
-    if (*c->label && (at || !memmem(c->line, c->n, c->label, strlen(c->label)))) { fprintf(stderr, "%s ", c->label); }
-    fprintf(stderr, "%.*s%s", (int)c->n, c->line, c->line[c->n - 1] == '\n' ? "" : "\n");
+    const int is_said = !strchr(c->label, '@') && memmem(c->line, c->n, c->label, strlen(c->label));
+    const char *label = is_said ? "" : c->label, *end = c->line[c->n - 1] == '\n' ? "" : "\n";
+    fprintf(stderr, "%s%s%.*s%s", label, *label ? " " : "", (int)c->n, c->line, end);
     c->n = 0;
 }
 
