@@ -158,6 +158,22 @@ lines=$(grep -cE 'train_gpt2.* rank [0-3] (has not answered for 2 s|is gone)' er
 verdict $? "a link that is cut: each of 4 ranks says so and ends, status 1 ($took s; --comm-timeout 2)" "status $status, $took s: $(cat err)"
 check "... nobody is left on the machines" test -z "$(processes 10.9.0.1)$(processes 10.9.0.2)"
 ip link set port2 up
+apart() { ip link set port2 type bridge_slave isolated $1 && ip link set port3 type bridge_slave isolated $1; }
+begin "${three[@]}" :
+if apart on 2>why; then
+    ended
+    lines=$(grep -cE 'train_gpt2.* rank [0-2] (has not answered for 2 s|is gone)' err)
+    [ $status = 1 ] && within 12 && [ "$lines" = 3 ]
+    verdict $? "two of three machines that do not reach each other any more: each of 3 ranks says so and ends ($took s)" "status $status, $took s: $(cat err)"
+    launched "${three[@]}" : --steps 20 --init-timeout 3 --comm-timeout 60
+    [ $status = 1 ] && grep -q '^\[rank 2 @10.9.0.3\] train_gpt2: rank 2 cannot reach rank 1 at 10.9.0.2: ' err
+    verdict $? "... nor before they meet: status 1 and the address, after 10 s" "status $status: $(cat err)"
+    apart off
+else
+    kill $pid
+    ended
+    skip "two machines that do not reach each other: $(<why)"
+fi
 begin "${two[@]}" :
 kill -9 "$(ranks_of 10.9.0.2 | head -n 1)"
 ended

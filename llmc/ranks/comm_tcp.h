@@ -770,7 +770,10 @@ static inline int tcp_reach_(const TcpMesh* m, int to, TcpChannel channel, const
         if (has_answer && is_proven && answer.code == TCP_WELCOME) { return fd; }
         if (has_answer) { fail_run("rank %d: who listens at the address of rank %d is another", m->rank, to); }
         if (fd < 0 || tcp_now_() > deadline) {
-            tcp_give_up_(m, "rank %d cannot reach rank %d: %s", m->rank, to, strerror(error));
+            char host[64] = "?";
+            getnameinfo((const struct sockaddr*)&address->address, address->n_bytes, host, sizeof host, NULL, 0,
+                        NI_NUMERICHOST);
+            tcp_give_up_(m, "rank %d cannot reach rank %d at %s: %s", m->rank, to, host, strerror(error));
         }
         close(fd);
         nanosleep(&pause, NULL);
