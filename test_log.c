@@ -492,17 +492,21 @@ static void test_progress(Test* t) {
         skip(t, "no pseudo-terminals here");
         return;
     }
+    double begun = seconds_now(CLOCK_MONOTONIC);
     n = watch_progress(0.65, bar, terminal, text);
+    const int most = (int)((seconds_now(CLOCK_MONOTONIC) - begun - 0.3) / 0.1) + 1;  // the machine may have stood still
     int n_drawn = 0;
     for (const char* c = text; (c = strchr(c, '%')) != NULL; c++) { n_drawn++; }
-    check(t, n_drawn >= 1 && n_drawn <= 4, "0.65 s: expected 1 to 4 drawings, found %d:\n%s", n_drawn, text);
+    check(t, n_drawn >= 1 && n_drawn <= most, "0.65 s: expected 1 to %d drawings, found %d:\n%s", most, n_drawn, text);
     check(t, n == 75 * (size_t)n_drawn + 80, "drawings of 75 bytes and one clearing of 80, found %zu bytes", n);
-    const char* first = "loading model.safetensors            [#########";
+    const char* first = "loading model.safetensors            [#";
     check(t, !strncmp(text, first, strlen(first)), "found %s", text);
     check(t, n > 80 && strspn(text + n - 80, " ") == 79 && text[n - 1] == '\r', "the line is cleared at the end");
     terminal = new_terminal(&bar);
+    begun = seconds_now(CLOCK_MONOTONIC);
     n = watch_progress(0.1, bar, terminal, text);
-    check(t, n == 0, "0.1 s: expected nothing, found %zu bytes:\n%s", n, text);
+    const double seconds = seconds_now(CLOCK_MONOTONIC) - begun;
+    check(t, n == 0 || seconds > 0.3, "%.2f s: expected nothing, found %zu bytes:\n%s", seconds, n, text);
 }
 
 // ---- schedules ----
