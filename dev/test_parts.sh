@@ -142,6 +142,7 @@ refused "micro-batches that groups cannot share" "as many as ranks divided by --
 refused "a tp that does not divide the experts" "--tp: 2: expected a number that divides the 5 experts" \
     "$launch" -n 2 "$moe" "${run[@]}" --config five.json --tp 2
 refused "a base in bf16" "--tp: is for matrices of floats" "$launch" -n 2 "$qwen" "${go[@]}" --lora-rank 2 --base-dtype bf16 --tp 2
+refused "llm.c's file" "--export-bin: is not for --pp and --tp: export the checkpoint" "$launch" -n 2 "$gpt2" "${run[@]}" --config gpt2.json --tp 2 --export-bin x.bin
 refused "--verify-every" "--verify-every: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --tp 2
 refused "--noise-scale" "--noise-scale: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --tp 2
 timeout 60 "$qwen" --from whole --generate x --max-new-tokens 2 --tp 2 >out 2>err

@@ -39,8 +39,8 @@ static inline void gpt2_choose(Run* r) {
 
 static inline void gpt2_check(Run* r) {
     r->exports_more = *gpt2_of(r)->export_bin != '\0';
-    options_refuse(r->exports_more && model_has_pp(r->model), "export-bin", "is not for --pp: export the checkpoint, "
-                   "by one process");
+    options_refuse(r->exports_more && model_is_divided(r->model), "export-bin", "is not for --pp and --tp: export the "
+                   "checkpoint, by one process");
     if (r->exports_more) { outfile_check("export-bin", gpt2_of(r)->export_bin, "llm.c's model file"); }
 }
 
