@@ -14,7 +14,7 @@ export SIMT_ORDERS=1  # the race check is test-simt's
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-head -c 6000 "$root/README.md" >text
+for i in {1..100}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text  # not a page, which changes
 cat >tiny.json <<'JSON'
 {"model_type": "gpt2", "activation_function": "gelu_new", "n_positions": 24, "vocab_size": 257, "n_layer": 3, "n_head": 2,
  "n_embd": 32, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": true}
@@ -107,7 +107,7 @@ equal "train_qwen3, exact: a layer on each of two GPUs: the bits of one" sparse_
 same_adapter() { cmp "$1/step_000003/adapter_model.safetensors" "$2/step_000003/adapter_model.safetensors" && cmp "$1/step_000003/optimizer.safetensors" "$2/step_000003/optimizer.safetensors"; }
 "$qwen_c" --config dense.json --export-hf base --tokenizer bytes >out 2>err
 adapt() {  # RUN COMMAND...
-    local options="--from base --train text --batch-size 2 --seq-len 16 --batch-tokens 96 --steps 3 --eval-every 0 --lr 1e-2 --threads 1 --lora-rank 4 --lora-rank-pattern v_proj=2"
+    local options="--from base --train text --batch-size 2 --seq-len 16 --batch-tokens 96 --steps 3 --eval-every 0 --lr 1e-2 --threads 1 --lora-rank 4 --lora-rank-pattern v_proj=2 --overfit 1"
     train "$@"
 }
 adapt lora_c "$qwen_c" --lora-dropout 0.3
