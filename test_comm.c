@@ -1642,7 +1642,7 @@ static void ranks_evaluate(Test* t, Comm* c, int number) {
     tokenizer_open(&tokenizer, "bytes");
     tokens_open(&data, "dev/hello.txt", &tokenizer);
     dataloader_init(&rows, &data, EVAL_T, ORDER_FILE, 0);
-    const Evaluator e = {&o, c, &tokenizer, EVAL_T, inputs, targets, eval_losses, &model, eval_scores, 2, scores, 0, 0};
+    const Evaluator e = {&o, c, &tokenizer, EVAL_T, inputs, targets, eval_losses, &model, eval_scores, 2, scores, 1, 0, 0};
     const float loss = evaluate_loss(&e, &rows, &bits);
     for (int64_t first = 0; first < rows.n_rows && first < 100 * EVAL_B; first += EVAL_B) {
         const int B = rows.n_rows - first < EVAL_B ? (int)(rows.n_rows - first) : (int)EVAL_B;

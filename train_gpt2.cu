@@ -22,9 +22,10 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
 #include "llmc/models/linear.h"      // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"     // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/segment_attention.h"  // segment_attention_forward, segment_attention_backward
 #include "llmc/models/stream.h"      // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/token_batch.h" // TokenBatch: tokens and targets on the device, segments for attention
-#include "llmc/ops/attention.h"      // attention_forward, attention_backward
+#include "llmc/ops/attention.h"      // attention_forward, in generation
 #include "llmc/ops/crossentropy.h"   // crossentropy_losses_sum
 #include "llmc/ops/dropout.h"        // Dropout, dropout: a part of the elements is left out (--dropout)
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
@@ -33,6 +34,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/ops/matmul.h"         // matmul_gelu_forward
 #ifndef TESTING                     // a test includes this file for the model alone
 #include "llmc/models/gpt2_run.h"  // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#include "llmc/run/cp_option.h"  // cp_option, cp_begin, cp_check, cp_box
 #include "llmc/run/graph_option.h"  // graph_option, graph_check
 #include "llmc/run/tp_option.h"  // tp_option, tp_begin, tp_box
 #endif
@@ -47,10 +49,11 @@ typedef struct {
         *lnfw, *lnfb;
 } StoredParameters;  // the fields of Parameters, in the same order: one table serves both
 
-// what a pass leaves behind; then the gradients on their way back, one buffer each for all layers; room of --tp
+// what a pass leaves behind; then the gradients on their way back, one buffer each for all layers; room of --tp, of
+// attention with --cp
 typedef struct {
     floatX *encoded, *ln1, *qkv, *atty, *ln2, *fch, *fch_gelu, *lnf, *logits,
-        *branch, *dresidual, *dbranch, *dwide, *parallel;
+        *branch, *dresidual, *dbranch, *dwide, *parallel, *keys;
     Stream residual2, residual3;
 } ActivationTensors;
 
@@ -68,6 +71,7 @@ typedef struct {
     int head_rows;    // positions whose logits exist at once
     const char* held; // with --pp, of each layer: has this rank it? NULL: all
     int slots;        // micro-batches that wait for their backward pass; 0: one
+    const CpRanks* cp;  // with --cp: who has which positions of a batch; NULL: this rank has all
 } Tradeoffs;
 
 // layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
@@ -75,11 +79,15 @@ static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recomput
     return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
 }
 
+// of a pass over B rows of T those of this rank
+static int own_positions(const Tradeoffs* how, int B, int T) { return B * T / (how->cp ? how->cp->size : 1); }
+
 // B rows of T positions; generation keeps logits of the last position only
 static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config c = gpt2->config;
     const int C = c.C, HC = c.HC, F = c.F, wide = F > 3 * HC ? F : 3 * HC;
-    const int N = B * T, N_train = purpose == TO_TRAIN ? N : 0, L_out = purpose == TO_TRAIN ? c.L : 0;
+    const int N = own_positions(how, B, T), N_train = purpose == TO_TRAIN ? N : 0;
+    const int L_out = purpose == TO_TRAIN ? c.L : 0;
     const int L_gelu = layers_kept(c, purpose, how, RECOMPUTE_GELU);
     const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
     const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
@@ -87,6 +95,7 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
     const TpRanks* tp = &gpt2->model.tp;
     const size_t parallel = linear_room_elements(&gpt2->model, N, N_head);
+    const size_t keys = segment_room_elements(B * T, HC, purpose == TO_TRAIN, how->cp);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, C);        // wte + wpe; of a later stage (--pp) the stream that comes in
@@ -105,12 +114,13 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     *t++ = activation(FIELD(dbranch),   0, N_train, C);      // gradient of a LayerNorm's or attention's output
     *t++ = activation(FIELD(dwide),     0, N_train, wide);   // gradient of fch, later of qkv
     *t++ = activation(FIELD(parallel),  0, (int)ceil_div((int64_t)parallel, 64), 64);
+    *t++ = activation(FIELD(keys),      0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
 
 static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int N = B * T, L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
+    const int N = own_positions(how, B, T), L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(ln1_mean), L_block, N, 1);
@@ -161,7 +171,7 @@ static void activations_init(Activations* acts, const GPT2* gpt2, int B, int T, 
     activations_layout(acts, gpt2, B, T, purpose, how);
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
-    acts->waiting = token_batches_open(acts->n_slots, B, T);
+    acts->waiting = token_batches_open(acts->n_slots, B, T, how.cp);
     acts->batch = acts->waiting[0];
 }
 
@@ -219,18 +229,30 @@ static void keep_streams(const GPT2* gpt2, const Activations* acts, int l, int N
     stream_keep(a.residual3, N, gpt2->config.C, &gpt2->model.tp, dev);
 }
 
+// in training; in generation attention_forward reads the cache
+static SegmentAttention attention(const GPT2* gpt2, const Activations* acts, int l) {
+    const int NH = gpt2->config.NH, HC = gpt2->config.HC;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const size_t row = 3 * (size_t)HC;
+    const SegmentAttention x = {NH, NH, HC / NH, 0, row, row, a.qkv, a.qkv + HC, a.qkv + 2 * HC, a.atty, s.att_max,
+                                s.att_inv, acts->how.cp, layer_activations(acts, 0).keys};
+    return x;
+}
+
 // layer l from its first LayerNorm's output to GELU's: with N positions from t0 on, whose stream comes in as `residual`
 static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floatX* residual, int N, int t0,
                           const Device* dev) {
-    const int C = gpt2->config.C, HC = gpt2->config.HC, NH = gpt2->config.NH;
+    const int C = gpt2->config.C, HC = gpt2->config.HC;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
     linear_forward(a.qkv + (size_t)t0 * 3 * HC, a.ln1, linear(gpt2, acts, AT(qkvw), AT(qkvb), l), N, dev);
-    for (int i = 0; i < acts->batch.segments.n; i++) {
-        Segment x = acts->batch.segments.at[i];
-        attention_forward(a.atty + x.first * HC, s.att_max + x.first * NH, s.att_inv + x.first * NH,
-                          a.qkv + x.first * 3 * HC, x.rows, x.T, HC, NH, t0, dev);
+    if (acts->purpose == TO_GENERATE) {
+        attention_forward(a.atty, s.att_max, s.att_inv, a.qkv, 1, t0 + N, HC, gpt2->config.NH, t0, dev);
+    } else {
+        const SegmentAttention x = attention(gpt2, acts, l);
+        segment_attention_forward(&x, &acts->batch.segments, &acts->batch.rows, dev);
     }
     linear_forward(a.branch, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l), N, dev);
     dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
@@ -239,15 +261,27 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, gpt2->config.F, dev);
 }
 
+// each segment counts its positions from 0
+static void embed_segments(floatX* out, const StoredParameters* p, int C, const TokenBatch* x, const Device* dev) {
+    SegmentSpan s;
+    for (int i = 0; i < x->rows.n_chunks; i++) {
+        for (int j = 0; j < x->segments.n; j++) {
+            if (!segment_span(&s, x->segments.at[j], &x->rows, i)) { continue; }
+            embedding_forward(out + s.first * C, x->tokens + s.first, p->wte, p->wpe, s.of.rows, s.T - s.t0, C, s.t0,
+                              dev);
+        }
+    }
+}
+
 // tokens and positions of the batch, from t0 on
 static void embed(const GPT2* gpt2, Activations* acts, int N, int t0, const Device* dev) {
     const StoredParameters p = layer_weights(gpt2, 0);
     const Linear wte = linear(gpt2, acts, AT(wte), NO_BIAS, 0);
     floatX *encoded = layer_activations(acts, 0).encoded, *own = linear_columns(&wte, encoded, N);
-    for (int i = 0; i < acts->batch.segments.n; i++) {
-        Segment x = acts->batch.segments.at[i];
-        embedding_forward(own + x.first * wte.C, acts->batch.tokens + x.first, p.wte, p.wpe, x.rows, x.T - t0, wte.C,
-                          t0, dev);
+    if (acts->purpose == TO_GENERATE) {
+        embedding_forward(own, acts->batch.tokens, p.wte, p.wpe, 1, N, wte.C, t0, dev);
+    } else {
+        embed_segments(own, &p, wte.C, &acts->batch, dev);
     }
     linear_columns_gather(encoded, &wte, N, dev);
     dropout(encoded, encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * gpt2->config.C, dev);
@@ -260,11 +294,12 @@ static void embed(const GPT2* gpt2, Activations* acts, int N, int t0, const Devi
 static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens, int B, int T, int t0,
                          const Device* dev) {
     const Model* m = &gpt2->model;
-    const int C = gpt2->config.C, N = B * (T - t0), first = model_first_layer(m), end = model_end_layer(m);
+    const int C = gpt2->config.C, first = model_first_layer(m), end = model_end_layer(m);
     ActivationTensors a = layer_activations(acts, first);
     Statistics s = layer_statistics(acts, first);
     StoredParameters p = layer_weights(gpt2, first);
     if (tokens) { token_batch_inputs(&acts->batch, tokens, NULL, B, T, t0, dev); }
+    const int N = acts->batch.n;
     if (model_has_embedding(m)) { embed(gpt2, acts, N, t0, dev); }
     const floatX* residual = a.encoded;
     layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
@@ -329,17 +364,22 @@ static void embed_backward(GPT2* gpt2, Activations* acts, int N, const Device* d
     // positions beyond T get none
     if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * wte.C, dev); }
     const floatX* own = linear_columns_take(&wte, dencoded, N, dev);
-    for (int i = 0; i < acts->batch.segments.n; i++) {
-        Segment x = acts->batch.segments.at[i];
-        embedding_backward(d.wte, d.wpe, own + x.first * wte.C, acts->batch.tokens + x.first, x.rows, x.T, wte.C, dev);
+    const TokenBatch* x = &acts->batch;
+    SegmentSpan s;
+    for (int i = 0; i < x->rows.n_chunks; i++) {
+        for (int j = 0; j < x->segments.n; j++) {
+            if (!segment_span(&s, x->segments.at[j], &x->rows, i)) { continue; }
+            embedding_backward(d.wte, d.wpe ? d.wpe + s.t0 * wte.C : NULL, own + s.first * wte.C, x->tokens + s.first,
+                               s.of.rows, s.T - s.t0, wte.C, dev);
+        }
     }
 }
 
 // Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf.
-static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Device* dev) {
+static void gpt2_backward(GPT2* gpt2, Activations* acts, int N, const Device* dev) {
     const Model* m = &gpt2->model;
-    const int C = gpt2->config.C, HC = gpt2->config.HC, NH = gpt2->config.NH, N = B * T;
+    const int C = gpt2->config.C, HC = gpt2->config.HC;
     const int first = model_first_layer(m), end = model_end_layer(m);
     ActivationTensors a = layer_activations(acts, end - 1);
     Statistics s = layer_statistics(acts, end - 1);
@@ -368,12 +408,9 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int B, int T, const Dev
         dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
         linear_backward(a.dbranch, dout, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l),
                         gradients(gpt2, AT(attprojw), AT(attprojb), l), 0, N, dev);
-        for (int i = 0; i < acts->batch.segments.n; i++) {
-            Segment x = acts->batch.segments.at[i];
-            attention_backward(a.dwide + x.first * 3 * HC, a.dbranch + x.first * HC, a.atty + x.first * HC,
-                               s.att_max + x.first * NH, s.att_inv + x.first * NH, a.qkv + x.first * 3 * HC, x.rows,
-                               x.T, HC, NH, dev);
-        }
+        const SegmentAttention x = attention(gpt2, acts, l);
+        segment_attention_backward(a.dwide, a.dwide + HC, a.dwide + 2 * HC, a.dbranch, &x, &acts->batch.segments,
+                                   &acts->batch.rows, dev);
         linear_backward(a.dbranch, a.dwide, a.ln1, linear(gpt2, acts, AT(qkvw), AT(qkvb), l),
                         gradients(gpt2, AT(qkvw), AT(qkvb), l), 0, N, dev);
         layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
@@ -390,13 +427,14 @@ static void leaf_begin(Activations* acts, const int* tokens, const int* targets,
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(GPT2* gpt2, Activations* acts, float dloss, int B, int T, const Device* dev) {
+static void leaf_backward(GPT2* gpt2, Activations* acts, float dloss, const Device* dev) {
+    const int N = acts->batch.n;
     if (model_has_head(&gpt2->model)) {
         const LmHead head = lm_head(gpt2, acts);
-        lm_head_losses(&head, &acts->batch, 1, gpt2_gradients(gpt2, 0).wte, dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(&gpt2->model.dp), head.losses, B * T, dev);
+        lm_head_losses(&head, &acts->batch, 1, gpt2_gradients(gpt2, 0).wte, dloss, N, dev);
+        crossentropy_losses_sum(dp_loss(&gpt2->model.dp), head.losses, N, dev);
     }
-    gpt2_backward(gpt2, acts, B, T, dev);
+    gpt2_backward(gpt2, acts, N, dev);
 }
 
 // One micro-batch, forward and backward; its loss and gradient join the tree of llmc/ranks/data_parallel.h. Nothing
@@ -407,7 +445,7 @@ static void gpt2_leaf(GPT2* gpt2, Activations* acts, const int* tokens, const in
     leaf_begin(acts, tokens, targets, B, T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
         gpt2_forward(gpt2, acts, NULL, B, T, 0, dev);
-        leaf_backward(gpt2, acts, dloss, B, T, dev);
+        leaf_backward(gpt2, acts, dloss, dev);
         graph_end(&acts->graph, dev);
     }
     model_leaf_done(&gpt2->model, dev);
@@ -421,7 +459,7 @@ typedef struct {
     GPT2 gpt2;                // first
     Activations acts, cache;  // of a batch; of the text that is being generated
     Tradeoffs how;            // options
-    int master_weights, graph;
+    int master_weights, graph, cp;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -444,6 +482,7 @@ static void gpu_options(Run* r) {
          "positions whose logits are in memory at once", 0},
         graph_option(&w->graph),
         tp_option(&w->gpt2.tp),
+        cp_option(&w->cp),
     };
     gpt2_options(r);
     run_add_options(r, own, sizeof own);
@@ -453,6 +492,7 @@ static void choose(Run* r) {
     GPT2* g = gpt2_of(r);
     gpt2_choose(r);
     tp_begin(r, &g->tp);
+    cp_begin(r, &workplace(r)->cp);
     g->config = config_part(&g->whole, g->model.tp.size);
 }
 
@@ -464,20 +504,22 @@ static void check_options(Run* r) {
         options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would "
                      "differ: expected --recompute 0 or 3", how->recompute);
     }
+    cp_check(r, &workplace(r)->cp, gpt2_of(r)->dropout);
     const char* const drops = "is not for --dropout: each micro-batch leaves out other elements";
     graph_check(r, &workplace(r)->graph, gpt2_of(r)->dropout > 0.0f ? drops : NULL);
 }
 
-static Tradeoffs how_of(const Run* r) {
+static Tradeoffs how_of(const Run* r, Purpose purpose) {
     Tradeoffs how = workplace(r)->how;
     how.held = r->model->held_layers;
     how.slots = pp_slots(r);
+    how.cp = model_has_cp(r->model) && purpose != TO_GENERATE ? &r->model->cp : NULL;
     return how;
 }
 
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
-    Tradeoffs how = how_of(r);
+    Tradeoffs how = how_of(r, purpose);
     if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
     return activations_layout(&acts, gpt2_of(r), B, T, purpose, how);
 }
@@ -485,17 +527,24 @@ static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int 
 static void box(const Run* r) {
     gpt2_box(r);
     tp_box(r);
+    cp_box(r);
 }
 
 // with --tp: what the products of a micro-batch need of other ranks, in an update
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
-    const int N = r->o.batch_size * r->T, wte = model_row(m, AT(wte), 0), C = gpt2_of(r)->config.C;
+    const Tradeoffs how = how_of(r, TO_TRAIN);
+    const int N = own_positions(&how, r->o.batch_size, r->T), wte = model_row(m, AT(wte), 0), C = gpt2_of(r)->config.C;
     const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
     double n = linear_layers_send(m, again, 1, C, N) + streams_send(m, again != TENSOR_NO_FIELD, C, N);
     if (model_has_head(m)) { n += linear_sends(m, wte, N); }
     if (model_has_embedding(m)) { n += linear_columns_send(m, C, N); }
-    return sizeof(floatX) * n * tp_leaves(r);
+    return sizeof(floatX) * n * cp_leaves(r);
+}
+
+// with --cp: what attention does
+static double keys_sent(const Run* r) {
+    return cp_sent(r, gpt2_of(r)->config.HC, workplace(r)->how.recompute == RECOMPUTE_BLOCKS);
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, workplace(r)->how.head_rows); }
@@ -503,7 +552,7 @@ static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     const Workplace* w = workplace(r);
     Activations* acts = activations_of(r, purpose);
-    activations_init(acts, &w->gpt2, B, T, purpose, how_of(r));
+    activations_init(acts, &w->gpt2, B, T, purpose, how_of(r, purpose));
     acts->batch.segments.document_start = run_document_start(r, purpose);
     acts->graph.is_on = acts->batch.counts_all = w->graph;
 }
@@ -548,9 +597,9 @@ static void forward_leaf(Run* r, int k, const int* inputs, const int* targets, i
 static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Activations* acts = &workplace(r)->acts;
     const Dropout none = {0.0f, 0, 0};
-    (void)inputs, (void)targets;  // they are on the device
+    (void)inputs, (void)targets, (void)B, (void)T;  // they are on the device
     acts->dropout = gpt2_dropout(r, k);
-    leaf_backward(gpt2_of(r), acts, dloss, B, T, &r->dev);
+    leaf_backward(gpt2_of(r), acts, dloss, &r->dev);
     model_leaf_done(r->model, &r->dev);
     acts->dropout = none;
 }
@@ -559,7 +608,7 @@ static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, 
 
 static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     Activations* acts = activations_of(r, purpose);
-    const PpStreams e = streams_of(r, acts, B * (T - t0));
+    const PpStreams e = streams_of(r, acts, own_positions(&acts->how, B, T - t0));
     (void)targets;
     pp_receive(&r->model->pp, &e, &r->dev);
     gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
@@ -592,6 +641,7 @@ static Trainer gpu_trainer(void) {
     t.check = check_options;
     t.box = box;
     t.parts_sent = parts_sent;
+    t.keys_sent = keys_sent;
     t.activation_bytes = activation_bytes;
     t.workspace_bytes = workspace_bytes;
     t.open = open_activations;

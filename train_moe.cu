@@ -56,7 +56,7 @@ typedef struct {
         *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv;
     Stream residual2, residual3;
     ExpertTensors experts;
-    floatX* parallel;  // room of --tp
+    floatX *parallel, *keys;  // room of --tp, of attention with --cp
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -74,7 +74,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL};
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp};
     return s;
 }
 
@@ -89,23 +89,24 @@ typedef struct {
 static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config c = moe->config;
     const int D = c.D, HQ = c.NH * c.HS, HK = c.NKV * c.HS;
-    const int N = token_batch_positions(B, T, purpose == TO_GENERATE), N_new = purpose == TO_GENERATE ? N : 0;
+    const int N = activations_positions(how, B, T, purpose), N_new = purpose == TO_GENERATE ? N : 0;
     const int L_norms = activations_kept(how, c.L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, c.L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c.L : 0;
-    const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
+    const int L_cache = purpose == TO_GENERATE ? c.L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const TpRanks* tp = &moe->model.tp;
     const size_t parallel = linear_room_elements(&moe->model, N, N_head);
+    const size_t keys = segment_room_elements(B * T, HK, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, D);         // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),      L_norms, N, D);
     *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = cached_activation(FIELD(k), L_cache, B * T, HK);  // in generation k and v are kept for what comes
-    *t++ = cached_activation(FIELD(v), L_cache, B * T, HK);
+    *t++ = cached_activation(FIELD(k), L_cache, N_keys, HK);  // in generation k and v are kept for what comes
+    *t++ = cached_activation(FIELD(v), L_cache, N_keys, HK);
     *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
     *t++ = activation(FIELD(new_v),      0, N_new, HK);
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
@@ -122,12 +123,13 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     *t++ = activation(FIELD(dk),         0, N_train, HK);
     *t++ = activation(FIELD(dv),         0, N_train, HK);
     *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
+    *t++ = activation(FIELD(keys),       0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
 
 static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int N = token_batch_positions(B, T, purpose == TO_GENERATE);
+    const int N = activations_positions(how, B, T, purpose);
     const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
@@ -211,7 +213,10 @@ static float* layer_numbers(const Activations* acts, const Config* c, int l) {
 static RotaryAttention rotary_attention(const Config* c, const Activations* acts, int l) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention x = {c->NH, c->NKV, c->HS, 0, &acts->rope, a.q, a.k, a.v, a.attention, s.att_max, s.att_inv};
+    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp,
+                                              layer_activations(acts, 0).keys);
+    x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
+    x.of.max = s.att_max, x.of.inv = s.att_inv;
     return x;
 }
 
@@ -261,7 +266,7 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
-        rotary_attention_forward(&attention, &batch->segments, dev);
+        rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
     linear_forward(a.branch, a.attention, linear(moe, acts, AT(wo), l), N, dev);
     residual_forward(a.residual2.x, residual, a.branch, (size_t)N * D, dev);
@@ -372,7 +377,7 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
     const RotaryAttention attention = rotary_attention(&moe->config, acts, l);
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(moe, acts, AT(wo), l), gradients(moe, AT(wo), l), 0, N,
                     dev);
-    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
+    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
     LinearChain chain = linear_chain(a.dbranch, 0);  // through all three
     linear_chain_backward(&chain, a.dq, a.norm1, linear(moe, acts, AT(wq), l), gradients(moe, AT(wq), l), N, dev);
     linear_chain_backward(&chain, a.dk, a.norm1, linear(moe, acts, AT(wk), l), gradients(moe, AT(wk), l), N, dev);
@@ -384,9 +389,9 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
 
 // Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
 // pointer is NULL: one micro-batch is one leaf.
-static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device* dev) {
+static void moe_backward(Moe* moe, Activations* acts, int N, const Device* dev) {
     const Model* m = &moe->model;
-    const int D = moe->config.D, N = B * T, first = model_first_layer(m), end = model_end_layer(m);
+    const int D = moe->config.D, first = model_first_layer(m), end = model_end_layer(m);
     ActivationTensors a = layer_activations(acts, end - 1);
     StoredParameters p = layer_weights(moe, 0);
     Parameters d = layer_gradients(moe, 0);
@@ -412,13 +417,13 @@ static void moe_backward(Moe* moe, Activations* acts, int B, int T, const Device
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Moe* moe, Activations* acts, float dloss, int B, int T, const Device* dev) {
+static void leaf_backward(Moe* moe, Activations* acts, float dloss, int N, const Device* dev) {
     if (model_has_head(&moe->model)) {
         const LmHead head = lm_head(moe, acts);
-        lm_head_losses(&head, &acts->batch, 1, output_gradient(moe), dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(&moe->model.dp), head.losses, B * T, dev);
+        lm_head_losses(&head, &acts->batch, 1, output_gradient(moe), dloss, N, dev);
+        crossentropy_losses_sum(dp_loss(&moe->model.dp), head.losses, N, dev);
     }
-    moe_backward(moe, acts, B, T, dev);
+    moe_backward(moe, acts, N, dev);
 }
 
 // One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
@@ -428,8 +433,8 @@ static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* 
     DataParallel* dp = &moe->model.dp;
     activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        moe_forward(moe, acts, B * T, dev);
-        leaf_backward(moe, acts, dloss, B, T, dev);
+        moe_forward(moe, acts, acts->batch.n, dev);
+        leaf_backward(moe, acts, dloss, acts->batch.n, dev);
         graph_end(&acts->graph, dev);
     }
     acts->numbers = NULL;
@@ -519,6 +524,7 @@ static void moe_options(Run* r) {
         graph_option(&w->decoder.graph),
         pp_option(&w->decoder.pp),
         tp_option(&w->decoder.tp),
+        cp_option(&w->decoder.cp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -587,6 +593,7 @@ static void moe_choose(Run* r) {
     r->max_T = c->max_T;
     pp_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->decoder.tp);
+    cp_begin(r, &w->decoder.cp);
     w->moe.config = config_part(c, w->moe.model.tp.size);
     experts_begin_ep(r, &w->decoder.how.ep, c->E);
 }
@@ -608,6 +615,7 @@ static void moe_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
+    cp_check(r, &workplace(r)->decoder.cp, 0.0f);
     experts_check(r, &workplace(r)->decoder.how.ep, c->k);
     graph_check(r, &workplace(r)->decoder.graph, experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
@@ -671,18 +679,27 @@ static void moe_box(const Run* r) {
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     pp_box(r);
     tp_box(r);
+    cp_box(r);
 }
 
 // with --tp: what the products of a micro-batch need of other ranks, in an update
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = r->o.batch_size * r->T, recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int N = r->o.batch_size * r->T / m->cp.size;
+    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
     double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
                streams_send(m, recomputes, c->D, N);
     if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
     if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
-    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * tp_leaves(r);
+    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+}
+
+// with --cp: what attention and routers do
+static double keys_sent(const Run* r) {
+    const Config* c = &workplace(r)->moe.config;  // of --tp own heads
+    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    return cp_sent(r, c->NKV * c->HS, recomputes) + experts_counts_sent(r, c->E);
 }
 
 static double moe_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
@@ -741,8 +758,8 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
 
-static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T, const Device* dev) {
-    leaf_backward((Moe*)m, acts, dloss, B, T, dev);
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((Moe*)m, acts, dloss, N, dev);
 }
 
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
@@ -765,6 +782,7 @@ static Trainer moe_trainer(void) {
     t.box = moe_box;
     t.rows_sent = moe_rows_sent;
     t.parts_sent = parts_sent;
+    t.keys_sent = keys_sent;
     t.flops_per_token = moe_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;

@@ -47,7 +47,7 @@ typedef struct {
         *gate_up, *hidden, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden;
     Stream residual2, residual3;
     ExpertTensors experts;
-    floatX *adapter, *parallel;  // room of adapters, of --tp
+    floatX *adapter, *parallel, *keys;  // room of adapters, of --tp, of attention with --cp
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -72,7 +72,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp};
     return s;
 }
 
@@ -94,17 +94,18 @@ static size_t heads_room_elements(const Qwen* qwen, int N) {
 static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
     const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS, F = config_has_mlps(c) ? c->F : 0;
-    const int N = token_batch_positions(B, T, purpose == TO_GENERATE), N_new = purpose == TO_GENERATE ? N : 0;
+    const int N = activations_positions(how, B, T, purpose), N_new = purpose == TO_GENERATE ? N : 0;
     const int L_norms = activations_kept(how, c->L, purpose, RECOMPUTE_NORMS);
     const int L_mlps = activations_kept(how, c->L, purpose, RECOMPUTE_MLPS);
     const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c->L : 0;
-    const int L_cache = purpose == TO_GENERATE ? c->L : L_block;
+    const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
     const TpRanks* tp = &qwen->model.tp;
     const size_t parallel =
         tp_larger(linear_room_elements(&qwen->model, N, N_head), heads_room_elements(qwen, N_train));
+    const size_t keys = segment_room_elements(B * T, HK, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -113,8 +114,8 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(q_proj),     L_block, c->qk_norm * N, HQ);  // before the norm of its heads
     *t++ = activation(FIELD(k_proj),     L_block, c->qk_norm * N, HK);
     *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = cached_activation(FIELD(k), L_cache, B * T, HK);  // in generation k and v are kept for what comes
-    *t++ = cached_activation(FIELD(v), L_cache, B * T, HK);
+    *t++ = cached_activation(FIELD(k), L_cache, N_keys, HK);  // in generation k and v are kept for what comes
+    *t++ = cached_activation(FIELD(v), L_cache, N_keys, HK);
     *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
     *t++ = activation(FIELD(new_v),      0, N_new, HK);
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
@@ -136,12 +137,13 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(dhidden),    0, N_train, F);
     *t++ = activation(FIELD(adapter),    0, (int)ceil_div((int64_t)adapters, 64), 64);
     *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
+    *t++ = activation(FIELD(keys),       0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
 
 static int statistic_table(Tensor* table, const Config* c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int N = token_batch_positions(B, T, purpose == TO_GENERATE);
+    const int N = activations_positions(how, B, T, purpose);
     const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(c, how);
     Tensor* t = table;
@@ -236,8 +238,10 @@ static float* gradient(Qwen* qwen, size_t field, int l) {
 static RotaryAttention rotary_attention(const Config* c, const Activations* acts, int l) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention x = {c->NH, c->NKV, c->HS, config_window(c, l), &acts->rope, a.q, a.k, a.v, a.attention,
-                               s.att_max, s.att_inv};
+    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, config_window(c, l), &acts->rope, acts->how.cp,
+                                              layer_activations(acts, 0).keys);
+    x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
+    x.of.max = s.att_max, x.of.inv = s.att_inv;
     return x;
 }
 
@@ -310,7 +314,7 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
-        rotary_attention_forward(&attention, &batch->segments, dev);
+        rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
     linear_forward(a.branch, a.attention, linear(qwen, acts, AT(wo), AT(bo), l), N, dev);
     residual_forward(a.residual2.x, residual, a.branch, (size_t)N * c->D, dev);
@@ -490,7 +494,7 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
     const RotaryAttention attention = rotary_attention(c, acts, l);
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(qwen, acts, AT(wo), AT(bo), l),
                     gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
-    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, dev);
+    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
     LinearChain chain = linear_chain(a.dbranch, model_is_adapter(&qwen->model));  // through all three
     const floatX* dq =
         heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
@@ -520,10 +524,10 @@ static void block_backward(Qwen* qwen, Activations* acts, int l, const floatX* r
 }
 
 // After the head. Every parameter's gradient is written: one micro-batch is one leaf
-static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Device* dev) {
+static void qwen_backward(Qwen* qwen, Activations* acts, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const Model* m = &qwen->model;
-    const int D = c->D, N = B * T, first = model_first_layer(m), end = model_end_layer(m);
+    const int D = c->D, first = model_first_layer(m), end = model_end_layer(m);
     const ActivationTensors a = layer_activations(acts, end - 1);
     if (model_has_head(m)) {
         rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch,
@@ -548,13 +552,13 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int B, int T, const Dev
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Qwen* qwen, Activations* acts, float dloss, int B, int T, const Device* dev) {
+static void leaf_backward(Qwen* qwen, Activations* acts, float dloss, int N, const Device* dev) {
     if (model_has_head(&qwen->model)) {
         const LmHead head = lm_head(qwen, acts);
-        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, B * T, dev);
-        crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, B * T, dev);
+        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
+        crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, N, dev);
     }
-    qwen_backward(qwen, acts, B, T, dev);
+    qwen_backward(qwen, acts, N, dev);
 }
 
 // One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
@@ -564,8 +568,8 @@ static void qwen_leaf(Qwen* qwen, Activations* acts, const int* tokens, const in
     DataParallel* dp = &qwen->model.dp;
     activations_take(acts, tokens, targets, qwen->config.E > 0 ? dp_numbers(dp) : NULL, B, T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        qwen_forward(qwen, acts, B * T, dev);
-        leaf_backward(qwen, acts, dloss, B, T, dev);
+        qwen_forward(qwen, acts, acts->batch.n, dev);
+        leaf_backward(qwen, acts, dloss, acts->batch.n, dev);
         graph_end(&acts->graph, dev);
     }
     acts->numbers = NULL;
@@ -634,6 +638,7 @@ static void qwen_options(Run* r) {
         graph_option(&w->decoder.graph),
         pp_option(&w->decoder.pp),
         tp_option(&w->decoder.tp),
+        cp_option(&w->decoder.cp),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -707,6 +712,7 @@ static void qwen_choose(Run* r) {
     pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
              c.tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->decoder.tp);
+    cp_begin(r, &w->decoder.cp);
     options_refuse(c.E > 0 && model_has_tp(r->model) && is_adapter, "tp",
                    "is not for adapters of a model with experts");
     options_refuse(c.fused && model_has_tp(r->model), "tp",
@@ -727,6 +733,7 @@ static void qwen_check(Run* r) {
     if (!FLOATX_IS_FLOAT && adapts_experts(&w->qwen)) {
         options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
     }
+    cp_check(r, &w->decoder.cp, w->qwen.adapters.settings.dropout);
     if (c->E > 0) { experts_check(r, &w->decoder.how.ep, c->k); }
     const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
     const char* const varies = w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r);
@@ -802,6 +809,7 @@ static void qwen_box(const Run* r) {
     adapters_box(r, &workplace(r)->qwen.adapters, &workplace(r)->lora, workplace(r)->is_bf16);
     pp_box(r);
     tp_box(r);
+    cp_box(r);
 }
 
 // floatX that heads_backward_whole sends, of all heads
@@ -817,7 +825,8 @@ static double parts_sent(const Run* r) {
     const Qwen* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = r->o.batch_size * r->T, recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int N = r->o.batch_size * r->T / m->cp.size;
+    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
     double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
     n += streams_send(m, recomputes, c->D, N);
     for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
@@ -829,7 +838,14 @@ static double parts_sent(const Run* r) {
     }
     if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
     if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
-    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * tp_leaves(r);
+    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+}
+
+// with --cp: what attention and routers do
+static double keys_sent(const Run* r) {
+    const Config* c = &workplace(r)->qwen.config;  // of --tp own heads
+    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    return cp_sent(r, c->NKV * c->HS, recomputes) + (c->E > 0 ? experts_counts_sent(r, c->E) : 0.0);
 }
 
 static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
@@ -899,8 +915,8 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
 
-static void pass_backward(Model* m, Activations* acts, float dloss, int B, int T, const Device* dev) {
-    leaf_backward((Qwen*)m, acts, dloss, B, T, dev);
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((Qwen*)m, acts, dloss, N, dev);
 }
 
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
@@ -925,6 +941,7 @@ static Trainer qwen_trainer(void) {
     t.box = qwen_box;
     t.rows_sent = qwen_rows_sent;
     t.parts_sent = parts_sent;
+    t.keys_sent = keys_sent;
     t.flops_per_token = qwen_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = qwen_load;

@@ -29,11 +29,12 @@ typedef struct {
     const char* held;      // with --pp, of each layer: has this rank it? (tensor_hold_layers); NULL: all
     int slots;             // micro-batches that wait for their backward pass; 0: one
     int numbers;           // that the routers of all layers count in each of them
+    const CpRanks* cp;     // with --cp: who has which positions of a batch; NULL: this rank has all
 } Tradeoffs;
 
 typedef struct {
     Tradeoffs how;
-    int T, N;                // room: positions of a row, and of a pass
+    int T, N;                // room: positions of a row, and of a pass those of this rank
     Purpose purpose;
     TensorArena tensors;     // floatX
     TensorArena statistics;  // what must not lose digits, always float
@@ -57,11 +58,21 @@ static inline int activations_kept(const Tradeoffs* how, int L, Purpose purpose,
     return purpose == TO_TRAIN && how->recompute < level ? L : 0;
 }
 
+// of a pass over B rows of T those of this rank
+static inline int activations_positions(const Tradeoffs* how, int B, int T, Purpose purpose) {
+    return token_batch_positions(B, T, purpose == TO_GENERATE) / (how->cp ? how->cp->size : 1);
+}
+
+// and of all ranks that share them
+static inline int activations_all_(const Activations* acts) {
+    return acts->N * (acts->how.cp ? acts->how.cp->size : 1);
+}
+
 static inline void activations_begin(Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
     memset(acts, 0, sizeof *acts);
     acts->how = how;
     acts->T = T;
-    acts->N = token_batch_positions(B, T, purpose == TO_GENERATE);
+    acts->N = activations_positions(&how, B, T, purpose);
     acts->purpose = purpose;
     acts->n_slots = purpose == TO_TRAIN && how.slots > 1 ? how.slots : 1;
 }
@@ -89,7 +100,7 @@ static inline double activations_measure(Activations* acts, int n_tensors, int n
            tensor_arena_divide(&acts->statistics, acts->how.held, acts->n_slots) +
            (!experts ? 0.0 : expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose, acts->how.held,
                                                   acts->n_slots)) +
-           (double)rope_table_bytes(acts->T, HS) + acts->n_slots * token_batch_bytes(1, acts->N) +
+           (double)rope_table_bytes(acts->T, HS) + acts->n_slots * token_batch_bytes(1, activations_all_(acts)) +
            (double)activations_number_bytes_(acts);
 }
 
@@ -99,7 +110,7 @@ static inline void activations_open(Activations* acts, const ExpertRanks* ranks,
     tensor_arena_open(&acts->statistics, "statistics");
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
     rope_table_open(&acts->rope, acts->theta, acts->T, acts->HS, dev);
-    acts->waiting = token_batches_open(acts->n_slots, 1, acts->N);
+    acts->waiting = token_batches_open(acts->n_slots, 1, activations_all_(acts), acts->how.cp);
     acts->batch = acts->waiting[0];
     acts->is_fresh = 1;
     if (acts->how.numbers > 0) {

@@ -106,7 +106,7 @@ static inline void adapters_load(Run* r, const AdapterOptions* o, const SliceSin
 
 // of micro-batch k of this rank, rows of T positions; a probe leaves nothing out
 static inline Dropout adapters_dropout(const Run* r, const Adapters* x, int k, int B, int T) {
-    const uint64_t row = (uint64_t)dp_leaf(&r->model->dp, k) * (uint64_t)B * (uint64_t)T;  // of the update
+    const uint64_t row = (uint64_t)model_batch(r->model, k) * (uint64_t)B * (uint64_t)T;  // of the update
     const Dropout dropout = {*r->o.probe ? 0.0f : x->settings.dropout,
                              dropout_key((uint64_t)r->o.seed, (uint64_t)r->state.step), row};
     return dropout;

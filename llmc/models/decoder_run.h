@@ -14,6 +14,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #define LLMC_DECODER_RUN_H
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/gemm.h"       // gemm_workspace_bytes
+#include "../run/cp_option.h"  // cp_option, cp_begin, cp_check, cp_box
 #include "../run/pipeline.h"   // pp_slots
 #include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
 #include "../run/trainer.h"    // Run
@@ -28,7 +29,7 @@ typedef struct {
                                                                                    // up to the last norm
     LmHead (*head)(const Model* m, const Activations* acts);                       // and from there to logits
     // of a micro-batch, from behind its forward pass: losses, back to all gradients
-    void (*backward)(Model* m, Activations* acts, float dloss, int B, int T, const Device* dev);
+    void (*backward)(Model* m, Activations* acts, float dloss, int N, const Device* dev);
     PpStreams (*streams)(const Model* m, const Activations* acts, int N);  // where a stream of N positions comes in and
                                                                            // goes out, with --pp
     Dropout (*dropout)(const Run* r, int k, int B, int T);                 // or NULL: of the k-th micro-batch
@@ -37,7 +38,7 @@ typedef struct {
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
     Tradeoffs how;            // options
-    int graph, pp, tp;        // --graph, --pp, --tp
+    int graph, pp, tp, cp;    // --graph, --pp, --tp, --cp
     DecoderPasses passes;
     int recompute_most;       // the level of --recompute that keeps least
 } Decoder;
@@ -56,10 +57,11 @@ static inline Activations* decoder_activations(const Run* r, Purpose purpose) {
 
 // ---- memory ----
 
-static inline Tradeoffs decoder_how_(const Run* r) {
+static inline Tradeoffs decoder_how_(const Run* r, Purpose purpose) {
     Tradeoffs how = decoder_of(r)->how;
     how.held = r->model->held_layers;
     how.slots = pp_slots(r);
+    how.cp = model_has_cp(r->model) && purpose != TO_GENERATE ? &r->model->cp : NULL;
     how.numbers = model_has_pp(r->model) ? r->model->n_numbers : 0;
     return how;
 }
@@ -69,7 +71,7 @@ static inline Tradeoffs decoder_how_(const Run* r) {
 static inline double decoder_activation_bytes_(const Run* r, Purpose purpose, int B, int T, int sparing) {
     const Decoder* d = decoder_of(r);
     Activations acts;
-    Tradeoffs how = decoder_how_(r);
+    Tradeoffs how = decoder_how_(r, purpose);
     if (DEVICE_IS_SHARED && how.ep.room == 0.0f) { how.ep.room = 1.0f; }
     if (sparing) { how.recompute = d->recompute_most; }
     return d->passes.bytes(r->model, &acts, B, T, purpose, how);
@@ -78,7 +80,7 @@ static inline double decoder_activation_bytes_(const Run* r, Purpose purpose, in
 static inline void decoder_open_(Run* r, Purpose purpose, int B, int T) {
     const Decoder* d = decoder_of(r);
     Activations* acts = decoder_activations(r, purpose);
-    d->passes.bytes(r->model, acts, B, T, purpose, decoder_how_(r));
+    d->passes.bytes(r->model, acts, B, T, purpose, decoder_how_(r, purpose));
     activations_open(acts, &r->model->ranks, &r->dev);
     acts->graph.is_on = acts->batch.counts_all = d->graph;
     acts->batch.segments.document_start = run_document_start(r, purpose);
@@ -117,7 +119,7 @@ static inline void decoder_forward_leaf_(Run* r, int k, const int* inputs, const
     Decoder* d = decoder_of(r);
     decoder_dropout_(r, k, B, T);
     activations_take(&d->acts, inputs, targets, activations_counted(&d->acts), B, T, &r->dev);
-    d->passes.forward(r->model, &d->acts, B * T, &r->dev);
+    d->passes.forward(r->model, &d->acts, d->acts.batch.n, &r->dev);
     decoder_no_dropout_(r);
 }
 
@@ -128,7 +130,7 @@ static inline void decoder_backward_leaf_(Run* r, int k, const int* inputs, cons
     (void)inputs, (void)targets;  // they are on the device
     decoder_dropout_(r, k, B, T);
     d->acts.numbers = activations_returned(&d->acts, dp_numbers(&m->dp), model_has_head(m), &r->dev);
-    d->passes.backward(m, &d->acts, dloss, B, T, &r->dev);
+    d->passes.backward(m, &d->acts, dloss, d->acts.batch.n, &r->dev);
     d->acts.numbers = NULL;
     model_leaf_done(m, &r->dev);
     decoder_no_dropout_(r);
@@ -163,7 +165,7 @@ static inline void decoder_forward_(Run* r, Purpose purpose, const int* tokens, 
         return;
     }
     token_batch_inputs(&d->acts.batch, tokens, targets, B, T, 0, &r->dev);
-    decoder_pass_(r, &d->acts, B * T);
+    decoder_pass_(r, &d->acts, d->acts.batch.n);
 }
 
 static inline const floatX* decoder_logits_(Run* r, Purpose purpose, int n) {

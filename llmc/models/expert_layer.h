@@ -14,7 +14,8 @@ of the forward and backward pass of a layer, and lines for the tables of activat
     expert_backward        from dout (N, D) to the gradients of all parameters and of inp, dinp (N, D), written
     routing_read           what the routers of all layers have counted in an update
 With --tp ranks have the same positions: each has the router choose for all of them, brings its part of the rows, and
-        what the experts say of them is gathered.
+        what the experts say of them is gathered. With --cp each has other positions of a micro-batch, and its routers'
+        numbers are those of the whole micro-batch: means over the ranks.
 Widths: inp (N, D) is what router and experts read. A position with one of its experts is a row (expert_rows.h).
 Order:  dinp chains over the router's outputs from 0; rows of the position's experts are added, ascending.
 Source: Shazeer et al. 2017, arXiv:1701.06538; the weight's gradient without the expert's output: doc/moe.md
@@ -25,6 +26,7 @@ Source: Shazeer et al. 2017, arXiv:1701.06538; the weight's gradient without the
 #include "../ops/cast.h"           // cast
 #include "../ops/router.h"         // RouterShape, router_forward, router_statistics, router_backward
 #include "../ops/swiglu.h"         // swiglu_forward, swiglu_backward
+#include "../ranks/context_parallel.h"  // CpRanks, cp_gather_floats
 #include "experts.h"               // ExpertParallel, experts_forward, experts_backward_input, experts_backward_weight
 
 // from `drows` on the gradients on their way back
@@ -44,6 +46,7 @@ typedef struct {
     EpOptions ep;          // which ranks have which experts
     int L;                 // layers of the model; of these those of a kind "E" have experts
     const char* kinds;     // NULL: all have
+    const CpRanks* cp;     // with --cp, in training: who has which positions; NULL: a rank has all of a micro-batch
 } ExpertSizes;
 
 // what all layers of a model share
@@ -54,6 +57,7 @@ typedef struct {
     TensorArena choices; // experts (L, N, k), ascending
     float* scratch;      // of experts_backward_weight
     size_t n_scratch;
+    float* counted;      // with cp: what the router of a layer has counted on each rank
 } ExpertLayers;
 
 // each of k experts; 0: there are none
@@ -122,6 +126,11 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
 
 // ---- what all layers share ----
 
+// floats of `counted`
+static inline size_t expert_counted_(const ExpertSizes* s) {
+    return s->cp ? (size_t)s->cp->size * router_statistics_length(s->router.E) : 0;
+}
+
 // Sizes only: bytes that expert_layers_open will take on the device. held: as in tensor_hold_layers, NULL: all;
 // n_slots: of the arena of choices
 static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s, int N, Purpose purpose,
@@ -132,7 +141,8 @@ static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s,
     x->choices.table[0] = expert_row_(s, "experts", 0, s->L, N, s->router.k);
     if (held) { tensor_hold_layers(&x->choices.table[0], held); }
     return tensor_arena_layout_slots(&x->choices, 1, sizeof(int), n_slots) +
-           (double)expert_rows_bytes(N, s->router.k, s->router.E) + sizeof(float) * (double)x->n_scratch;
+           (double)expert_rows_bytes(N, s->router.k, s->router.E) +
+           sizeof(float) * (double)(x->n_scratch + expert_counted_(s));
 }
 
 // after expert_layers_layout; ranks: those that share the experts of the model
@@ -142,6 +152,9 @@ static inline void expert_layers_open(ExpertLayers* x, const ExpertRanks* ranks,
     expert_rows_init(&x->rows, N, router->k, router->E);
     ep_open(&x->ep, ranks, router->E, expert_rows_here_(&x->size, N, purpose), purpose == TO_GENERATE);
     if (x->n_scratch > 0) { x->scratch = (float*)device_alloc(sizeof(float) * x->n_scratch, "gradients of experts"); }
+    if (x->size.cp) {
+        x->counted = (float*)device_alloc(sizeof(float) * expert_counted_(&x->size), "what routers count");
+    }
 }
 
 static inline void expert_layers_close(ExpertLayers* x) {
@@ -149,6 +162,7 @@ static inline void expert_layers_close(ExpertLayers* x) {
     expert_rows_free(&x->rows);
     if (x->ep.ranks) { ep_close(&x->ep); }
     device_release(x->scratch, sizeof(float) * x->n_scratch);
+    if (x->counted) { device_release(x->counted, sizeof(float) * expert_counted_(&x->size)); }
 }
 
 // ---- a layer ----
@@ -190,6 +204,15 @@ static inline int* expert_choices(const ExpertLayers* x, int l) {
     return experts;
 }
 
+// what the router has counted in this rank's positions becomes that of the micro-batch
+static inline void expert_pool_(const ExpertPass* p, const Device* dev) {
+    const RouterShape* shape = &p->all->size.router;
+    const CpRanks* cp = p->all->size.cp;
+    if (!cp) { return; }
+    cp_gather_floats(p->all->counted, p->numbers, router_statistics_length(shape->E), cp, dev);
+    router_pool(p->numbers, p->all->counted, cp->size, shape, p->N, dev);
+}
+
 // replay: these positions have chosen their experts
 static inline void expert_choose(const ExpertPass* p, int replay, const Device* dev) {
     const RouterShape* shape = &p->all->size.router;
@@ -199,6 +222,7 @@ static inline void expert_choose(const ExpertPass* p, int replay, const Device* 
                    shape, p->N, dev);
     if (p->numbers && !replay) {
         router_statistics(p->numbers, p->experts, s->weights, s->scores, s->lse, shape, p->N, dev);
+        expert_pool_(p, dev);
     }
 }
 

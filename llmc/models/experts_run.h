@@ -8,11 +8,13 @@
     experts_box          rows of the box: which ranks have them, what travels
     experts_sent_bytes   of rows, by each rank in an update where experts are equally busy
     experts_parts_send   with --tp: of positions, in a micro-batch
+    experts_counts_sent  with --cp: of what routers count, in an update
 A number that was not typed but comes from an earlier run is given up where it does not fit these ranks, this update, or
 what was asked for now: the result does not depend on it.
 */
 #ifndef LLMC_EXPERTS_RUN_H
 #define LLMC_EXPERTS_RUN_H
+#include "../run/cp_option.h"  // cp_leaves
 #include "../run/trainer.h"  // Run, run_is_typed
 #include "expert_layer.h"    // EpOptions, expert_most_positions
 
@@ -70,17 +72,18 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
 
 // a position goes to k experts
 static inline void experts_check(Run* r, EpOptions* x, int k) {
-    const int P = model_sharing(r->model, r->comm)->size, fits = r->n_leaves % P == 0;
+    const int P = model_sharing(r->model, r->comm)->size, n_leaves = model_leaves(r->model, r->n_leaves);
+    const int each = r->model->cp.size;  // ranks that compute a micro-batch, but for those of --tp
     if ((double)r->o.batch_size * r->T > expert_most_positions(k)) {
         options_fail("batch-size", "expected at most %d rows of %d positions, each with %d experts, found %d",
                      expert_most_positions(k) / r->T, r->T, k, r->o.batch_size);
     }
-    if (!model_has_ep(r->model) || !run_is_training(r) || fits) { return; }
+    if (!model_has_ep(r->model) || !run_is_training(r) || n_leaves % P == 0) { return; }
     if (run_is_typed(r, "ep") || model_has_tp(r->model)) {
         const int parts = r->model->tp.size;
         options_fail("ep", "expected a multiple of %d micro-batches in an update, as many as ranks%s%s, found %d: "
-                     "--grad-accum %d", P, model_has_pp(r->model) ? " of a stage" : "",
-                     parts > 1 ? " divided by --tp" : "", r->n_leaves, P);
+                     "--grad-accum %d", P / each, model_has_pp(r->model) ? " of a stage" : "",
+                     parts > 1 ? " divided by --tp" : each > 1 ? " divided by --cp" : "", r->n_leaves, P / each);
     }
     x->size = 1;
     model_hold_all(r->model, r->trainer->stored_bytes);
@@ -104,9 +107,10 @@ static inline double experts_sent_bytes(const Run* r, int D, int k) {
     if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
-    const double R = (double)r->o.batch_size * r->T * k * (G - 1.0) / G / m->tp.size;  // of rank 0, when T divides them
+    const double n = (double)r->o.batch_size * r->T / m->cp.size / m->tp.size;  // of rank 0, when these divide them
+    const double R = n * k * (G - 1.0) / G;
     const double each = up * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 && model_has_head(m) ? width : 0.0);
-    return (double)r->n_leaves / model_sharing(m, r->comm)->size * R * each;
+    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * R * each;
 }
 
 // bytes: what experts say forward; back the gradients of their inputs and of the weights that rows have
@@ -115,7 +119,7 @@ static inline double experts_parts_send(const Run* r, int D, int k) {
     const double T = m->tp.size, width = (double)r->trainer->stored_bytes * D;
     if (!model_has_ep(m)) { return 0.0; }
     const double each = experts_layers_(m, 0) * width + experts_layers_(m, m->lowest) * (width + 4.0 * k);
-    return (T - 1.0) / T * (double)r->o.batch_size * r->T * each;
+    return (T - 1.0) / T * (double)r->o.batch_size * r->T / m->cp.size * each;
 }
 
 static inline const char* experts_obstacle(const Run* r) {
@@ -130,5 +134,10 @@ static inline void experts_box(const Run* r, int E, int D, int k) {
     box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
     if (!run_is_training(r)) { return; }
     box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, D, k)).s);
+}
+// bytes in an update: with --cp, of what routers count
+static inline double experts_counts_sent(const Run* r, int E) {
+    const double each = (r->model->cp.size - 1.0) * sizeof(float) * (double)router_statistics_length(E);
+    return each == 0.0 ? 0.0 : each * experts_layers_(r->model, 0) * cp_leaves(r);
 }
 #endif  // LLMC_EXPERTS_RUN_H

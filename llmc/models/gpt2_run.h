@@ -46,7 +46,7 @@ static inline void gpt2_check(Run* r) {
 
 // of the k-th leaf of this rank; of a probe nothing is left out
 static inline Dropout gpt2_dropout(const Run* r, int k) {
-    const int64_t row = (int64_t)dp_leaf(&r->model->dp, k) * r->o.batch_size;  // of the update
+    const int64_t row = (int64_t)model_batch(r->model, k) * r->o.batch_size;  // of the update
     const Dropout d = {run_is_training(r) ? gpt2_of(r)->dropout : 0.0f,
                        dropout_key((uint64_t)r->o.seed, (uint64_t)r->state.step),
                        (uint64_t)row * (uint64_t)r->T * (uint64_t)gpt2_of(r)->config.C};

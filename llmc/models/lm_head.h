@@ -4,7 +4,7 @@ larger than anything else. Where no target counts for a while, as in the questio
 computed: losses and gradients are 0 there.
     lm_head_losses   losses (N) of norm (N, C), what the last norm gives; with `backward` also the gradients of the
                      output matrix, dweight, written (NULL: frozen), and of its input, dnorm (N, C), written
-    lm_head_evaluate   targets on the host are uploaded; then losses (N) alone
+    lm_head_evaluate   targets on the host are uploaded; then losses (N) alone, with --cp of this rank's positions
     lm_head_logits     (n, Vp) of positions first, first + 1, ..., for which logits has room
 logits (rows, Vp) is room for so many positions; of the Vp columns V are tokens. dloss = 1 / targets counted in the
 whole update; a target below 0 does not count.
@@ -60,7 +60,7 @@ static inline void lm_head_losses(const LmHead* h, const TokenBatch* batch, int 
 static inline const float* lm_head_evaluate(const LmHead* h, TokenBatch* batch, const int* targets, int N,
                                             const Device* dev) {
     token_batch_targets(batch, targets, N, dev);
-    lm_head_losses(h, batch, 0, NULL, 0.0f, N, dev);
+    lm_head_losses(h, batch, 0, NULL, 0.0f, batch->n, dev);
     return h->losses;
 }
 

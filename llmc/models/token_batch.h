@@ -7,6 +7,8 @@ The tokens of a batch as a pass over them has them: on the device, with what the
                           tokens or by marks in its targets (conversations, text/pack.h), which else may be NULL
     token_batch_targets   targets likewise; the stretches of positions that count are found
     token_batch_texts     in generation: the new tokens of several texts, one text after the other
+With --cp tokens and targets come of whole rows, and the device has those of this rank's positions (context_ranks.h);
+segments are those of whole rows.
 Segments: one of all rows; with `segments.document_start`, a token (--doc-reset) or a mark, one for each piece of a
 document.
 */
@@ -15,13 +17,14 @@ document.
 #include "../core/device.h"      // device_alloc, device_upload
 #include "../ops/cached_text.h"  // CachedText
 #include "../ops/documents.h"    // Segments, segments_init, segments_find_marked
+#include "../ranks/context_ranks.h"  // CpRows, cp_rows, cp_take
 
 typedef struct { int first, n; } Stretch;  // of positions
 
 enum { STRETCH_GAP = 16 };  // so many positions without a target that counts part two stretches
 
 typedef struct {
-    int *tokens, *targets;  // (B, T) on the device
+    int *tokens, *targets;  // (B, T) on the device; with --cp of the positions of this rank
     Stretch* counted;       // positions whose targets count, ascending, with shorter gaps
     int n_counted;
     int least_gap;          // STRETCH_GAP
@@ -30,6 +33,10 @@ typedef struct {
     const CachedText* texts;  // in generation in place of segments;
     int n_texts;            // 0: there are segments
     size_t n_bytes;         // of each
+    const CpRanks* cp;      // NULL: this rank has whole rows
+    CpRows rows;            // what it has of those of the batch,
+    int n;                  // positions in all
+    int* own;               // with cp, on the host: on the way to the device
 } TokenBatch;
 
 // Of a pass over B rows of T positions. In generation rows are those of the cache, and a pass has what is new: one text
@@ -38,7 +45,10 @@ static inline int token_batch_positions(int B, int T, int generates) { return !g
 
 static inline double token_batch_bytes(int B, int T) { return 2.0 * sizeof(int) * B * T; }
 
-static inline void token_batch_open(TokenBatch* x, int B, int T) {
+// cp NULL: whole rows
+static inline void token_batch_open(TokenBatch* x, int B, int T, const CpRanks* cp) {
+    x->cp = cp;
+    x->own = cp ? (int*)malloc_check(sizeof(int) * (size_t)B * (size_t)T, "tokens") : NULL;
     x->n_bytes = sizeof(int) * (size_t)B * (size_t)T;
     x->tokens = (int*)device_alloc(x->n_bytes, "tokens");
     x->targets = (int*)device_alloc(x->n_bytes, "targets");
@@ -52,13 +62,14 @@ static inline void token_batch_close(TokenBatch* x) {
     device_release(x->targets, x->n_bytes);
     free(x->counted);
     free(x->segments.at);
+    free(x->own);
 }
 
 // on the heap
-static inline TokenBatch* token_batches_open(int n, int B, int T) {
+static inline TokenBatch* token_batches_open(int n, int B, int T, const CpRanks* cp) {
     const size_t n_bytes = sizeof(TokenBatch) * (size_t)n;
     TokenBatch* all = (TokenBatch*)memset(malloc_check(n_bytes, "batches"), 0, n_bytes);
-    for (int k = 0; k < n; k++) { token_batch_open(&all[k], B, T); }
+    for (int k = 0; k < n; k++) { token_batch_open(&all[k], B, T, cp); }
     return all;
 }
 
@@ -76,9 +87,22 @@ static inline void token_batch_turn(TokenBatch* x, TokenBatch* all, int from, in
     x->segments.document_start = document_start;
 }
 
+// of n positions, or of whole rows what is this rank's; returns how many
+static inline int token_batch_upload_(TokenBatch* x, int* to, const int* from, int n, const Device* dev) {
+    if (x->cp) {
+        cp_take(x->own, from, &x->rows);
+        from = x->own;
+        n = cp_positions(&x->rows);
+    }
+    device_upload(to, from, sizeof(int) * (size_t)n, dev);
+    return n;
+}
+
 static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,
                                       const Device* dev) {
-    device_upload(x->tokens, tokens, sizeof(int) * (size_t)B * (size_t)(T - t0), dev);
+    const CpRanks alone = {1, 0, NULL, NULL};
+    x->rows = cp_rows(B, T, x->cp ? x->cp : &alone);
+    x->n = token_batch_upload_(x, x->tokens, tokens, B * (T - t0), dev);
     segments_find_marked(&x->segments, tokens, targets, B, T);
     x->n_texts = 0;
 }
@@ -96,8 +120,10 @@ static inline int token_batch_texts(TokenBatch* x, const CachedText* texts, int 
     return first;
 }
 
+// of the N positions of the batch, after token_batch_inputs
 static inline void token_batch_targets(TokenBatch* x, const int* targets, int N, const Device* dev) {
-    device_upload(x->targets, targets, sizeof(int) * (size_t)N, dev);
+    N = token_batch_upload_(x, x->targets, targets, N, dev);
+    targets = x->cp ? x->own : targets;
     x->n_counted = x->counts_all;
     x->counted[0].first = 0, x->counted[0].n = N;
     for (int i = 0; i < N && !x->counts_all; i++) {

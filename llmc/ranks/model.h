@@ -5,6 +5,9 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_begin_ep        --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
     model_begin_pp        --pp: this rank holds some of the layers, others the rest (pipeline_ranks.h)
     model_begin_tp        --tp: of matrices that are split this rank holds a part, others the rest (tensor_ranks.h)
+    model_begin_cp        --cp: of the rows of a micro-batch this rank has some positions, others the rest
+                          (context_ranks.h)
+    model_batches, model_batch   so many micro-batches of an update this rank computes, or its share of them; which
     model_init            the stored parameters, zero
     model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
@@ -30,6 +33,7 @@ With --pp the table is the same on all ranks, and says which layers are in memor
 #define LLMC_MODEL_H
 #include "../core/bf16.h"    // bf16_widen
 #include "../core/layers.h"  // learning_from
+#include "context_ranks.h"   // CpRanks
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
 #include "pipeline_ranks.h"  // PpRanks
@@ -54,6 +58,7 @@ typedef struct {
     ExpertRanks ranks;    // of --ep
     PpRanks pp;           // of --pp
     TpRanks tp;           // of --tp
+    CpRanks cp;           // of --cp
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
     int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
                           // matrix, too; -1: there is none
@@ -79,6 +84,7 @@ static inline void model_layout(Model* m, int n_table) {
     m->ranks = expert_ranks_init(NULL, 1, NULL);
     m->pp = pp_ranks_init(NULL, 1, NULL);
     m->tp = tp_ranks_init(NULL, 1);
+    m->cp = cp_ranks_init(NULL, 1);
     m->shared = -1;
 }
 
@@ -94,6 +100,7 @@ static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - 
 static inline int model_has_ep(const Model* m) { return m->ranks.size > 1; }
 static inline int model_has_pp(const Model* m) { return m->pp.n_stages > 1; }
 static inline int model_has_tp(const Model* m) { return m->tp.size > 1; }
+static inline int model_has_cp(const Model* m) { return m->cp.size > 1; }
 
 // does this rank lack some of the model?
 static inline int model_is_divided(const Model* m) { return model_has_ep(m) || model_has_pp(m) || model_has_tp(m); }
@@ -218,9 +225,14 @@ static inline int model_has_head(const Model* m) { return !model_has_pp(m) || pp
 
 // ---- who has what ----
 
-// the ranks that share the micro-batches of an update: all, or those of a stage, and with --tp of a place
+// the ranks that share the leaves of an update: all, or those of a stage, and with --tp of a place
 static inline Comm* model_sharing(const Model* m, Comm* world) {
     return model_has_tp(m) ? m->tp.alike : model_has_pp(m) ? m->pp.stage_ranks : world;
+}
+
+// and the ranks of which each has other micro-batches: of those, with --cp, one of each group
+static inline Comm* model_dealing(const Model* m, Comm* world) {
+    return model_has_cp(m) ? m->cp.alike : model_sharing(m, world);
 }
 
 // all ranks, or those of a stage
@@ -243,6 +255,22 @@ static inline void model_begin_tp(Model* m, Comm* world, int size) {
     for (int i = 0; i < m->n_table; i++) { tensor_hold_part(&m->local[i], m->tp.place, size); }
     model_lay_local_(m);
 }
+
+// ---- context parallel ----
+
+// After model_layout, model_begin_pp and model_begin_tp, all ranks call. size: of a group; it divides the ranks that
+// share micro-batches
+static inline void model_begin_cp(Model* m, Comm* world, int size) {
+    if (size == 1) { return; }
+    m->cp = cp_ranks_init(model_sharing(m, world), size);
+}
+
+// of an update of so many micro-batches: each rank of a group has a leaf of each
+static inline int model_leaves(const Model* m, int n_batches) { return n_batches * m->cp.size; }
+
+// once training is planned: micro-batches that this rank computes, or its positions of them; and the number of the k-th
+static inline int model_batches(const Model* m) { return dp_n_leaves(&m->dp); }
+static inline int model_batch(const Model* m, int k) { return dp_leaf(&m->dp, k) / m->cp.size; }
 
 // ranks that have parts of row i, and elements of a slice of it that this one has
 static inline int model_parts(const Model* m, int i) { return model_row_has_tp(m, i) ? m->tp.size : 1; }
@@ -373,7 +401,9 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
 }
 
 // Sizes only: who keeps what. Arguments as those of model_init_training
-static inline void model_plan(Model* m, Comm* comm, int n_leaves, int zero) {
+static inline void model_plan(Model* m, Comm* comm, int n_batches, int zero) {
+    const int n_leaves = model_leaves(m, n_batches);
+    assert(!model_has_cp(m) || zero == 2);  // the leaves of a micro-batch are computed at once, in one round
     if (model_has_pp(m) || model_has_tp(m)) {
         comm = model_sharing(m, comm)->size > 1 ? model_sharing(m, comm) : NULL;
     }
@@ -427,8 +457,8 @@ static inline double model_shared_bytes(const Model* m) {
 
 // comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too, which
 // --ep asks for. Before parameters are stored: masters get theirs, too
-static inline void model_init_training(Model* m, Comm* comm, int n_leaves, int zero, int has_masters) {
-    model_plan(m, comm, n_leaves, zero);
+static inline void model_init_training(Model* m, Comm* comm, int n_batches, int zero, int has_masters) {
+    model_plan(m, comm, n_batches, zero);
     if (model_sends_shared(m)) {
         m->shared_grads = (float*)device_alloc((size_t)model_shared_bytes(m), "gradients of the output matrix");
     }
@@ -635,6 +665,7 @@ static inline void model_free(Model* m) {
     expert_ranks_free(&m->ranks);
     pp_ranks_free(&m->pp);
     tp_ranks_free(&m->tp);
+    cp_ranks_free(&m->cp);
     free(m->held_layers);
     free(m->frozen);
 }

@@ -33,6 +33,7 @@ typedef struct {
     BatchScores batch_scores;    // NULL: none
     int n_scores;
     double* scores;              // (n_scores)
+    int multiple;                // of so many positions every row must be
     int together;                // a pass needs all ranks: who has no batch left goes through one again
     int shows;                   // the bar of its share
 } Evaluator;
@@ -105,7 +106,8 @@ static inline int evaluate_examples_(const Evaluator* e, const HellaSwag* h) {
 // right answers among the first *n examples; each score comes from one rank
 static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
     // short rows: more of them fit
-    const int T = h->longest < e->T ? h->longest : e->T, B = e->o->batch_size * e->T / T;
+    const int longest = (int)ceil_div(h->longest, e->multiple) * e->multiple;
+    const int T = longest < e->T ? longest : e->T, B = e->o->batch_size * e->T / T;
     *n = evaluate_examples_(e, h);
     const int n_rows = N_CHOICES * *n, n_batches = (int)ceil_div(n_rows, B);
     CommShare own;

@@ -24,6 +24,7 @@ static inline const char* graph_obstacle_(const Run* r, const char* varies) {
     const int P = r->comm->size;
     if (model_has_pp(r->model)) { return "is not for --pp: a micro-batch is computed in two parts"; }
     if (model_has_tp(r->model)) { return "is not for --tp: a micro-batch waits for other ranks while it is computed"; }
+    if (model_has_cp(r->model)) { return "is not for --cp: a micro-batch waits for other ranks while it is computed"; }
     if (varies) { return varies; }
     if (data_is_chat(&r->data)) { return "is not for conversations: in every micro-batch they begin elsewhere"; }
     if (r->data.train.examples_T > 0) { return "is for tokens: of examples other targets count in every update"; }

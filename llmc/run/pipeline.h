@@ -89,8 +89,8 @@ static inline void pp_begin(Run* r, int* size, int V, int C, double active, size
     free(cost);
 }
 
-// ranks that share the micro-batches of an update
-static inline int pp_lines(const Run* r) { return model_sharing(r->model, r->comm)->size; }
+// among which the micro-batches of an update are dealt out
+static inline int pp_lines(const Run* r) { return model_dealing(r->model, r->comm)->size; }
 
 // the stages, and m micro-batches that go through them
 static inline PpShape pp_shape_of_(const Run* r, int m) {
@@ -109,7 +109,8 @@ static inline int pp_slots(const Run* r) {
 
 // bytes of the stream of a micro-batch
 static inline double pp_stream_bytes(const Run* r) {
-    return (double)r->o.batch_size * r->T * r->model->pp.channels * (double)r->trainer->stored_bytes;
+    const double n = (double)r->o.batch_size * r->T / r->model->cp.size;
+    return n * r->model->pp.channels * (double)r->trainer->stored_bytes;
 }
 
 static inline void pp_box(const Run* r) {
@@ -142,10 +143,13 @@ typedef struct {
     const int *inputs[PP_MAX], *targets[PP_MAX];  // of each slot
 } PpWork;
 
+// of a micro-batch, those of this rank
+static inline int pp_positions_(const Run* r) { return r->o.batch_size * r->T / r->model->cp.size; }
+
 // the streams of micro-batch k, whose turn it is from now on
 static inline PpStreams pp_turn_(const PpWork* w, int k) {
     w->r->trainer->turn(w->r, k % pp_slots(w->r));
-    return w->r->trainer->streams(w->r, w->r->o.batch_size * w->r->T);
+    return w->r->trainer->streams(w->r, pp_positions_(w->r));
 }
 
 // With the stage behind: a stream goes there, or a gradient comes; where it comes to is free once the last one has gone
@@ -199,7 +203,7 @@ static inline void pp_leaves(Run* r, float dloss,
     memset(&w, 0, sizeof w);
     w.r = r;
     w.x = x;
-    w.shape = pp_shape_of_(r, dp_n_leaves(&m->dp));
+    w.shape = pp_shape_of_(r, model_batches(m));
     w.warmup_previous = pp_is_first(x) ? 0 : pp_warmup(&w.shape, x->stage - 1);
     w.warmup = pp_warmup(&w.shape, x->stage);
     w.returns = m->lowest < pp_first_layer(x);
@@ -216,7 +220,7 @@ static inline void pp_leaves(Run* r, float dloss,
         }
         comm_watch(r->comm, HERE);
     }
-    const PpStreams e = r->trainer->streams(r, r->o.batch_size * r->T);
+    const PpStreams e = r->trainer->streams(r, pp_positions_(r));
     pp_wait(&w.with_previous, &e, &r->dev);
     pp_wait(&w.with_next, &e, &r->dev);
     free(ops);

@@ -131,17 +131,21 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
         most.streams = fmax(most.streams, all[s].streams);
         most.rows = fmax(most.rows, all[s].rows);
         most.parts = fmax(most.parts, all[s].parts);
+        most.keys = fmax(most.keys, all[s].keys);
         most.share = fmax(most.share, all[s].share);
     }
     const double rate = r->o.plan_rate * 1e12 * card->tflops;
-    const double products = flops_per_token * of_leaf * shape.m * most.share / rate / m->tp.size;
+    const double products = flops_per_token * of_leaf * shape.m * most.share / rate / (m->tp.size * m->cp.size);
     const double idle = n_stages > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
     const int W = r->o.plan, G = m->ranks.size, T = m->tp.size;  // ranks that share experts, matrices
+    const int C = T * m->cp.size;                                // that compute a micro-batch
     const double gb_data = plan_link_(card, W, each, each - T), gb_streams = plan_link_(card, W, 1, each);
-    const double gb_rows = plan_link_(card, W, G, G - 1), gb_parts = plan_link_(card, W, T, T - 1);
+    const double gb_rows = plan_link_(card, W, G, G - 1), gb_parts = plan_link_(card, W, T, T - 1),
+                 gb_keys = plan_link_(card, W, C, C - T);
     const double data = most.data / (1e9 * gb_data), streams = most.streams / (1e9 * gb_streams);
-    const double rows = most.rows / (1e9 * gb_rows), parts = most.parts / (1e9 * gb_parts);
-    const double update = products + idle + data + rows + parts + streams;
+    const double rows = most.rows / (1e9 * gb_rows), parts = most.parts / (1e9 * gb_parts),
+                 keys = most.keys / (1e9 * gb_keys);
+    const double update = products + idle + data + rows + parts + keys + streams;
     const int is_large = flops >= 1e15;
     box_row("products", "%s%s, at %.0f%% of %g TFLOP/s; in all %.3g %cFLOP on %d x %s", plan_seconds_(products).s,
             n_stages > 1 ? " in the stage with most" : "", 100.0 * r->o.plan_rate, card->tflops,
@@ -151,6 +155,7 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
     plan_row_time_("streams", most.streams, gb_streams, streams);
     plan_row_time_("rows of experts", most.rows, gb_rows, rows);
     plan_row_time_("parts of matrices", most.parts, gb_parts, parts);
+    plan_row_time_("keys and values", most.keys, gb_keys, keys);
     box_row("an update", "%s for %s tokens, if nothing is sent beside products and nothing computed again",
             plan_seconds_(update).s, format_count(tokens).s);
     box_row("tokens a second", "%s, %s with each card: %.0f%% of its peak", format_count(tokens / update).s,
@@ -171,7 +176,7 @@ static inline void plan_print_stages_(const Run* r, const Planned* all, double m
         snprintf(layers, sizeof layers, p->end - p->first > 1 ? "%d-%d" : "%d", p->first, p->end - 1);
         printf("%5d %7s %10.2f %9.2f %8.2f %11.2f %7.2f %8.2f %7.2f\n", s, layers, p->parameters / unit,
                p->gradients / unit, p->moments / unit, p->activations / unit, p->rest / unit, p->memory / unit,
-               (p->data + p->streams + p->rows + p->parts) / unit);
+               (p->data + p->streams + p->rows + p->parts + p->keys) / unit);
     }
     printf("memory of each rank: %s at most\n", format_bytes(most).s);
 }

@@ -193,6 +193,20 @@ static inline int ranks_deepest_(int size, int n_leaves) {
     return deepest;
 }
 
+// --zero 2: the rank that keeps most of the sums of gradients
+static inline int ranks_fullest_(Model* m, Comm* c, int n_leaves) {
+    size_t most = 0;
+    int fullest = 0;
+    model_plan(m, c, n_leaves, 2);
+    for (int rank = 0; rank < m->dp.size; rank++) {
+        size_t n = 0;
+        for (int i = 0; i < m->dp.n_stretches; i++) { n += dp_part(&m->dp, rank, i).n; }
+        if (n > most) { fullest = rank, most = n; }
+    }
+    model_plan_free(m);
+    return fullest;
+}
+
 // Of the ranks that share micro-batches with this one. The first of some are in the midst of the tree of all: they need
 // more arenas than others, and so do those that have one more
 static inline double ranks_most_gradients_(Model* m, Comm* c, int n_leaves, int zero) {
@@ -200,7 +214,7 @@ static inline double ranks_most_gradients_(Model* m, Comm* c, int n_leaves, int 
     double most = ranks_gradients_(m, c, n_leaves, zero);
     if (comm_is_plan(c)) {
         const int own = sharing->rank;
-        sharing->rank = ranks_deepest_(sharing->size, n_leaves);
+        sharing->rank = zero == 2 ? ranks_fullest_(m, c, n_leaves) : ranks_deepest_(sharing->size, n_leaves);
         most = fmax(most, ranks_gradients_(m, c, n_leaves, zero));
         sharing->rank = own;
     }
@@ -209,7 +223,7 @@ static inline double ranks_most_gradients_(Model* m, Comm* c, int n_leaves, int 
 }
 
 // and rows of the box. all: every gradient is asked for, as by a probe; stream: bytes of that of a micro-batch, for
-// --pp; more: bytes sent besides, with --ep and --tp
+// --pp; more: bytes sent besides, with --ep, --tp and --cp
 static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double stream,
                                   double more) {
     Model plan = *m;  // sizes only
@@ -237,7 +251,8 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
 
 // in training
 static inline void ranks_warn_of_idle(const Comm* c, const Model* m, int n_leaves) {
-    const int each = m->pp.n_stages * m->tp.size, n_idle = c->size - n_leaves * each;  // that compute one together
+    const int each = m->pp.n_stages * m->tp.size * m->cp.size;  // ranks that compute one together
+    const int n_idle = c->size - n_leaves * each;
     if (n_idle <= 0 || c->rank > 0) { return; }
     warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
               "--grad-accum, --batch-size)",

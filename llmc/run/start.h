@@ -540,7 +540,8 @@ static inline Needed start_box_memory_(Run* r) {
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     RanksCost cost = {0.0, 0.0, 0.0, 0.0};
     const double rows_sent = t->rows_sent && trains ? t->rows_sent(r) : 0.0;
-    const double parts_sent = t->parts_sent && trains ? t->parts_sent(r) : 0.0, sent = rows_sent + parts_sent;
+    const double parts_sent = t->parts_sent && trains ? t->parts_sent(r) : 0.0;
+    const double keys_sent = t->keys_sent && trains ? t->keys_sent(r) : 0.0, sent = rows_sent + parts_sent + keys_sent;
     if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r), sent); }
     const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
@@ -576,7 +577,8 @@ static inline Needed start_box_memory_(Run* r) {
     const int is_0 = r->comm->rank == 0;
     const Planned planned = {parameters, gradients, moments, batch + (is_0 ? sampling : of_each),
                              workspace + rest + (is_0 ? copy : 0.0), most, cost.data, cost.streams, rows_sent,
-                             parts_sent, model_has_pp(m) ? m->pp.work : 1.0, model_first_layer(m), model_end_layer(m)};
+                             parts_sent, keys_sent, model_has_pp(m) ? m->pp.work : 1.0, model_first_layer(m),
+                             model_end_layer(m)};
     r->planned = planned;
     if (has_batch && !*o->probe && available > 0.0 && !(o->plan > 0 && model_has_pp(m))) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);

@@ -30,7 +30,9 @@ static inline const float* task_losses_(void* run, const int* inputs, const int*
     float* host = task_host_(r, N);  // of stages the last one has losses, and logits
     r->trainer->forward(r, TO_EVALUATE, inputs, targets, B, T, 0);
     if (model_has_head(r->model)) {
-        device_download(host, r->trainer->losses(r, targets, B * T), sizeof(float) * N, &r->dev);
+        const size_t n_own = N / (size_t)r->model->cp.size;
+        device_download(host, r->trainer->losses(r, targets, B * T), sizeof(float) * n_own, &r->dev);
+        cp_bring(host, B, T, &r->model->cp);
     }
     pp_tell(&r->model->pp, host, N);
     return host;
@@ -92,9 +94,10 @@ static inline void task_evaluate(Run* r, int training) {
     double bits_per_byte, scores[MAX_SCORES];
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
-    Comm* sharing = model_sharing(r->model, r->comm);  // a line of stages computes one batch
-    const Evaluator e = {&r->o,     sharing,     tokenizer, r->T,   r->inputs, r->targets, task_losses_, r,
-                         t->scores, t->n_scores, scores,    model_has_ep(r->model), r->comm->rank == 0};
+    Comm* dealing = model_dealing(r->model, r->comm);  // a line of stages computes one batch
+    const Evaluator e = {&r->o,     dealing,     tokenizer, r->T,   r->inputs, r->targets, task_losses_, r,
+                         t->scores, t->n_scores, scores,    model_has_cp(r->model) ? CP_CHUNKS * r->model->cp.size : 1,
+                         model_has_ep(r->model), r->comm->rank == 0};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);

@@ -4,7 +4,6 @@ compute every micro-batch together (ranks/tensor_parallel.h).
     tp_option    its row of the table
     tp_begin     in Trainer.choose, behind pp_begin: which ranks have which parts of matrices
     tp_box       rows of the box
-    tp_leaves    for Trainer.parts_sent
 */
 #ifndef LLMC_TP_OPTION_H
 #define LLMC_TP_OPTION_H
@@ -62,12 +61,6 @@ static inline void tp_begin(Run* r, int* size) {
     options_refuse(!run_will_train(r) && *r->o.export_hf, "export-hf", "is for --tp where a model is trained: export "
                    "the checkpoint, by one process");
     model_begin_tp(m, r->comm, *size);
-}
-
-// micro-batches that this rank computes in an update
-static inline double tp_leaves(const Run* r) {
-    const Comm* sharing = model_sharing(r->model, r->comm);
-    return dp_share_of_leaves(r->n_leaves, sharing->rank, sharing->size, r->o.zero);
 }
 
 static inline void tp_box(const Run* r) {

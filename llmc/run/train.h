@@ -15,15 +15,14 @@ gives Trainer.step, which may be made of the same pieces.
 // the first row of micro-batch number k of this rank, counted on from the start of this process
 static inline int64_t train_row(void* run, int64_t k) {
     const Run* r = (const Run*)run;
-    const DataParallel* dp = &r->model->dp;
-    const int own = dp_n_leaves(dp);
+    const int own = model_batches(r->model);
     const int64_t update = r->o.overfit ? 0 : k / own;
-    return r->first_row + (update * r->n_leaves + dp_leaf(dp, (int)(k % own))) * r->o.batch_size;
+    return r->first_row + (update * r->n_leaves + model_batch(r->model, (int)(k % own))) * r->o.batch_size;
 }
 
 // the number of micro-batch k of the update that goes on
 static inline int64_t train_batch_number(const Run* r, int k) {
-    return (int64_t)(r->state.step - r->first_step) * dp_n_leaves(&r->model->dp) + k;
+    return (int64_t)(r->state.step - r->first_step) * model_batches(r->model) + k;
 }
 
 // targets that count in the whole update, on all ranks; of sparse examples there may be none
@@ -62,7 +61,7 @@ static inline void train_batch_(Run* r, int k, const int** inputs, const int** t
 }
 
 static inline void train_leaves_(Run* r, float dloss) {
-    for (int k = 0; k < dp_n_leaves(&r->model->dp); k++) {
+    for (int k = 0; k < model_batches(r->model); k++) {
         const int *inputs, *targets;
         train_batch_(r, k, &inputs, &targets);
         r->trainer->leaf(r, k, inputs, targets, dloss, r->o.batch_size, r->T);

@@ -64,6 +64,7 @@ typedef struct {
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
     double (*rows_sent)(const Run* r);             // or NULL: bytes in an update to ranks that share experts
     double (*parts_sent)(const Run* r);            // or NULL: to ranks that share matrices
+    double (*keys_sent)(const Run* r);             // or NULL: to ranks that share positions
 
     // ---- the model ----
     // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones
@@ -120,7 +121,8 @@ typedef struct {
 // what a rank takes: bytes of memory, of what it sends in an update; the share of all products that its stage computes
 typedef struct {
     double parameters, gradients, moments, activations, rest, memory;
-    double data, streams, rows, parts;  // gradients and parameters; from stage to stage; of experts; of matrices
+    double data, streams, rows, parts, keys;  // gradients and parameters; from stage to stage; of experts; of matrices;
+                                              // of attention
     double share;
     int first, end;              // layers
 } Planned;

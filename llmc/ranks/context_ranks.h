@@ -1,0 +1,92 @@
+/*
+Who has which positions of a row. With --cp C groups of C ranks that follow each other compute each micro-batch
+together: a row of T positions is cut into 2C chunks, and the rank of place p has chunks p and 2C-1-p. Of causal
+attention, in which a late position reads more than an early one, each then computes as much as the others:
+    C = 2, T = 8      position 0 1 | 2 3 | 4 5 | 6 7      place 0: 0 1 6 7      place 1: 2 3 4 5
+Everything else looks at one position at a time. Each rank has the whole model; gradients are sums over positions, and a
+place's share of a micro-batch is one leaf of the tree (data_parallel.h).
+    cp_ranks_init   the groups; C = 1: a rank has whole rows, and nothing here is used
+    cp_rows         of B rows of T positions, what this rank has: first its early chunk of all rows, then its late one
+    cp_positions    how many these are
+    cp_take         these of an array on the host
+    cp_bring        of an array on the host that each rank has for its own positions, all positions. All ranks call
+Explained in doc/ranks.md; how keys and values are brought together: context_parallel.h
+*/
+#ifndef LLMC_CONTEXT_RANKS_H
+#define LLMC_CONTEXT_RANKS_H
+#include "comm.h"  // Comm, comm_every
+
+enum { CP_MAX = 64, CP_CHUNKS = 2 };  // ranks of a group; chunks that each has of a row
+
+typedef struct {
+    int size, place;  // of the group, and this rank's in it; size 1: rows are whole
+    Comm* group;      // the ranks that have one micro-batch together
+    Comm* alike;      // of the same place
+} CpRanks;
+
+typedef struct {
+    int B, T;               // of whole rows
+    int n_chunks, n;        // of each row: chunks, and positions in each; alone one chunk, the row
+    int begin[CP_CHUNKS];   // where they begin in the row
+} CpRows;
+
+// n: of a group, which divides the ranks of `among`, those that share micro-batches. All ranks call
+static inline CpRanks cp_ranks_init(Comm* among, int n) {
+    CpRanks x = {n, among ? among->rank % n : 0, NULL, NULL};
+    if (n == 1) { return x; }
+    x.group = comm_every(among, among->rank / n * n, 1, n, HERE);
+    x.alike = comm_every(among, x.place, n, among->size / n, HERE);
+    return x;
+}
+
+static inline void cp_ranks_free(CpRanks* x) {
+    if (x->group) { comm_free(x->group); }
+    if (x->alike) { comm_free(x->alike); }
+    x->group = x->alike = NULL;
+    x->size = 1;
+}
+
+// of the rank of this place; T is a multiple of 2 * size
+static inline CpRows cp_rows_of(int B, int T, const CpRanks* x, int place) {
+    const int is_alone = x->size == 1, n = is_alone ? T : T / (CP_CHUNKS * x->size);
+    const CpRows rows = {B, T, is_alone ? 1 : CP_CHUNKS, n, {place * n, (CP_CHUNKS * x->size - 1 - place) * n}};
+    return rows;
+}
+
+static inline CpRows cp_rows(int B, int T, const CpRanks* x) { return cp_rows_of(B, T, x, x->place); }
+static inline int cp_positions(const CpRows* r) { return r->B * r->n * r->n_chunks; }
+
+// where position t of row b lies among those of all, and chunk i of row b among those of this rank
+static inline size_t cp_at(const CpRows* r, int b, int t) { return (size_t)b * (size_t)r->T + (size_t)t; }
+
+static inline size_t cp_own_at(const CpRows* r, int i, int b) {
+    return ((size_t)i * (size_t)r->B + (size_t)b) * (size_t)r->n;
+}
+
+static inline void cp_take(int* own, const int* all, const CpRows* r) {
+    for (int i = 0; i < r->n_chunks; i++) {
+        for (int b = 0; b < r->B; b++) {
+            memcpy(own + cp_own_at(r, i, b), all + cp_at(r, b, r->begin[i]), sizeof(int) * (size_t)r->n);
+        }
+    }
+}
+
+// all (B, T): at its beginning this rank's own
+static inline void cp_bring(float* all, int B, int T, const CpRanks* x) {
+    const CpRows own = cp_rows(B, T, x);
+    const size_t n = (size_t)cp_positions(&own);
+    if (x->size == 1) { return; }
+    float* parts = (float*)malloc_check(sizeof(float) * n * (size_t)x->size, "positions of all ranks");
+    comm_wait(x->group, comm_all_gather(x->group, all, parts, n, DT_F32, HERE));
+    for (int p = 0; p < x->size; p++) {
+        const CpRows r = cp_rows_of(B, T, x, p);
+        for (int i = 0; i < r.n_chunks; i++) {
+            for (int b = 0; b < B; b++) {
+                memcpy(all + cp_at(&r, b, r.begin[i]), parts + n * (size_t)p + cp_own_at(&r, i, b),
+                       sizeof(float) * (size_t)r.n);
+            }
+        }
+    }
+    free(parts);
+}
+#endif  // LLMC_CONTEXT_RANKS_H

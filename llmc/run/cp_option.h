@@ -1,0 +1,90 @@
+/*
+--cp of a trainer whose attention is that of models/rotary_attention.h: groups of ranks that have the positions of every
+row together (ranks/context_ranks.h).
+    cp_option    its row of the table
+    cp_begin     in Trainer.choose, behind pp_begin and tp_begin: which ranks have which positions
+    cp_check     in Trainer.check: can rows be cut so?
+    cp_box       rows of the box
+    cp_leaves, cp_sent   for Trainer.keys_sent: of attention with so many channels of keys in each layer
+*/
+#ifndef LLMC_CP_OPTION_H
+#define LLMC_CP_OPTION_H
+#include "../ranks/context_parallel.h"  // cp_sends
+#include "../ranks/model.h"             // model_begin_cp
+#include "trainer.h"                    // Run, run_is_typed
+
+static inline Option cp_option(int* size) {
+    const Option row = {"machine", "cp", "", OPTION_INT, size, "1", 1, CP_MAX, "C",
+                        "share the positions of every row among groups of C ranks, for rows that are too long for one: "
+                        "needs a multiple of C ranks, and rows of a multiple of 2C positions. Brings --zero 2. Sums "
+                        "over positions are made of C parts: with another C the last digits differ", 0};
+    return row;
+}
+
+// A number that was not typed but comes from an earlier run is given up where it does not fit
+static inline void cp_begin(Run* r, int* size) {
+    Model* m = r->model;
+    const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "cp"), was = *size;
+    const int is_alone = run_is_generating(r) || *r->o.probe;
+    if (!is_typed && (P % *size != 0 || is_alone || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
+    if (*size < was && r->comm->rank == 0 && run_is_training(r)) {
+        warn_line("--cp %d, with which the run began, does not fit: each rank has whole rows now, and sums over "
+                  "positions have other last digits", was);
+    }
+    options_refuse(is_alone && *size > 1, "cp", "is for training and --eval-only: all else is one rank's work");
+    ranks_same(r->comm, "number of ranks that share positions (--cp)", (uint64_t)*size);
+    if (*size == 1) { return; }
+    if (P % *size != 0) {
+        options_fail("cp", r->comm->size == 1
+                               ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
+                               : "%d: expected a number that divides the ranks that share micro-batches, %d", *size, P,
+                     *size);
+    }
+    options_refuse(r->o.verify_every > 0, "verify-every", "is not for --cp");
+    options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --cp");
+    options_refuse(run_is_typed(r, "zero") && r->o.zero != 2, "zero", "--cp brings --zero 2: leave it out");
+    options_set(r->table, r->n_options, "zero", "2");
+    model_begin_cp(m, r->comm, *size);
+}
+
+// once the length of rows is known. dropout: what it leaves out goes by positions of whole rows
+static inline void cp_check(Run* r, int* size, float dropout) {
+    const int each = CP_CHUNKS * *size;
+    if (*size == 1) { return; }
+    options_refuse(dropout > 0.0f, "cp", "is not for dropout");
+    if (r->T % each == 0) { return; }
+    if (run_is_typed(r, "cp")) {
+        options_fail("cp", "%d: expected rows of a multiple of %d positions, found %d: --seq-len %d", *size, each, r->T,
+                     r->T / each > 0 ? r->T / each * each : each);
+    }
+    cp_ranks_free(&r->model->cp);
+    *size = 1;
+}
+
+static inline void cp_box(const Run* r) {
+    const Model* m = r->model;
+    if (!model_has_cp(m)) { return; }
+    box_row("positions", "of each row shared by %d ranks: %d on each", m->cp.size, r->T / m->cp.size);
+    if (!run_is_training(r)) { return; }
+    box_row("  keys sent", "%s per update by each", format_bytes(r->trainer->keys_sent(r)).s);
+}
+
+// micro-batches of which this rank computes something in an update
+static inline double cp_leaves(const Run* r) {
+    const Comm* sharing = model_sharing(r->model, r->comm);
+    return dp_share_of_leaves(model_leaves(r->model, r->n_leaves), sharing->rank, sharing->size, r->o.zero);
+}
+
+// recomputes: whole blocks are computed again on the way back, but for the last one
+static inline double cp_sent(const Run* r, int HK, int recomputes) {
+    const Model* m = r->model;
+    const int end = model_end_layer(m);
+    double n = 0.0;
+    if (!model_has_cp(m)) { return 0.0; }
+    for (int l = model_first_layer(m); l < end; l++) {
+        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
+        n += (2.0 + 4.0 * is_back + 2.0 * again) * cp_sends(&m->cp, r->o.batch_size, r->T, HK);
+    }
+    return n * (double)r->trainer->stored_bytes * cp_leaves(r);
+}
+#endif  // LLMC_CP_OPTION_H
