@@ -509,6 +509,7 @@ cp -r qwen3 twice && sed -i 's/"tie_word_embeddings": false/"tie_word_embeddings
 row "a head that config.json ties, but another matrix (a warning)" train_qwen3 --from twice --generate A --max-new-tokens 1
 row "experts shared by ranks, of a model that has none" "${dense[@]}" --ep 2
 row "matrices shared by ranks that were not started" "${dense[@]}" --tp 2
+row "positions shared by ranks that were not started" "${dense[@]}" --cp 2
 row "a balance loss without experts" "${dense[@]}" --aux-alpha 0.01
 row "training in half the memory of floats" "${dense[@]}" --weights bf16
 row "names of another model's tensors" "${dense[@]}" --freeze '*.experts.*'

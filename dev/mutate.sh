@@ -337,7 +337,7 @@ mutation "qwen: a tied embedding forgets the gradient of the head" test_qwen3 "g
 mutation "qwen: the balance is not k times ours" test_qwen3 "golden experts" train_qwen3.cu:experts_backward \
     'c->balance \* \(float\)c->k' 'c->balance'
 mutation "qwen: new keys stand where the first did" test_qwen3 cache rotary_attention.h:rotary_attention_cached \
-    'at\.k \+ t0 \* HK' 'at.k'
+    'device_copy\(at\.k \+ t0 \* HK' 'device_copy(at.k'
 mutation "qwen: texts side by side have one row of the cache" test_qwen3 texts \
     rotary_attention.h:rotary_attention_cached '\(size_t\)texts\[i\]\.row' '0'
 mutation "qwen: up stands in front of gate" test_qwen3 "golden dense" qwen.h:parameter_table \
@@ -350,10 +350,10 @@ mutation "qwen: up's adapter learns what gate's should" test_qwen3 "golden adapt
     'd->B\[n\+\+\]' 'd->B[n]'
 mutation "qwen: adapters of experts read the first rows" test_qwen3 "adapters of experts" \
     linear.h:linear_grouped_forward '\{E, offsets, index' '{E, offsets, NULL'
-mutation "qwen: no window is looked at" test_qwen3 "golden window" rotary_attention.h:rotary_shape_ \
-    'x->window < s\.T \? x->window : 0' '0'
+mutation "qwen: no window is looked at" test_qwen3 "golden window" segment_attention.h:segment_shape \
+    'x->window < s->T \? x->window : 0' '0'
 mutation "qwen: the gradient of keys turns on" test_qwen3 "golden dense" \
-    rotary_attention.h:rotary_attention_backward 'rope_backward\(dk' 'rope_forward(dk'
+    rotary_attention.h:rotary_turn_all_ 'x->of\.NKV, back' 'x->of.NKV, 0'
 mutation "qwen: experts have the rows of the layer that was computed last" test_qwen3 "golden experts" \
     train_qwen3.cu:recompute_block 'if \(!has_rows\)' 'if (0)'
 mutation "qwen: dB of an expert forgets the weight of its row" test_qwen3 "adapters of experts" \

@@ -146,6 +146,7 @@ quick() {
     part "train_qwen3, quick" dev/test_qwen.sh quick
     part "layers on several ranks, quick" dev/test_stages.sh quick
     part "matrices on several ranks, quick" dev/test_parts.sh quick
+    part "positions on several ranks, quick" dev/test_context.sh quick
     simt exact "test_(comm|gpt2cu|moe|qwen3)"
     simt_models
     part "rewriting of launches" dev/simt/test_rewrite.py
@@ -198,6 +199,7 @@ rest() {
     part "train_qwen3, every option and file" dev/test_qwen.sh
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
+    part "positions on several ranks" dev/test_context.sh
     part "train_qwen3, checkpoints and faults, quick" env TRAINER=train_qwen3 dev/test_faults.sh quick
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh

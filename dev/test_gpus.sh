@@ -46,6 +46,10 @@ if is_quick; then
     equal "exact: two GPUs, --zero 2: the bits of one" exact shared
     train parts "$launch" -n 2 "$exact" --tp 2
     equal "exact: matrices on two GPUs: the bits of one" exact parts
+    train positions "$launch" -n 2 "$exact" --cp 2
+    need_build gpt2_c "CPU=1" train_gpt2cu
+    train positions_c "$launch" -n 2 "$gpt2_c" --cp 2
+    equal "exact: positions on two GPUs: the bits of two CPUs" positions_c positions
     train staged "$launch" -n 2 "$exact" --pp 2
     equal "exact: layers on two GPUs: the bits of one" exact staged
     finish
@@ -120,6 +124,12 @@ tied() {  # RUN COMMAND...
 tied tied_c "$qwen_c"
 tied tied_parts "$launch" -n 4 "$qwen_gpu" --tp 2
 equal "train_qwen3, exact: matrices on two of four GPUs: the bits of C" tied_c tied_parts
+tied positions_c "$launch" -n 2 "$qwen_c" --cp 2
+tied positions "$launch" -n 4 "$qwen_gpu" --cp 2 --tp 2
+equal "train_qwen3, exact: positions and matrices on four GPUs: the bits of C" positions_c positions
+tied positions_fast "$launch" -n 2 "$qwen_fast" --cp 2
+tied positions_staged "$launch" -n 4 "$qwen_fast" --cp 2 --pp 2
+equal "train_qwen3, bf16: positions on two GPUs, two stages: the bits of one stage" positions_fast positions_staged
 tied tied_fast "$qwen_fast"
 tied tied_stages "$launch" -n 4 "$qwen_fast" --pp 2 --zero 2
 equal "train_qwen3, bf16: two stages on four GPUs, the embedding on both: the bits of one" tied_fast tied_stages

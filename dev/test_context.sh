@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe and train_qwen3, as their user starts them. The
+# same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
+# update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its neighbour.
+#     dev/test_context.sh quick   a few of each kind
+. "$(dirname "$0")/promises.sh"
+. "$root/dev/runs.sh"
+export OMP_NUM_THREADS=1 COMM_CHECK=1
+unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
+need_build qwen "CPU=1" train_qwen3
+need_build gpt2 "CPU=1" train_gpt2cu
+need_build moe "CPU=1" train_moe
+need_build launch "" launch
+work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+write_texts
+heads='"vocab_size":257,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
+echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
+echo '{"model_type":"gpt2","activation_function":"gelu_new","vocab_size":257,"n_layer":3,"n_head":4,"n_embd":20,"n_positions":96,"layer_norm_epsilon":1e-5}' >gpt2.json
+edit dense.json tied.json tie_word_embeddings true
+edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
+edit dense.json sparse.json model_type '"qwen3_moe"' num_experts 4 num_experts_per_tok 2 moe_intermediate_size 10 norm_topk_prob true \
+    mlp_only_layers '[1]' output_router_logits true router_aux_loss_coef 0.02
+echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":4,\"num_experts_per_tok\":2}" >experts.json
+for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
+run=(--train text --seq-len 16 --batch-size 2 --lr 1e-3 --grad-accum 4 --steps 20 --val-fraction 0.1 --eval-every 5 --eval-batches 3
+     --sample-every 20 --max-new-tokens 8 --save-every 10)
+
+# two runs: each loss within 1e-5 relative, and the validation before the first update to the last digit
+near() {
+    "$python" - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
+import json, sys
+one, other = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
+assert len(one) == len(other) > 20
+first = [[r["val_loss"] for r in run if r.get("val_loss") is not None][0] for run in (one, other)]
+assert first[0] == first[1], f"validation of the same parameters: {first}"
+worst = max(abs(a[key] / b[key] - 1) for a, b in zip(one, other) for key in ("loss", "val_loss", "norm") if a.get(key) is not None)
+print(f"{worst:.1e}")
+assert worst <= 1e-5, worst
+PYTHON
+}
+
+# shared TRAINER PROMISE "RANKS/C[/MORE,OPTIONS] ..." OPTION...: the first of these ranks have the losses of one, the others the bytes of the first
+shared() {
+    local trainer=${!1} promise=$2 grids=$3 grid ranks size more status first=""
+    shift 3
+    rm -rf one
+    timeout 60 "$trainer" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
+    for grid in $grids; do
+        IFS=/ read -r ranks size more <<<"$grid"
+        rm -rf several
+        timeout 60 "$launch" -n $ranks "$trainer" "${run[@]}" "$@" --cp $size ${more//,/ } --run several >out 2>err </dev/null
+        status=$?
+        if [ "$first" != $size ]; then
+            worst=$(near one several 2>&1)
+            verdict $? "$promise, $ranks ranks, --cp $size ${more//,/ }: the losses of one rank within ${worst##*$'\n'}" "status $status: $(tail -n 1 err)"
+            first=$size
+            rm -rf as_first
+            mv several as_first
+        else
+            same_run as_first several && cmp -s {as_first,several}/samples.txt
+            verdict $? "... $ranks ranks, --cp $size ${more//,/ }: the same bytes" "status $status: $(tail -n 1 err)"
+        fi
+    done
+}
+
+if is_quick; then
+    shared qwen "output matrix = embedding" "2/2 4/2 4/2/--tp,2" --config tied.json --ema 0.9
+    shared qwen "biases and windows" "2/2" --config bias.json
+    shared gpt2 "GPT-2" "2/2 4/2/--pp,2" --config gpt2.json
+    shared moe "experts" "2/2 4/2/--ep,2" --config experts.json
+    finish
+    exit
+fi
+shared qwen "norms of heads" "2/2 2/2 4/2 8/2 4/2/--tp,2 4/2/--pp,2 8/2/--tp,2,--pp,2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,3 4/4 8/4 8/4/--tp,2" --config dense.json
+shared qwen "output matrix = embedding" "2/2 4/2/--pp,2 8/8" --config tied.json --ema 0.9 --seq-len 32
+shared qwen "biases and windows" "2/2 4/2/--tp,2,--recompute,2 4/4" --config bias.json
+shared qwen "rows one by one" "4/4 8/4/--pp,2" --config dense.json --batch-size 1 --grad-accum 3
+shared qwen "conversations" "2/2 4/2/--pp,2 4/4" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
+answers 7 text >examples
+shared qwen "documents, answering examples" "2/2 4/2 4/2/--tp,2 4/4" --config dense.json --train documents --doc-reset 1 --hellaswag examples
+shared qwen "some does not learn" "2/2 4/2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
+shared qwen "an adapter" "2/2 4/2 4/2/--tp,2 4/2/--pp,2 2/2/--recompute,3 4/4" --config dense.json --lora-rank 3
+shared qwen "an adapter beside a base in fp8" "2/2 4/2" --config dense.json --lora-rank 3 --base-dtype fp8
+shared gpt2 "GPT-2" "2/2 4/2 8/2 4/2/--tp,2 4/2/--pp,2 8/2/--tp,2,--pp,2 2/2/--recompute,3 2/2/--recompute,1 4/4 8/8" --config gpt2.json --ema 0.9
+shared gpt2 "GPT-2, documents, some does not learn" "2/2 4/2/--tp,2" --config gpt2.json --train documents --doc-reset 1 --freeze '*.h.0.*,*c_attn*,*wpe*'
+shared moe "experts" "2/2 4/2 4/2/--ep,2 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 8/2/--tp,2,--pp,2 8/2/--tp,2,--ep,4 2/2/--recompute,3 2/2/--recompute,0 4/4" --config experts.json --ema 0.9
+shared moe "experts, balanced by biases" "2/2 4/2/--ep,4 4/2/--pp,2" --config experts.json --balance bias
+shared moe "experts, balanced by a loss" "2/2 4/2/--ep,4 4/2/--pp,2 4/4" --config experts.json --balance loss --aux-alpha 0.05
+shared qwen "Qwen3 with experts" "2/2 4/2/--ep,2 4/2/--tp,2 8/2/--pp,2,--ep,4" --config sparse.json
+echo "# checkpoints"
+"$launch" -n 2 "$qwen" "${run[@]}" --config tied.json --cp 2 --run whole >out 2>err </dev/null
+for to in "2 --cp 2" "4 --cp 2" "4 --cp 2 --tp 2" "4 --cp 2 --pp 2"; do
+    rm -rf several
+    timeout 60 "$launch" -n 4 "$qwen" "${run[@]}" --config tied.json --cp 2 --pp 2 --run several >out 2>err </dev/null
+    rm -rf several/step_000020
+    timeout 60 "$launch" -n ${to%% *} "$qwen" --run several --resume --tp 1 --pp 1 ${to#* } >out 2>err </dev/null
+    status=$?
+    same_run whole several
+    verdict $? "written by 4 ranks, --cp 2 --pp 2, resumed by $to" "status $status: $(tail -n 1 err)"
+done
+rm -rf several/step_000020
+timeout 60 "$qwen" --run several --resume >out 2>err </dev/null
+check "one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near whole several >/dev/null 2>&1; echo $?)" = "0 1 0"
+for to in 2/2 4/4 4/2; do
+    timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --cp ${to#*/} >loss_several 2>err
+    timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
+    check "--eval-only by ${to%/*} ranks, --cp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
+done
+echo "# what it costs"
+kib() { sed -nE "s/.*$1 ([0-9.]+) [KM]iB.*/\1/p" out | tail -n 1; }
+# sends RANKS OPTION...: rank 0 sends what the box has said, within 1%; and --plan says it without ranks
+sends() {
+    local ranks=$1 rows='memory: parameters|  gradients, moments|  activations|  workspace, rest|  sent per update|  keys sent|positions'
+    shift
+    local all=(--config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 "$@")
+    rm -rf sent
+    COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$qwen" "${all[@]}" --run sent >out 2>err </dev/null
+    check "$ranks ranks $*: rank 0 sends what the box has said, within 1%" \
+        awk -v a="$(kib 'sent per update *\| *')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.01 && b / a < 1.01) }'
+    timeout 60 "$qwen" "${all[@]}" --plan $ranks >plan 2>err
+    check "... and --plan $ranks says it, too" test "$? $(grep -E "^\| ($rows)" out)" = "0 $(grep -E "^\| ($rows)" plan)" -a "$(grep -cE "^\| ($rows)" plan)" = 7
+}
+sends 2 --cp 2
+sends 4 --cp 4 --recompute 3
+sends 4 --cp 2 --tp 2
+sends 8 --cp 2 --pp 2 --recompute 3 --freeze 'first:1'
+sends 4 --cp 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj
+echo "# refusals"
+go=("${run[@]}" --config dense.json)
+refused "without ranks" "--cp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --cp 2
+refused "that does not divide the ranks" "--cp: 2: expected a number that divides the ranks that share micro-batches, 3" "$launch" -n 3 "$qwen" "${go[@]}" --cp 2
+refused "rows that cannot be cut" "--cp: 2: expected rows of a multiple of 4 positions, found 18: --seq-len 16" "$launch" -n 2 "$qwen" "${go[@]}" --seq-len 18 --cp 2
+refused "rows that are too short" "--cp: 4: expected rows of a multiple of 8 positions, found 6: --seq-len 8" "$launch" -n 4 "$qwen" "${go[@]}" --seq-len 6 --cp 4
+refused "--zero 1" "--zero: --cp brings --zero 2: leave it out" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --zero 1
+refused "dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --lora-rank 2 --lora-dropout 0.1
+refused "--verify-every" "--verify-every: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --cp 2
+refused "--noise-scale" "--noise-scale: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --cp 2
+timeout 60 "$qwen" --from whole --generate x --max-new-tokens 2 --cp 2 >out 2>err
+check "refused: --generate" test "$? $(grep -cF -- '--cp: is for training and --eval-only' err)" = "2 1"
+finish
