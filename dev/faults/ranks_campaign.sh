@@ -2,7 +2,7 @@
 # Ranks that die or stand still at random instants, many times: kill -9 or SIGSTOP of any of 4, in each grid of ranks. All others must
 # say so and end within --comm-timeout (here 2 s) and 2 s more, and what is left goes on to the bytes of a run that nobody touched.
 # A table at the end: one line for each grid.
-#     dev/faults/ranks_campaign.sh              10 strikes in each of 6 grids, some minutes
+#     dev/faults/ranks_campaign.sh              10 strikes in each of 7 grids, some minutes
 #     STRIKES=200 dev/faults/ranks_campaign.sh  SEED=3: other instants; GRIDS="--tp_2 --ep_2": only these, "dp" is the one without an option
 . "$(dirname "$0")/../promises.sh"
 . "$root/dev/runs.sh"
@@ -77,7 +77,9 @@ grid() {  # NAME PROGRAM OPTION...
     begun=$EPOCHREALTIME
     timeout 60 "$launch" -n 4 "$program" "${options[@]}" --run several >out 2>err </dev/null || { verdict 1 "$name: runs" "$(cat err)"; return; }
     whole_time=$(seconds $EPOCHREALTIME $begun)
-    timeout 60 "$program" "${options[@]//--[tpe]p/--threads}" --run whole >out 2>err </dev/null || { verdict 1 "$name: one rank" "$(cat err)"; return; }
+    # with --cp the bits are those of as many positions on each rank
+    if [[ $name == *--cp* ]]; then timeout 60 "$launch" -n 2 "$program" "${options[@]}" --run whole >out 2>err </dev/null
+    else timeout 60 "$program" "${options[@]//--[tpe]p/--threads}" --run whole >out 2>err </dev/null; fi || { verdict 1 "$name: nobody touched" "$(cat err)"; return; }
     same_run whole several || lost=1
     rm -rf several
     while [ $((killed + stopped)) -lt "$strikes" ] && [ $((lost + wrong + strange)) -lt 5 ]; do
@@ -94,7 +96,7 @@ grid() {  # NAME PROGRAM OPTION...
         same_run whole several || { lost=$((lost + 1)); echo "      other bytes: $(cat err)"; }
     fi
     table+=$(printf '%-14s %5d %7d %8d %15s %6d %10d %5d' "$name" $runs $killed $stopped "$slowest" $early $wrong $lost)$'\n'
-    check "$name: $((killed + stopped)) strikes, $runs whole runs: the others say so and end in time, the bytes of one rank" \
+    check "$name: $((killed + stopped)) strikes, $runs whole runs: the others say so and end in time, the bytes of a run that nobody touched" \
         test $((wrong + lost + strange)) = 0
 }
 
@@ -103,6 +105,7 @@ grid "dp 4" qwen --config dense.json
 grid "--tp 2" qwen --config dense.json --tp 2
 grid "--pp 2" qwen --config dense.json --pp 2
 grid "--tp 2 --pp 2" qwen --config dense.json --tp 2 --pp 2
+grid "--cp 2" qwen --config dense.json --cp 2
 grid "--ep 2" moe --config experts.json --ep 2
 grid "--tp 2 --ep 4" moe --config experts.json --tp 2 --ep 4
 echo "# early: before the first step or behind the last; slowest: of the others, of strikes between them; lost: whole runs with other bytes"

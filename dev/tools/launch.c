@@ -57,11 +57,13 @@ static int typed_number(const char* name) {
     return x > 0 ? x : 1;
 }
 
-// How many of n ranks can train when `before` of them have begun: a multiple of what shares matrices, layers and
-// experts. With --ep an update has a multiple of as many micro-batches, so it is a divisor of what it was.
+// How many of n ranks can train when `before` of them have begun: a multiple of what shares matrices, positions, layers
+// and experts. With --ep an update has a multiple of as many micro-batches, so it is a divisor of what it was.
 static int fitting_ranks(int n, int before) {
-    const int tp = typed_number("--tp"), ep = typed_number("--ep");  // ep is a multiple of tp
-    const int unit = typed_number("--pp") * (ep > tp ? ep : tp);
+    const int together = typed_number("--tp") * typed_number("--cp"), ep = typed_number("--ep");
+    int stage = together;
+    while (stage % ep != 0) { stage += together; }
+    const int unit = typed_number("--pp") * stage;
     n -= n % unit;
     while (n > 0 && ep > 1 && before % n != 0) { n -= unit; }
     return n;
@@ -70,10 +72,10 @@ static int fitting_ranks(int n, int before) {
 // "--tp 2 --pp 2", of those that were typed
 static const char* grid(void) {
     static char text[128];
-    const char* names[] = {"--tp", "--pp", "--ep"};
+    const char* names[] = {"--tp", "--cp", "--pp", "--ep"};
     size_t n = 0;
     *text = '\0';
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const int size = typed_number(names[i]);
         if (size > 1) { n += (size_t)snprintf(text + n, sizeof text - n, "%s%s %d", n > 0 ? " " : "", names[i], size); }
     }
