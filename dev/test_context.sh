@@ -103,6 +103,9 @@ done
 rm -rf several/step_000020
 timeout 60 "$qwen" --run several --resume >out 2>err </dev/null
 check "one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near whole several >/dev/null 2>&1; echo $?)" = "0 1 0"
+timeout 60 "$launch" -n 2 "$qwen" --run whole --resume --seq-len 18 --steps 21 >out 2>err </dev/null
+check "rows of another length that cannot be cut: whole rows, and a line" \
+    test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(grep -c '^| positions' out)" = "0 1 0"
 for to in 2/2 4/4 4/2; do
     timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --cp ${to#*/} >loss_several 2>err
     timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err

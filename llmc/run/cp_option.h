@@ -21,16 +21,19 @@ static inline Option cp_option(int* size) {
     return row;
 }
 
+static inline void cp_warn_(const Run* r, int was) {
+    if (r->comm->rank > 0 || !run_will_train(r)) { return; }
+    warn_line("--cp %d, with which the run began, does not fit: each rank has whole rows now, and sums over positions "
+              "have other last digits", was);
+}
+
 // A number that was not typed but comes from an earlier run is given up where it does not fit
 static inline void cp_begin(Run* r, int* size) {
     Model* m = r->model;
     const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "cp"), was = *size;
     const int is_alone = run_is_generating(r) || *r->o.probe;
     if (!is_typed && (P % *size != 0 || is_alone || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
-    if (*size < was && r->comm->rank == 0 && run_is_training(r)) {
-        warn_line("--cp %d, with which the run began, does not fit: each rank has whole rows now, and sums over "
-                  "positions have other last digits", was);
-    }
+    if (*size < was) { cp_warn_(r, was); }
     options_refuse(is_alone && *size > 1, "cp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of ranks that share positions (--cp)", (uint64_t)*size);
     if (*size == 1) { return; }
@@ -57,6 +60,7 @@ static inline void cp_check(Run* r, int* size, float dropout) {
         options_fail("cp", "%d: expected rows of a multiple of %d positions, found %d: --seq-len %d", *size, each, r->T,
                      r->T / each > 0 ? r->T / each * each : each);
     }
+    cp_warn_(r, *size);
     cp_ranks_free(&r->model->cp);
     *size = 1;
 }
