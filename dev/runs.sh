@@ -9,7 +9,7 @@
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     likeliest                                           is a text what its probe says?
-#     on_ranks, refused                                   the same bytes on several ranks; what ranks refuse
+#     on_ranks, kib, sends, refused                       the same bytes on several ranks; what they send; what they refuse
 
 # ---- runs ----
 
@@ -210,6 +210,21 @@ on_ranks() {  # TRAINER DIVIDED PROMISE "RANKS/SIZE[/MORE] ..." OPTION...
         same_run one several && cmp -s {one,several}/samples.txt
         verdict $? "$promise, $ranks ranks, $divided $size ${more//,/ }: the bytes of one rank" "status $status: $(tail -n 1 err)"
     done
+}
+
+kib() { sed -nE "s/.*$1 ([0-9.]+) [KM]iB.*/\1/p" out | tail -n 1; }  # of a row of the box or a line, the last such
+
+# What RANKS of TRAINER and these options send is what the box has said, within 1%; --plan says it without ranks, ROWS of the box, too
+sends() {  # TRAINER "ROW|ROW" RANKS OPTION...
+    local program=${!1} ranks=$3 rows="memory: parameters|  gradients, moments|  activations|  workspace, rest|  sent per update|$2"
+    shift 3
+    local all=("${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 "$@")
+    rm -rf sent
+    COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$program" "${all[@]}" --run sent >out 2>err </dev/null
+    check "$ranks ranks $*: rank 0 sends what the box has said, within 1%" \
+        awk -v a="$(kib 'sent per update *\| *')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.01 && b / a < 1.01) }'
+    timeout 60 "$program" "${all[@]}" --plan $ranks >plan 2>err
+    check "... and --plan $ranks says it, too" test "$? $(grep -E "^\| ($rows)" out)" = "0 $(grep -E "^\| ($rows)" plan)" -a "$(grep -cE "^\| ($rows)" plan)" = 7
 }
 
 # status 2, one line that has the text, and no folder

@@ -98,24 +98,11 @@ for to in 2/2 4/2; do
     check "--eval-only by ${to%/*} ranks, --tp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
 done
 echo "# what it costs"
-kib() { sed -nE "s/.*$1 ([0-9.]+) [KM]iB.*/\1/p" out | tail -n 1; }
-# sends RANKS OPTION...: rank 0 sends what the box has said, within 1%; and --plan says it without ranks
-sends() {
-    local ranks=$1 rows='memory: parameters|  gradients, moments|  activations|  workspace, rest|  sent per update|  parts sent|matrices'
-    shift
-    local all=(--config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 "$@")
-    rm -rf sent
-    COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$qwen" "${all[@]}" --run sent >out 2>err </dev/null
-    check "$ranks ranks $*: rank 0 sends what the box has said, within 1%" \
-        awk -v a="$(kib 'sent per update *\| *')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.01 && b / a < 1.01) }'
-    timeout 60 "$qwen" "${all[@]}" --plan $ranks >plan 2>err
-    check "... and --plan $ranks says it, too" test "$? $(grep -E "^\| ($rows)" out)" = "0 $(grep -E "^\| ($rows)" plan)" -a "$(grep -cE "^\| ($rows)" plan)" = 7
-}
-sends 2 --tp 2
-sends 2 --tp 2 --recompute 3
-sends 6 --tp 2 --pp 3
-sends 4 --tp 2 --zero 2 --freeze 'first:1'
-sends 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj
+sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json
+sends qwen "  parts sent|matrices" 2 --tp 2 --recompute 3 --config tied.json
+sends qwen "  parts sent|matrices" 6 --tp 2 --pp 3 --config tied.json
+sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --freeze 'first:1' --config tied.json
+sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
 sends_experts() {  # the same of experts, which are not equally busy
     local ranks=$1
     shift

@@ -145,7 +145,6 @@ timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 
 check "the box says which layers are where, and how long ranks wait" test "$(boxed stages '3: layers [0-9, -]*') $(boxed '  idle' '29% of an update of 5 micro-batches in each of 1')" = "1 1"
 COMM_CHECK=0 timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 --pp 3 --run sent2 >out 2>err
 kib_of_experts() { "$launch" -n 4 "$qwen" --config wide.json "${run[@]}" --grad-accum 8 --eval-every 0 --sample-every 0 --save-every 0 --pp 2 --ep 2 --run sent3 >out 2>err; }
-kib() { sed -nE "s/.*$1 ([0-9.]+) KiB.*/\1/p" out | tail -n 1; }
 as_said() { awk -v a="$(kib 'per update *\|')" -v b="$(kib 'rank 0 sent')" -v most="$1" 'BEGIN { exit !(a > 0 && b > 0 && a / b < most && b / a < most) }'; }
 check "rank 0 sends what the box has said, within 1%" as_said 1.01
 COMM_CHECK=0 kib_of_experts
