@@ -263,13 +263,8 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
 
 // each segment counts its positions from 0
 static void embed_segments(floatX* out, const StoredParameters* p, int C, const TokenBatch* x, const Device* dev) {
-    SegmentSpan s;
-    for (int i = 0; i < x->rows.n_chunks; i++) {
-        for (int j = 0; j < x->segments.n; j++) {
-            if (!segment_span(&s, x->segments.at[j], &x->rows, i)) { continue; }
-            embedding_forward(out + s.first * C, x->tokens + s.first, p->wte, p->wpe, s.of.rows, s.T - s.t0, C, s.t0,
-                              dev);
-        }
+    for (SegmentSpan s = segment_none(); segment_next(&s, &x->segments, &x->rows);) {
+        embedding_forward(out + s.first * C, x->tokens + s.first, p->wte, p->wpe, s.of.rows, s.T - s.t0, C, s.t0, dev);
     }
 }
 
@@ -365,13 +360,9 @@ static void embed_backward(GPT2* gpt2, Activations* acts, int N, const Device* d
     if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * wte.C, dev); }
     const floatX* own = linear_columns_take(&wte, dencoded, N, dev);
     const TokenBatch* x = &acts->batch;
-    SegmentSpan s;
-    for (int i = 0; i < x->rows.n_chunks; i++) {
-        for (int j = 0; j < x->segments.n; j++) {
-            if (!segment_span(&s, x->segments.at[j], &x->rows, i)) { continue; }
-            embedding_backward(d.wte, d.wpe ? d.wpe + s.t0 * wte.C : NULL, own + s.first * wte.C, x->tokens + s.first,
-                               s.of.rows, s.T - s.t0, wte.C, dev);
-        }
+    for (SegmentSpan s = segment_none(); segment_next(&s, &x->segments, &x->rows);) {
+        embedding_backward(d.wte, d.wpe ? d.wpe + s.t0 * wte.C : NULL, own + s.first * wte.C, x->tokens + s.first,
+                           s.of.rows, s.T - s.t0, wte.C, dev);
     }
 }
 

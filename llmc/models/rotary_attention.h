@@ -44,13 +44,9 @@ static inline void rotary_turn_(floatX* x, const RotaryAttention* a, const Segme
 // all of q and k that this rank has, or back
 static inline void rotary_turn_all_(floatX* q, floatX* k, const RotaryAttention* x, const Segments* segments,
                                     const CpRows* rows, int back, const Device* dev) {
-    SegmentSpan s;
-    for (int i = 0; i < rows->n_chunks; i++) {
-        for (int j = 0; j < segments->n; j++) {
-            if (!segment_span(&s, segments->at[j], rows, i)) { continue; }
-            rotary_turn_(q + s.first * x->of.q_row, x, &s, x->of.NH, back, dev);
-            rotary_turn_(k + s.first * x->of.kv_row, x, &s, x->of.NKV, back, dev);
-        }
+    for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
+        rotary_turn_(q + s.first * x->of.q_row, x, &s, x->of.NH, back, dev);
+        rotary_turn_(k + s.first * x->of.kv_row, x, &s, x->of.NKV, back, dev);
     }
 }
 
@@ -76,7 +72,7 @@ static inline void rotary_attention_cached(const RotaryAttention* x, const float
     for (int i = 0; i < n_texts; i++) {
         const int t0 = texts[i].n_cached, n_new = texts[i].n - t0;
         const SegmentAttention at = segment_from(&x->of, first, (size_t)texts[i].row * (size_t)room);
-        const SegmentSpan span = {{0, 1, texts[i].n}, t0, texts[i].n, 0};
+        const SegmentSpan span = {{0, 1, texts[i].n}, t0, texts[i].n, 0, 0, 0};
         const AttentionShape shape = segment_shape(&x->of, &span, HK);
         device_copy(at.k + t0 * HK, k + first * HK, sizeof(floatX) * n_new * HK, dev);
         device_copy(at.v + t0 * HK, v + first * HK, sizeof(floatX) * n_new * HK, dev);

@@ -1,7 +1,7 @@
 /*
 Attention over the segments of a batch (documents.h): each sees itself alone, and in it every position itself and those
 before it, or a window of them.
-    segment_span                what of a segment this rank has
+    segment_none, segment_next  one after the other, what of each segment lies in a chunk of this rank
     segment_attention_forward   out, max and inv as attention.h has them
     segment_attention_backward  dq, dk and dv, written
     segment_room_elements       of --cp: scratch
@@ -35,17 +35,35 @@ typedef struct {
     Segment of;
     int t0, T;
     size_t first;
+    int chunk, segment;  // their numbers
 } SegmentSpan;
 
-// what of a segment lies in chunk i of this rank; 0: nothing
-static inline int segment_span(SegmentSpan* x, Segment s, const CpRows* rows, int i) {
+// what of x->segment lies in x->chunk; 0: nothing
+static inline int segment_span_(SegmentSpan* x, Segment s, const CpRows* rows) {
     const int row = (int)(s.first / (size_t)rows->T), from = (int)(s.first % (size_t)rows->T);
-    const int begin = rows->begin[i] > from ? rows->begin[i] : from;
-    const int end = rows->begin[i] + rows->n < from + s.T ? rows->begin[i] + rows->n : from + s.T;
+    const int chunk = rows->begin[x->chunk], chunk_end = chunk + rows->n;
+    const int begin = chunk > from ? chunk : from, end = chunk_end < from + s.T ? chunk_end : from + s.T;
     x->of = s;
     x->t0 = begin - from, x->T = end - from;
-    x->first = cp_own_at(rows, i, row) + (size_t)(begin - rows->begin[i]);
+    x->first = cp_own_at(rows, x->chunk, row) + (size_t)(begin - chunk);
     return begin < end;
+}
+
+// before the first
+static inline SegmentSpan segment_none(void) {
+    SegmentSpan x;
+    memset(&x, 0, sizeof x);
+    x.segment = -1;
+    return x;
+}
+
+// to the next one; 0: there is none
+static inline int segment_next(SegmentSpan* x, const Segments* segments, const CpRows* rows) {
+    for (;;) {
+        if (++x->segment == segments->n) { x->segment = 0, x->chunk++; }
+        if (x->chunk == rows->n_chunks) { return 0; }
+        if (segment_span_(x, segments->at[x->segment], rows)) { return 1; }
+    }
 }
 
 // kv_row: of the keys that are read, this rank's or those of all
@@ -94,26 +112,30 @@ static inline SegmentAttention segment_whole_(const SegmentAttention* x, const C
     return whole;
 }
 
-// of chunk i: where its queries' shares of dk and dv go, which are 0 for other keys; alone they are the gradients
-static inline void segment_shares_(floatX** dk, floatX** dv, const SegmentAttention* x, const CpRows* rows, int i,
-                                   const Device* dev) {
+// where the shares of dk and dv go of the queries in each chunk
+typedef struct { floatX *dk[CP_CHUNKS], *dv[CP_CHUNKS]; } SegmentShares;
+
+// they are 0 for other keys; alone they are the gradients
+static inline SegmentShares segment_shares_(floatX* dk, floatX* dv, const SegmentAttention* x, const CpRows* rows,
+                                            const Device* dev) {
     const size_t n_bytes = sizeof(floatX) * segment_keys_(x, rows);
-    if (!x->cp) { return; }
-    *dk = segment_room_at_(x, rows, 2 + 2 * i);
-    *dv = segment_room_at_(x, rows, 3 + 2 * i);
-    device_zero(*dk, n_bytes, dev);
-    device_zero(*dv, n_bytes, dev);
+    SegmentShares s = {{dk, dk}, {dv, dv}};
+    for (int i = 0; i < rows->n_chunks && x->cp; i++) {
+        s.dk[i] = segment_room_at_(x, rows, 2 + 2 * i);
+        s.dv[i] = segment_room_at_(x, rows, 3 + 2 * i);
+        device_zero(s.dk[i], n_bytes, dev);
+        device_zero(s.dv[i], n_bytes, dev);
+    }
+    return s;
 }
 
 // the gradients of this rank's keys and values from the shares of all; the keys of all are no longer needed
-static inline void segment_sum_shares_(floatX* dk, floatX* dv, const SegmentAttention* x, const CpRows* rows,
-                                       const Device* dev) {
-    floatX *to[] = {dk, dv}, *pack = segment_room_at_(x, rows, 0), *landing = segment_room_at_(x, rows, 1);
-    for (int i = 0; i < 2; i++) {
-        floatX *early = segment_room_at_(x, rows, 2 + i), *late = segment_room_at_(x, rows, 4 + i);
-        residual_forward(early, early, late, segment_keys_(x, rows), dev);
-        cp_sum(to[i], x->kv_row, early, pack, landing, x->NKV * x->HS, rows->B, rows->T, x->cp, dev);
-    }
+static inline void segment_sum_shares_(floatX* to, floatX* const shares[CP_CHUNKS], const SegmentAttention* x,
+                                       const CpRows* rows, const Device* dev) {
+    floatX *pack = segment_room_at_(x, rows, 0), *landing = segment_room_at_(x, rows, 1);
+    if (!x->cp) { return; }
+    residual_forward(shares[0], shares[0], shares[1], segment_keys_(x, rows), dev);
+    cp_sum(to, x->kv_row, shares[0], pack, landing, x->NKV * x->HS, rows->B, rows->T, x->cp, dev);
 }
 
 // ---- both passes; rows: what this rank has of those of the batch ----
@@ -129,36 +151,28 @@ static inline SegmentAttention segment_from(const SegmentAttention* x, size_t fi
 
 static inline void segment_attention_forward(const SegmentAttention* x, const Segments* segments, const CpRows* rows,
                                              const Device* dev) {
-    SegmentSpan s;
     const SegmentAttention whole = segment_whole_(x, rows, dev);
-    for (int i = 0; i < rows->n_chunks; i++) {
-        for (int j = 0; j < segments->n; j++) {
-            if (!segment_span(&s, segments->at[j], rows, i)) { continue; }
-            const SegmentAttention at = segment_from(&whole, s.first, s.of.first);
-            const AttentionShape shape = segment_shape(x, &s, whole.kv_row);
-            grouped_attention_forward(at.out, at.max, at.inv, at.q, at.k, at.v, &shape, dev);
-        }
+    for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
+        const SegmentAttention at = segment_from(&whole, s.first, s.of.first);
+        const AttentionShape shape = segment_shape(x, &s, whole.kv_row);
+        grouped_attention_forward(at.out, at.max, at.inv, at.q, at.k, at.v, &shape, dev);
     }
 }
 
 static inline void segment_attention_backward(floatX* dq, floatX* dk, floatX* dv, const floatX* dout,
                                               const SegmentAttention* x, const Segments* segments, const CpRows* rows,
                                               const Device* dev) {
-    SegmentSpan s;
     const SegmentAttention whole = segment_whole_(x, rows, dev);
-    for (int i = 0; i < rows->n_chunks; i++) {
-        floatX *dk_all = dk, *dv_all = dv;
-        segment_shares_(&dk_all, &dv_all, x, rows, i, dev);
-        for (int j = 0; j < segments->n; j++) {
-            if (!segment_span(&s, segments->at[j], rows, i)) { continue; }
-            const size_t k = s.of.first * whole.kv_row;
-            const SegmentAttention at = segment_from(&whole, s.first, s.of.first);
-            const AttentionShape shape = segment_shape(x, &s, whole.kv_row);
-            grouped_attention_backward(dq + s.first * x->q_row, dk_all + k, dv_all + k,
-                                       dout + s.first * x->NH * x->HS, at.out, at.max, at.inv, at.q, at.k, at.v,
-                                       &shape, dev);
-        }
+    const SegmentShares shares = segment_shares_(dk, dv, x, rows, dev);
+    for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
+        const size_t k = s.of.first * whole.kv_row;
+        const SegmentAttention at = segment_from(&whole, s.first, s.of.first);
+        const AttentionShape shape = segment_shape(x, &s, whole.kv_row);
+        grouped_attention_backward(dq + s.first * x->q_row, shares.dk[s.chunk] + k, shares.dv[s.chunk] + k,
+                                   dout + s.first * x->NH * x->HS, at.out, at.max, at.inv, at.q, at.k, at.v, &shape,
+                                   dev);
     }
-    if (x->cp) { segment_sum_shares_(dk, dv, x, rows, dev); }
+    segment_sum_shares_(dk, shares.dk, x, rows, dev);
+    segment_sum_shares_(dv, shares.dv, x, rows, dev);
 }
 #endif  // LLMC_SEGMENT_ATTENTION_H
