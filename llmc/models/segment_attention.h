@@ -102,8 +102,8 @@ static inline floatX* segment_room_at_(const SegmentAttention* x, const CpRows* 
 static inline SegmentAttention segment_whole_(const SegmentAttention* x, const CpRows* rows, const Device* dev) {
     SegmentAttention whole = *x;
     const size_t width = sizeof(floatX) * (size_t)(x->NKV * x->HS), stride = sizeof(floatX) * x->kv_row;
-    floatX* landing = segment_room_at_(x, rows, 2);
     if (!x->cp) { return whole; }
+    floatX* landing = segment_room_at_(x, rows, 2);
     whole.k = segment_room_at_(x, rows, 0);
     whole.v = segment_room_at_(x, rows, 1);
     whole.kv_row = (size_t)(x->NKV * x->HS);
@@ -132,8 +132,8 @@ static inline SegmentShares segment_shares_(floatX* dk, floatX* dv, const Segmen
 // the gradients of this rank's keys and values from the shares of all; the keys of all are no longer needed
 static inline void segment_sum_shares_(floatX* to, floatX* const shares[CP_CHUNKS], const SegmentAttention* x,
                                        const CpRows* rows, const Device* dev) {
-    floatX *pack = segment_room_at_(x, rows, 0), *landing = segment_room_at_(x, rows, 1);
     if (!x->cp) { return; }
+    floatX *pack = segment_room_at_(x, rows, 0), *landing = segment_room_at_(x, rows, 1);
     residual_forward(shares[0], shares[0], shares[1], segment_keys_(x, rows), dev);
     cp_sum(to, x->kv_row, shares[0], pack, landing, x->NKV * x->HS, rows->B, rows->T, x->cp, dev);
 }
