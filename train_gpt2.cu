@@ -524,8 +524,7 @@ static void box(const Run* r) {
 // with --tp: what the products of a micro-batch need of other ranks, in an update
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
-    const Tradeoffs how = how_of(r, TO_TRAIN);
-    const int N = own_positions(&how, r->o.batch_size, r->T), wte = model_row(m, AT(wte), 0), C = gpt2_of(r)->config.C;
+    const int N = run_positions(r), wte = model_row(m, AT(wte), 0), C = gpt2_of(r)->config.C;
     const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
     double n = linear_layers_send(m, again, 1, C, N) + streams_send(m, again != TENSOR_NO_FIELD, C, N);
     if (model_has_head(m)) { n += linear_sends(m, wte, N); }

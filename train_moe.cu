@@ -686,8 +686,7 @@ static void moe_box(const Run* r) {
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = r->o.batch_size * r->T / m->cp.size;
-    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int N = run_positions(r), recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
     double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
                streams_send(m, recomputes, c->D, N);
     if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }

@@ -825,8 +825,7 @@ static double parts_sent(const Run* r) {
     const Qwen* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = r->o.batch_size * r->T / m->cp.size;
-    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int N = run_positions(r), recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
     double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
     n += streams_send(m, recomputes, c->D, N);
     for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {

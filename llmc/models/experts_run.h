@@ -107,7 +107,7 @@ static inline double experts_sent_bytes(const Run* r, int D, int k) {
     if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
-    const double n = (double)r->o.batch_size * r->T / m->cp.size / m->tp.size;  // of rank 0, when these divide them
+    const double n = (double)run_positions(r) / m->tp.size;  // of rank 0, when T divides them
     const double R = n * k * (G - 1.0) / G;
     const double each = up * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 && model_has_head(m) ? width : 0.0);
     return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * R * each;
@@ -119,7 +119,7 @@ static inline double experts_parts_send(const Run* r, int D, int k) {
     const double T = m->tp.size, width = (double)r->trainer->stored_bytes * D;
     if (!model_has_ep(m)) { return 0.0; }
     const double each = experts_layers_(m, 0) * width + experts_layers_(m, m->lowest) * (width + 4.0 * k);
-    return (T - 1.0) / T * (double)r->o.batch_size * r->T / m->cp.size * each;
+    return (T - 1.0) / T * (double)run_positions(r) * each;
 }
 
 static inline const char* experts_obstacle(const Run* r) {

@@ -109,8 +109,7 @@ static inline int pp_slots(const Run* r) {
 
 // bytes of the stream of a micro-batch
 static inline double pp_stream_bytes(const Run* r) {
-    const double n = (double)r->o.batch_size * r->T / r->model->cp.size;
-    return n * r->model->pp.channels * (double)r->trainer->stored_bytes;
+    return (double)run_positions(r) * r->model->pp.channels * (double)r->trainer->stored_bytes;
 }
 
 static inline void pp_box(const Run* r) {
@@ -143,13 +142,10 @@ typedef struct {
     const int *inputs[PP_MAX], *targets[PP_MAX];  // of each slot
 } PpWork;
 
-// of a micro-batch, those of this rank
-static inline int pp_positions_(const Run* r) { return r->o.batch_size * r->T / r->model->cp.size; }
-
 // the streams of micro-batch k, whose turn it is from now on
 static inline PpStreams pp_turn_(const PpWork* w, int k) {
     w->r->trainer->turn(w->r, k % pp_slots(w->r));
-    return w->r->trainer->streams(w->r, pp_positions_(w->r));
+    return w->r->trainer->streams(w->r, run_positions(w->r));
 }
 
 // With the stage behind: a stream goes there, or a gradient comes; where it comes to is free once the last one has gone
@@ -220,7 +216,7 @@ static inline void pp_leaves(Run* r, float dloss,
         }
         comm_watch(r->comm, HERE);
     }
-    const PpStreams e = r->trainer->streams(r, pp_positions_(r));
+    const PpStreams e = r->trainer->streams(r, run_positions(r));
     pp_wait(&w.with_previous, &e, &r->dev);
     pp_wait(&w.with_next, &e, &r->dev);
     free(ops);

@@ -186,6 +186,9 @@ struct Run {
     int plan_out;              // such a process: where to
 };
 
+// positions of a micro-batch that this rank computes: with --cp its share
+static inline int run_positions(const Run* r) { return r->o.batch_size * r->T / r->model->cp.size; }
+
 // rows of the trainer's own behind the common ones
 static inline void run_add_options(Run* r, const Option* rows, size_t n_bytes) {
     r->n_options = options_append(r->table, r->n_options, rows, (int)(n_bytes / sizeof *rows));
