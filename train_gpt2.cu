@@ -71,7 +71,7 @@ typedef struct {
     int head_rows;    // positions whose logits exist at once
     const char* held; // with --pp, of each layer: has this rank it? NULL: all
     int slots;        // micro-batches that wait for their backward pass; 0: one
-    const CpRanks* cp;  // with --cp: who has which positions of a batch; NULL: this rank has all
+    const RankGroup* cp;  // with --cp: who has which positions of a batch; NULL: this rank has all
 } Tradeoffs;
 
 // layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
@@ -93,7 +93,7 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
-    const TpRanks* tp = &gpt2->model.tp;
+    const RankGroup* tp = &gpt2->model.tp;
     const size_t parallel = linear_room_elements(&gpt2->model, N, N_head);
     const size_t keys = segment_room_elements(B * T, HC, purpose == TO_TRAIN, how->cp);
     Tensor* t = table;

@@ -96,7 +96,7 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
-    const TpRanks* tp = &moe->model.tp;
+    const RankGroup* tp = &moe->model.tp;
     const size_t parallel = linear_room_elements(&moe->model, N, N_head);
     const size_t keys = segment_room_elements(B * T, HK, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(&c, how);

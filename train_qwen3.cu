@@ -102,7 +102,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
-    const TpRanks* tp = &qwen->model.tp;
+    const RankGroup* tp = &qwen->model.tp;
     const size_t parallel =
         tp_larger(linear_room_elements(&qwen->model, N, N_head), heads_room_elements(qwen, N_train));
     const size_t keys = segment_room_elements(B * T, HK, purpose == TO_TRAIN, how->cp);
@@ -458,7 +458,7 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
 // With --tp: the gradient of the gain chains over the heads of all ranks. heads: of this one
 static void heads_backward_whole(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
                                  const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
-    const TpRanks* x = &qwen->model.tp;
+    const RankGroup* x = &qwen->model.tp;
     const int all = heads * x->size, HS = qwen->config.HS, width = all * HS;
     const size_t n = (size_t)N * (size_t)width;
     floatX *dheads_all = room, *proj_all = room + n, *dproj_all = room + 2 * n, *landing = room + 3 * n;
@@ -475,7 +475,7 @@ static void heads_backward_whole(Qwen* qwen, floatX* dproj, floatX* room, const 
 static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
                                     const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
     const Config* c = &qwen->config;
-    const TpRanks* x = &qwen->model.tp;
+    const RankGroup* x = &qwen->model.tp;
     if (!c->qk_norm) { return dheads; }
     if (x->size > 1 && gradient(qwen, field, l)) {
         heads_backward_whole(qwen, dproj, room, dheads, proj, rstd, field, l, heads, N, dev);

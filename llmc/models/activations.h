@@ -29,7 +29,7 @@ typedef struct {
     const char* held;      // with --pp, of each layer: has this rank it? (tensor_hold_layers); NULL: all
     int slots;             // micro-batches that wait for their backward pass; 0: one
     int numbers;           // that the routers of all layers count in each of them
-    const CpRanks* cp;     // with --cp: who has which positions of a batch; NULL: this rank has all
+    const RankGroup* cp;   // with --cp: who has which positions of a batch; NULL: this rank has all
 } Tradeoffs;
 
 typedef struct {

@@ -26,7 +26,7 @@ Source: Shazeer et al. 2017, arXiv:1701.06538; the weight's gradient without the
 #include "../ops/cast.h"           // cast
 #include "../ops/router.h"         // RouterShape, router_forward, router_statistics, router_backward
 #include "../ops/swiglu.h"         // swiglu_forward, swiglu_backward
-#include "../ranks/context_parallel.h"  // CpRanks, cp_gather_floats
+#include "../ranks/context_parallel.h"  // RankGroup, cp_gather_floats
 #include "experts.h"               // ExpertParallel, experts_forward, experts_backward_input, experts_backward_weight
 
 // from `drows` on the gradients on their way back
@@ -46,7 +46,7 @@ typedef struct {
     EpOptions ep;          // which ranks have which experts
     int L;                 // layers of the model; of these those of a kind "E" have experts
     const char* kinds;     // NULL: all have
-    const CpRanks* cp;     // with --cp, in training: who has which positions; NULL: a rank has all of a micro-batch
+    const RankGroup* cp;   // with --cp, in training: who has which positions; NULL: a rank has all of a micro-batch
 } ExpertSizes;
 
 // what all layers of a model share
@@ -207,7 +207,7 @@ static inline int* expert_choices(const ExpertLayers* x, int l) {
 // what the router has counted in this rank's positions becomes that of the micro-batch
 static inline void expert_pool_(const ExpertPass* p, const Device* dev) {
     const RouterShape* shape = &p->all->size.router;
-    const CpRanks* cp = p->all->size.cp;
+    const RankGroup* cp = p->all->size.cp;
     if (!cp) { return; }
     cp_gather_floats(p->all->counted, p->numbers, router_statistics_length(shape->E), cp, dev);
     router_pool(p->numbers, p->all->counted, cp->size, shape, p->N, dev);
@@ -248,7 +248,7 @@ static inline void expert_gate_up(const ExpertPass* p, const Device* dev) {
 
 static inline void expert_down(const ExpertPass* p, floatX* out, const Device* dev) {
     const ExpertParallel* ep = &p->all->ep;
-    const int D = p->all->size.D, k = p->all->size.router.k, is_alone = ep->ranks->size == 1;
+    const int D = p->all->size.D, k = p->all->size.router.k, is_alone = ep->ranks->ep.size == 1;
     const size_t width = sizeof(floatX) * (size_t)D;
     const ExpertPositions own = expert_own_(p);
     const ExpertTensors* a = &p->a;

@@ -20,10 +20,10 @@ what was asked for now: the result does not depend on it.
 
 static inline void experts_options(Run* r, EpOptions* x) {
     const Option own[] = {
-        {"machine", "ep", "", OPTION_INT, &x->size, "1", 1, EXPERT_RANKS_MAX, "G",
+        {"machine", "ep", "", OPTION_INT, &x->size, "1", 1, RANK_GROUP_MAX, "G",
          "so many ranks, a power of two, share the experts of every layer: each keeps and computes its part of them. "
          "Brings --zero 2 for the rest; the result does not depend on it", 0},
-        {"machine", "ep-room", "", OPTION_FLOAT, &x->room, "0", 0, EXPERT_RANKS_MAX, "F",
+        {"machine", "ep-room", "", OPTION_FLOAT, &x->room, "0", 0, RANK_GROUP_MAX, "F",
          "with --ep: memory for F times as many rows as experts get when all are equally busy; more of them end the "
          "run. 0: for the most that can come", 0},
     };
@@ -105,7 +105,7 @@ static inline int experts_layers_(const Model* m, int first) {
 static inline double experts_sent_bytes(const Run* r, int D, int k) {
     const Model* m = r->model;
     if (!model_has_ep(m)) { return 0.0; }
-    const double G = m->ranks.size, width = (double)r->trainer->stored_bytes * D;
+    const double G = m->ranks.ep.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
     const double n = (double)run_positions(r) / m->tp.size;  // of rank 0, when T divides them
     const double R = n * k * (G - 1.0) / G;
@@ -129,7 +129,7 @@ static inline const char* experts_obstacle(const Run* r) {
 
 // of E experts in a layer a position of D channels goes to k
 static inline void experts_box(const Run* r, int E, int D, int k) {
-    const int ranks = r->model->ranks.size;
+    const int ranks = r->model->ranks.ep.size;
     if (ranks == 1) { return; }
     box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
     if (!run_is_training(r)) { return; }

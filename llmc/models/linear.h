@@ -54,7 +54,7 @@ typedef struct {
     floatX* scratch;      // of adapters: adapter_scratch_elements
     Split split;          // of --tp; SPLIT_NONE: this rank has all of it
     int sections;         // of its rows
-    const TpRanks* tp;
+    const RankGroup* tp;
     floatX* room;         // of --tp: linear_room_elements
 } Linear;
 
@@ -249,7 +249,7 @@ static inline Linear linear_of_(const Linear* w, const floatX* weight, const flo
 
 // some rows of a matrix of which this rank has some columns: those of its outputs, whose whole inputs it needs
 static inline Linear linear_turned_(const Linear* w, const TpRoom* room, const Device* dev) {
-    const TpRanks* x = w->tp;
+    const RankGroup* x = w->tp;
     const int OC = w->OC / x->size, C = w->C * x->size;
     tp_to_rows(room, (const floatX*)w->weight.data, w->OC, C, x, dev);
     return linear_of_(w, room->weight, w->bias ? w->bias + x->place * OC : NULL, OC, C);
@@ -316,7 +316,7 @@ static inline void linear_forward(float* out, const floatX* inp, Linear w, int N
 // out (N, OC of all) = inp (N, C of all)
 static inline void linear_whole_product_(floatX* out, const floatX* inp, const Linear* turned, const TpRoom* room,
                                          int N, const Device* dev) {
-    const TpRanks* x = turned->tp;
+    const RankGroup* x = turned->tp;
     linear_product_(room->part, inp, turned, N, dev);
     tp_gather(out, room->part, room->landing, N, turned->OC * x->size, 1, x, dev);
 }
@@ -372,7 +372,7 @@ static inline void linear_rows_backward(float* dweight, const floatX* dout, cons
 // each rank computes some columns of dinp, of all outputs; whole: (N, OC of all)
 static inline void linear_columns_back_(floatX* dinp, const floatX* whole, const Linear* columns, const TpRoom* room,
                                         int add, int N, const Device* dev) {
-    const TpRanks* x = columns->tp;
+    const RankGroup* x = columns->tp;
     const int C = columns->C * x->size;
     if (add) { tp_take(room->part, dinp, N, C, 1, x, dev); }
     linear_product_back_(room->part, whole, columns, add, N, dev);

@@ -23,7 +23,7 @@ typedef struct {
 
 // NH heads of HS channels, of which NH / NKV read the same keys; q (N, NH*HS), k, v (N, NKV*HS)
 static inline RotaryAttention rotary_attention_init(int NH, int NKV, int HS, int window, const RopeTable* rope,
-                                                    const CpRanks* cp, floatX* room) {
+                                                    const RankGroup* cp, floatX* room) {
     RotaryAttention x;
     memset(&x, 0, sizeof x);
     x.of.NH = NH, x.of.NKV = NKV, x.of.HS = HS, x.of.window = window;

@@ -26,7 +26,7 @@ typedef struct {
     size_t q_row, kv_row;  // elements from one position to the next, of q, of k and v
     floatX *q, *k, *v, *out;
     float *max, *inv;
-    const CpRanks* cp;     // NULL: this rank has whole rows
+    const RankGroup* cp;   // NULL: this rank has whole rows
     floatX* room;          // with cp: segment_room_elements
 } SegmentAttention;
 
@@ -85,7 +85,7 @@ enum { SEGMENT_ROOMS = 6 };  // as large as the keys of all: keys, values; of ei
 static inline size_t segment_room_(size_t n) { return (n + 15) / 16 * 16; }
 
 // n_positions of all ranks, HK channels of keys; trains: backward will come
-static inline size_t segment_room_elements(int n_positions, int HK, int trains, const CpRanks* cp) {
+static inline size_t segment_room_elements(int n_positions, int HK, int trains, const RankGroup* cp) {
     return cp ? (trains ? (size_t)SEGMENT_ROOMS : 3) * segment_room_((size_t)n_positions * (size_t)HK) : 0;
 }
 

@@ -22,7 +22,7 @@ typedef struct {
 
 // behind t; at: the offset of the field. layers: those that keep it for backward. Returns the end
 static inline Tensor* stream_rows(Tensor* t, const char* name, size_t at, int layers, int N, int C, Purpose purpose,
-                                  const TpRanks* x) {
+                                  const RankGroup* x) {
     const int is_divided = x->size > 1 && purpose == TO_TRAIN;
     *t++ = activation(name, at + offsetof(Stream, x), is_divided ? 0 : layers, N, C);
     if (is_divided) { *t++ = activation(name, at + offsetof(Stream, kept), layers, (N + x->size - 1) / x->size, C); }
@@ -30,17 +30,17 @@ static inline Tensor* stream_rows(Tensor* t, const char* name, size_t at, int la
 }
 
 // where this rank's rows begin, elements, and how many these are
-static inline size_t stream_own_(int N, int C, const TpRanks* x, size_t* begin) {
+static inline size_t stream_own_(int N, int C, const RankGroup* x, size_t* begin) {
     *begin = (size_t)C * (size_t)comm_share(N, x->place, x->size);
     return (size_t)C * (size_t)comm_share(N, x->place + 1, x->size) - *begin;
 }
 
-static inline void stream_keep(Stream s, int N, int C, const TpRanks* x, const Device* dev) {
+static inline void stream_keep(Stream s, int N, int C, const RankGroup* x, const Device* dev) {
     size_t begin, n = stream_own_(N, C, x, &begin);
     if (x->size > 1) { device_copy(s.kept, s.x + begin, sizeof(floatX) * n, dev); }
 }
 
-static inline const floatX* stream_bring(Stream s, int N, int C, const TpRanks* x, const Device* dev) {
+static inline const floatX* stream_bring(Stream s, int N, int C, const RankGroup* x, const Device* dev) {
     size_t begin, n = stream_own_(N, C, x, &begin);
     if (x->size == 1) { return s.x; }
     device_copy(s.x + begin, s.kept, sizeof(floatX) * n, dev);

@@ -33,7 +33,7 @@ typedef struct {
     const CachedText* texts;  // in generation in place of segments;
     int n_texts;            // 0: there are segments
     size_t n_bytes;         // of each
-    const CpRanks* cp;      // NULL: this rank has whole rows
+    const RankGroup* cp;    // NULL: this rank has whole rows
     CpRows rows;            // what it has of those of the batch,
     int n;                  // positions in all
     int* own;               // with cp, on the host: on the way to the device
@@ -46,7 +46,7 @@ static inline int token_batch_positions(int B, int T, int generates) { return !g
 static inline double token_batch_bytes(int B, int T) { return 2.0 * sizeof(int) * B * T; }
 
 // cp NULL: whole rows
-static inline void token_batch_open(TokenBatch* x, int B, int T, const CpRanks* cp) {
+static inline void token_batch_open(TokenBatch* x, int B, int T, const RankGroup* cp) {
     x->cp = cp;
     x->own = cp ? (int*)malloc_check(sizeof(int) * (size_t)B * (size_t)T, "tokens") : NULL;
     x->n_bytes = sizeof(int) * (size_t)B * (size_t)T;
@@ -66,7 +66,7 @@ static inline void token_batch_close(TokenBatch* x) {
 }
 
 // on the heap
-static inline TokenBatch* token_batches_open(int n, int B, int T, const CpRanks* cp) {
+static inline TokenBatch* token_batches_open(int n, int B, int T, const RankGroup* cp) {
     const size_t n_bytes = sizeof(TokenBatch) * (size_t)n;
     TokenBatch* all = (TokenBatch*)memset(malloc_check(n_bytes, "batches"), 0, n_bytes);
     for (int k = 0; k < n; k++) { token_batch_open(&all[k], B, T, cp); }
@@ -100,7 +100,7 @@ static inline int token_batch_upload_(TokenBatch* x, int* to, const int* from, i
 
 static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,
                                       const Device* dev) {
-    const CpRanks alone = {1, 0, NULL, NULL};
+    const RankGroup alone = {1, 0, NULL, NULL};
     x->rows = cp_rows(B, T, x->cp ? x->cp : &alone);
     x->n = token_batch_upload_(x, x->tokens, tokens, B * (T - t0), dev);
     segments_find_marked(&x->segments, tokens, targets, B, T);

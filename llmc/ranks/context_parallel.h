@@ -14,12 +14,11 @@ Order:  cp_sum adds shares one to the next in the order of places, each sum roun
 #define LLMC_CONTEXT_PARALLEL_H
 #include "../core/floatx.h"   // floatX
 #include "../ops/residual.h"  // residual_forward
-#include "comm_nccl.h"        // comm_exchange_device
-#include "context_ranks.h"    // CpRanks, CpRows
+#include "context_ranks.h"    // CpRows, RankGroup, rank_group_exchange
 
 // the positions of `place`, n bytes of each: from all to own (or back), which lies one chunk behind the other
-static inline void cp_strips_(char* own, char* all, int to_all, size_t width, int B, int T, const CpRanks* x, int place,
-                              const Device* dev) {
+static inline void cp_strips_(char* own, char* all, int to_all, size_t width, int B, int T, const RankGroup* x,
+                              int place, const Device* dev) {
     const CpRows r = cp_rows_of(B, T, x, place);
     const size_t strip = width * (size_t)r.n, row = width * (size_t)T;
     for (int i = 0; i < r.n_chunks; i++) {
@@ -29,39 +28,27 @@ static inline void cp_strips_(char* own, char* all, int to_all, size_t width, in
     }
 }
 
-// a block of n bytes to and from each of the others: block p of `landing` comes from place p
-static inline void cp_exchange_(char* landing, const char* send, size_t stride, size_t n, const CpRanks* x,
-                                const Device* dev) {
-    CommPiece pieces[CP_MAX];
-    for (size_t p = 0; p < (size_t)x->size; p++) {
-        const size_t n_bytes = p == (size_t)x->place ? 0 : n;
-        const CommPiece piece = {send + stride * p, landing + n * p, n_bytes, n_bytes};
-        pieces[p] = piece;
-    }
-    comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
-}
-
 static inline void cp_gather(void* all, const void* own, size_t stride, void* landing, size_t width, int B, int T,
-                             const CpRanks* x, const Device* dev) {
+                             const RankGroup* x, const Device* dev) {
     const CpRows mine = cp_rows(B, T, x);
     const int n_own = cp_positions(&mine);
     const size_t n = width * (size_t)n_own;
     char* packed = (char*)landing + n * (size_t)x->place;
     device_copy_strips(packed, width, own, stride, width, n_own, dev);
-    cp_exchange_((char*)landing, packed, 0, n, x, dev);
+    rank_group_exchange(landing, packed, 0, n, x, dev);
     for (int p = 0; p < x->size; p++) {
         cp_strips_((char*)landing + n * (size_t)p, (char*)all, 1, width, B, T, x, p, dev);
     }
 }
 
 // all (size, n)
-static inline void cp_gather_floats(float* all, const float* own, size_t n, const CpRanks* x, const Device* dev) {
-    cp_exchange_((char*)all, (const char*)own, 0, sizeof(float) * n, x, dev);
+static inline void cp_gather_floats(float* all, const float* own, size_t n, const RankGroup* x, const Device* dev) {
+    rank_group_exchange(all, own, 0, sizeof(float) * n, x, dev);
     device_copy(all + n * (size_t)x->place, own, sizeof(float) * n, dev);
 }
 
 static inline void cp_sum(floatX* own, size_t row, floatX* all, floatX* pack, floatX* landing, int L, int B, int T,
-                          const CpRanks* x, const Device* dev) {
+                          const RankGroup* x, const Device* dev) {
     const CpRows mine = cp_rows(B, T, x);
     const int n_own = cp_positions(&mine);
     const size_t n = (size_t)L * (size_t)n_own, width = sizeof(floatX) * (size_t)L;
@@ -69,12 +56,12 @@ static inline void cp_sum(floatX* own, size_t row, floatX* all, floatX* pack, fl
         floatX* to = (p == x->place ? landing : pack) + n * (size_t)p;
         cp_strips_((char*)to, (char*)all, 0, width, B, T, x, p, dev);
     }
-    cp_exchange_((char*)landing, (const char*)pack, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
+    rank_group_exchange(landing, pack, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
     for (int p = 1; p < x->size; p++) { residual_forward(landing, landing, landing + n * (size_t)p, n, dev); }
     device_copy_strips(own, sizeof(floatX) * row, landing, width, width, n_own, dev);
 }
 
-static inline double cp_sends(const CpRanks* x, int B, int T, int L) {
+static inline double cp_sends(const RankGroup* x, int B, int T, int L) {
     return (x->size - 1.0) / x->size * (double)B * T * L;
 }
 #endif  // LLMC_CONTEXT_PARALLEL_H

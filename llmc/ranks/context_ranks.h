@@ -1,11 +1,10 @@
 /*
-Who has which positions of a row. With --cp C groups of C ranks that follow each other compute each micro-batch
+Who has which positions of a row. With --cp C the C ranks of a group (rank_group.h) compute each micro-batch
 together: a row of T positions is cut into 2C chunks, and the rank of place p has chunks p and 2C-1-p. Of causal
 attention, in which a late position reads more than an early one, each then computes as much as the others:
     C = 2, T = 8      position 0 1 | 2 3 | 4 5 | 6 7      place 0: 0 1 6 7      place 1: 2 3 4 5
 Everything else looks at one position at a time. Each rank has the whole model; gradients are sums over positions, and a
 place's share of a micro-batch is one leaf of the tree (data_parallel.h).
-    cp_ranks_init   the groups; C = 1: a rank has whole rows, and nothing here is used
     cp_rows         of B rows of T positions, what this rank has: first its early chunk of all rows, then its late one
     cp_positions    how many these are
     cp_take         these of an array on the host
@@ -14,15 +13,9 @@ Explained in doc/ranks.md; how keys and values are brought together: context_par
 */
 #ifndef LLMC_CONTEXT_RANKS_H
 #define LLMC_CONTEXT_RANKS_H
-#include "comm.h"  // Comm, comm_every
+#include "rank_group.h"  // RankGroup
 
-enum { CP_MAX = 64, CP_CHUNKS = 2 };  // ranks of a group; chunks that each has of a row
-
-typedef struct {
-    int size, place;  // of the group, and this rank's in it; size 1: rows are whole
-    Comm* group;      // the ranks that have one micro-batch together
-    Comm* alike;      // of the same place
-} CpRanks;
+enum { CP_CHUNKS = 2 };  // that each rank of a group has of a row
 
 typedef struct {
     int B, T;               // of whole rows
@@ -30,30 +23,14 @@ typedef struct {
     int begin[CP_CHUNKS];   // where they begin in the row
 } CpRows;
 
-// n: of a group, which divides the ranks of `among`, those that share micro-batches. All ranks call
-static inline CpRanks cp_ranks_init(Comm* among, int n) {
-    CpRanks x = {n, among ? among->rank % n : 0, NULL, NULL};
-    if (n == 1) { return x; }
-    x.group = comm_every(among, among->rank / n * n, 1, n, HERE);
-    x.alike = comm_every(among, x.place, n, among->size / n, HERE);
-    return x;
-}
-
-static inline void cp_ranks_free(CpRanks* x) {
-    if (x->group) { comm_free(x->group); }
-    if (x->alike) { comm_free(x->alike); }
-    x->group = x->alike = NULL;
-    x->size = 1;
-}
-
 // of the rank of this place; T is a multiple of 2 * size
-static inline CpRows cp_rows_of(int B, int T, const CpRanks* x, int place) {
+static inline CpRows cp_rows_of(int B, int T, const RankGroup* x, int place) {
     const int is_alone = x->size == 1, n = is_alone ? T : T / (CP_CHUNKS * x->size);
     const CpRows rows = {B, T, is_alone ? 1 : CP_CHUNKS, n, {place * n, (CP_CHUNKS * x->size - 1 - place) * n}};
     return rows;
 }
 
-static inline CpRows cp_rows(int B, int T, const CpRanks* x) { return cp_rows_of(B, T, x, x->place); }
+static inline CpRows cp_rows(int B, int T, const RankGroup* x) { return cp_rows_of(B, T, x, x->place); }
 static inline int cp_positions(const CpRows* r) { return r->B * r->n * r->n_chunks; }
 
 // where position t of row b lies among those of all, and chunk i of row b among those of this rank
@@ -72,7 +49,7 @@ static inline void cp_take(int* own, const int* all, const CpRows* r) {
 }
 
 // all (B, T): at its beginning this rank's own
-static inline void cp_bring(float* all, int B, int T, const CpRanks* x) {
+static inline void cp_bring(float* all, int B, int T, const RankGroup* x) {
     const CpRows own = cp_rows(B, T, x);
     const size_t n = (size_t)cp_positions(&own);
     if (x->size == 1) { return; }

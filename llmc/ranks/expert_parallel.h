@@ -49,18 +49,18 @@ typedef struct {
 } ExpertParallel;
 
 static inline size_t ep_offsets_bytes_(const ExpertParallel* ep) {
-    const int n_leaves = ep->parts > 1 ? ep->ranks->size / ep->parts : 0;
-    return sizeof(int) * (size_t)(ep->ranks->size + n_leaves) * ((size_t)ep->n_held + 1);
+    const int n_leaves = ep->parts > 1 ? ep->ranks->ep.size / ep->parts : 0;
+    return sizeof(int) * (size_t)(ep->ranks->ep.size + n_leaves) * ((size_t)ep->n_held + 1);
 }
 
 // E: experts of a layer, of all ranks; most: rows that this rank can compute at once
 static inline void ep_open(ExpertParallel* ep, const ExpertRanks* ranks, int E, int most, int is_same) {
-    const size_t size = (size_t)ranks->size;
+    const size_t size = (size_t)ranks->ep.size;
     memset(ep, 0, sizeof *ep);
     ep->ranks = ranks;
     ep->E = E;
-    ep->n_held = E / ranks->size;
-    ep->first = ranks->place * ep->n_held;
+    ep->n_held = E / ranks->ep.size;
+    ep->first = ranks->ep.place * ep->n_held;
     ep->most = most;
     ep->is_same = is_same;
     ep->parts = is_same ? 1 : expert_ranks_parts(ranks);
@@ -91,7 +91,7 @@ static inline void ep_close(ExpertParallel* ep) {
     memset(ep, 0, sizeof *ep);
 }
 
-static inline int ep_sends(const ExpertParallel* ep) { return ep->ranks->size > 1 && !ep->is_same; }
+static inline int ep_sends(const ExpertParallel* ep) { return ep->ranks->ep.size > 1 && !ep->is_same; }
 
 // one more source, of the rows counts (n_held)
 static inline void ep_add_source_(ExpertParallel* ep, const int* counts, const int* token) {
@@ -106,7 +106,7 @@ static inline void ep_add_source_(ExpertParallel* ep, const int* counts, const i
 
 // rows of this rank's experts that the group has; each rank tells the others how many it has for theirs
 static inline void ep_exchange_counts_(ExpertParallel* ep) {
-    Comm* group = ep->ranks->group;
+    Comm* group = ep->ranks->ep.group;
     int* own = (int*)malloc_check(sizeof(int) * (size_t)ep->E, "rows of experts");
     const size_t n_bytes = sizeof(int) * (size_t)ep->n_held;
     for (int e = 0; e < ep->E; e++) { own[e] = ep->begins[e + 1] - ep->begins[e]; }
@@ -122,7 +122,7 @@ static inline void ep_exchange_counts_(ExpertParallel* ep) {
 // of their numbers are those of the leaves before
 static inline int ep_join_sources_(ExpertParallel* ep, int i, int first) {
     const ExpertSource* source = &ep->source[i * ep->parts];
-    const size_t each = (size_t)ep->n_held + 1, at = (size_t)(ep->ranks->size + i) * each;
+    const size_t each = (size_t)ep->n_held + 1, at = (size_t)(ep->ranks->ep.size + i) * each;
     int *begins = ep->host + at, n = 0;
     for (int e = 0; e < ep->n_held; e++) {
         begins[e] = n;
@@ -140,7 +140,7 @@ static inline int ep_join_sources_(ExpertParallel* ep, int i, int first) {
 // rows: found for the layer that is computed now
 static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Device* dev) {
     ep->n_sources = ep->n_rows = 0;
-    if (ep->ranks->size == 1) {
+    if (ep->ranks->ep.size == 1) {
         const ExpertSource all = {0, rows->N * rows->k, rows->offsets, rows->token};
         ep->source[ep->n_sources++] = all;
         ep->n_rows = all.n;
@@ -155,7 +155,7 @@ static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Dev
         ep_add_source_(ep, ep->counts, rows->token + ep->begins[ep->first]);
     } else {
         ep_exchange_counts_(ep);
-        for (int rank = 0; rank < ep->ranks->size; rank++) { ep_add_source_(ep, ep->counts + rank * ep->n_held, NULL); }
+        for (int p = 0; p < ep->ranks->ep.size; p++) { ep_add_source_(ep, ep->counts + p * ep->n_held, NULL); }
     }
     if (ep->n_rows > ep->most) {
         fail_run("%d rows chose the experts of this rank, there is room for %d: a larger --ep-room, a smaller "
@@ -174,13 +174,13 @@ static inline size_t ep_count_(const ExpertParallel* ep, int rank) {
 }
 
 static inline void ep_exchange_(const ExpertParallel* ep, const Device* dev, const char* where) {
-    Comm* group = ep->ranks->group;
+    Comm* group = ep->ranks->ep.group;
     comm_wait_device(group, comm_exchange_device(group, ep->piece, dev, where), dev);
 }
 
 // width: bytes of a row
 static inline void ep_send(const ExpertParallel* ep, void* to, const void* from, size_t width, const Device* dev) {
-    for (int rank = 0; rank < ep->ranks->size; rank++) {
+    for (int rank = 0; rank < ep->ranks->ep.size; rank++) {
         const ExpertSource* source = &ep->source[rank];
         const CommPiece piece = {(const char*)from + width * ep_begin_(ep, rank),
                                  (char*)to + width * (size_t)source->first, width * ep_count_(ep, rank),
@@ -191,7 +191,7 @@ static inline void ep_send(const ExpertParallel* ep, void* to, const void* from,
 }
 
 static inline void ep_return(const ExpertParallel* ep, void* to, const void* from, size_t width, const Device* dev) {
-    for (int rank = 0; rank < ep->ranks->size; rank++) {
+    for (int rank = 0; rank < ep->ranks->ep.size; rank++) {
         const ExpertSource* source = &ep->source[ep->is_same ? 0 : rank];
         const CommPiece piece = {(const char*)from + width * (size_t)source->first,
                                  (char*)to + width * ep_begin_(ep, rank), width * (size_t)source->n,

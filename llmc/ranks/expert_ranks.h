@@ -15,32 +15,21 @@ Explained in doc/ranks.md
 */
 #ifndef LLMC_EXPERT_RANKS_H
 #define LLMC_EXPERT_RANKS_H
-#include "tensor_ranks.h"  // TpRanks, Comm, comm_every
-
-enum { EXPERT_RANKS_MAX = 256 };  // of a group
+#include "rank_group.h"  // RankGroup
 
 typedef struct {
     Comm* world;
-    Comm* group;    // the ranks that share the experts of a layer
-    Comm* holders;  // of the same ones
-    int size, place;  // of the group, and this rank's in it; size 1: this rank has all experts
-    const TpRanks* tp;  // those that have matrices together
+    RankGroup ep;         // those that share the experts of a layer; alike: its holders
+    const RankGroup* tp;  // those that have matrices together
 } ExpertRanks;
 
-static inline int expert_ranks_parts(const ExpertRanks* x) { return x->size > 1 ? x->tp->size : 1; }
+static inline int expert_ranks_parts(const ExpertRanks* x) { return x->ep.size > 1 ? x->tp->size : 1; }
 
 // all ranks call; size: a power of two that divides the number of ranks
-static inline ExpertRanks expert_ranks_init(Comm* world, int size, const TpRanks* tp) {
-    ExpertRanks x = {world, NULL, NULL, size, world ? world->rank % size : 0, tp};
-    if (size == 1) { return x; }
-    x.group = comm_every(world, world->rank / size * size, 1, size, HERE);
-    x.holders = comm_every(world, x.place, size, world->size / size, HERE);
+static inline ExpertRanks expert_ranks_init(Comm* world, int size, const RankGroup* tp) {
+    const ExpertRanks x = {world, rank_group_init(world, size), tp};
     return x;
 }
 
-static inline void expert_ranks_free(ExpertRanks* x) {
-    if (x->group) { comm_free(x->group); }
-    if (x->holders) { comm_free(x->holders); }
-    x->group = x->holders = NULL;
-}
+static inline void expert_ranks_free(ExpertRanks* x) { rank_group_free(&x->ep); }
 #endif  // LLMC_EXPERT_RANKS_H

@@ -4,7 +4,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_save_rows       an adapter's tensors stand in front: of the rest, its base, nothing learns, and no file has it
     model_begin_ep        --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
     model_begin_pp        --pp: this rank holds some of the layers, others the rest (pipeline_ranks.h)
-    model_begin_tp        --tp: of matrices that are split this rank holds a part, others the rest (tensor_ranks.h)
+    model_begin_tp        --tp: of matrices that are split this rank holds a part, others the rest (rank_group.h)
     model_begin_cp        --cp: of the rows of a micro-batch this rank has some positions, others the rest
                           (context_ranks.h)
     model_batches, model_batch   so many micro-batches of an update this rank computes, or its share of them; which
@@ -33,11 +33,10 @@ With --pp the table is the same on all ranks, and says which layers are in memor
 #define LLMC_MODEL_H
 #include "../core/bf16.h"    // bf16_widen
 #include "../core/layers.h"  // learning_from
-#include "context_ranks.h"   // CpRanks
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
 #include "pipeline_ranks.h"  // PpRanks
-#include "tensor_ranks.h"    // TpRanks
+#include "rank_group.h"      // RankGroup
 
 enum { MAX_TENSORS = 128 };
 typedef enum { TO_GENERATE, TO_EVALUATE, TO_TRAIN } Purpose;  // what activations are for
@@ -57,8 +56,8 @@ typedef struct {
     Comm* world;          // all ranks, where they divide the model; NULL: they do not
     ExpertRanks ranks;    // of --ep
     PpRanks pp;           // of --pp
-    TpRanks tp;           // of --tp
-    CpRanks cp;           // of --cp
+    RankGroup tp;         // of --tp
+    RankGroup cp;         // of --cp
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
     int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
                           // matrix, too; -1: there is none
@@ -83,8 +82,8 @@ static inline void model_layout(Model* m, int n_table) {
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1, NULL);
     m->pp = pp_ranks_init(NULL, 1, NULL);
-    m->tp = tp_ranks_init(NULL, 1);
-    m->cp = cp_ranks_init(NULL, 1);
+    m->tp = rank_group_init(NULL, 1);
+    m->cp = rank_group_init(NULL, 1);
     m->shared = -1;
 }
 
@@ -97,7 +96,7 @@ static inline void model_save_rows(Model* m, int n) {
 static inline int model_is_adapter(const Model* m) { return m->n_saved < m->n_table; }
 static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - m->table < m->n_saved; }
 
-static inline int model_has_ep(const Model* m) { return m->ranks.size > 1; }
+static inline int model_has_ep(const Model* m) { return m->ranks.ep.size > 1; }
 static inline int model_has_pp(const Model* m) { return m->pp.n_stages > 1; }
 static inline int model_has_tp(const Model* m) { return m->tp.size > 1; }
 static inline int model_has_cp(const Model* m) { return m->cp.size > 1; }
@@ -160,7 +159,7 @@ static inline void model_begin_ep(Model* m, Comm* world, int size) {
     for (int i = 0; i < m->n_table; i++) {
         const int n = m->table[i].experts / size;
         if (n == 0) { continue; }
-        tensor_hold_experts(&m->local[i], m->ranks.place * n, n);
+        tensor_hold_experts(&m->local[i], m->ranks.ep.place * n, n);
         m->local[i].is_copy = 0;
     }
     model_lay_local_(m);
@@ -249,7 +248,7 @@ static inline int model_rank(const Model* m) { return m->world ? m->world->rank 
 // row can be shared so
 static inline void model_begin_tp(Model* m, Comm* world, int size) {
     if (size == 1) { return; }
-    m->tp = tp_ranks_init(model_sharing(m, world), size);
+    m->tp = rank_group_init(model_sharing(m, world), size);
     m->world = world;
     model_begin_local_(m);
     for (int i = 0; i < m->n_table; i++) { tensor_hold_part(&m->local[i], m->tp.place, size); }
@@ -262,7 +261,7 @@ static inline void model_begin_tp(Model* m, Comm* world, int size) {
 // share micro-batches
 static inline void model_begin_cp(Model* m, Comm* world, int size) {
     if (size == 1) { return; }
-    m->cp = cp_ranks_init(model_sharing(m, world), size);
+    m->cp = rank_group_init(model_sharing(m, world), size);
 }
 
 // of an update of so many micro-batches: each rank of a group has a leaf of each
@@ -279,7 +278,7 @@ static inline size_t model_part_elements(const Model* m, int i) { return tensor_
 // who of a group holds slice k of row i; of what is no expert's every rank has its own
 static inline int model_place(const Model* m, int i, int k) {
     const Tensor* t = &m->table[i];
-    if (!model_row_has_ep(m, i)) { return m->ranks.place; }
+    if (!model_row_has_ep(m, i)) { return m->ranks.ep.place; }
     return k % tensor_layer_slices(t) / tensor_names(t) / m->held[i].experts;
 }
 
@@ -287,7 +286,7 @@ static inline int model_place(const Model* m, int i, int k) {
 static inline int model_held_slice(const Model* m, int i, int k) {
     const Tensor *t = &m->table[i], *held = &m->held[i];
     const int each = tensor_layer_slices(t), each_held = tensor_layer_slices(held);
-    if (model_place(m, i, k) != m->ranks.place || !tensor_is_held(t, tensor_slice_layer(t, k))) { return -1; }
+    if (model_place(m, i, k) != m->ranks.ep.place || !tensor_is_held(t, tensor_slice_layer(t, k))) { return -1; }
     return k / each * each_held + k % each % each_held;
 }
 
@@ -393,7 +392,7 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
     for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
         const int is_other = model_has_ep(m) && (m->table[i].experts > 0) != experts;
         for (int k = 0; k < tensor_slices(&m->table[i]); k++) {
-            if (model_place(m, i, k) != m->ranks.place) { continue; }
+            if (model_place(m, i, k) != m->ranks.ep.place) { continue; }
             *next++ = slice_is_frozen(m->frozen, slice + k) || is_other || !model_is_of_stage(m, i, k);
         }
     }
@@ -413,8 +412,8 @@ static inline void model_plan(Model* m, Comm* comm, int n_batches, int zero) {
         m->n_kept = m->dp.n_kept;
         return;
     }
-    Comm* holders = m->ranks.holders->size > 1 ? m->ranks.holders : NULL;
-    const int of_group = m->ranks.size / expert_ranks_parts(&m->ranks);  // leaves that it computes at once
+    Comm* holders = m->ranks.ep.alike->size > 1 ? m->ranks.ep.alike : NULL;
+    const int of_group = m->ranks.ep.size / expert_ranks_parts(&m->ranks);  // leaves that it computes at once
     assert(n_leaves % (comm ? comm->size : 1) == 0 && zero == 2);
     if (!m->frozen_held[0]) { m->frozen_held[0] = model_frozen_held_(m, 0); }
     m->frozen_held[1] = model_frozen_held_(m, 1);
@@ -664,8 +663,8 @@ static inline void model_free(Model* m) {
     model_plan_free(m);
     expert_ranks_free(&m->ranks);
     pp_ranks_free(&m->pp);
-    tp_ranks_free(&m->tp);
-    cp_ranks_free(&m->cp);
+    rank_group_free(&m->tp);
+    rank_group_free(&m->cp);
     free(m->held_layers);
     free(m->frozen);
 }

@@ -166,7 +166,7 @@ static inline const char* model_first_bad(Model* m, DataParallel* dp, char* name
     if (dp == &m->dp && model_has_ep(m)) {
         char* room = (char*)malloc_check(n_bytes, "a name");
         const char* expert = dp_first_bad(&m->dp_experts, room, n_bytes, model_expert_gradients_(m), dev);
-        expert = model_share_bad_(m->ranks.group, room, n_bytes, expert);
+        expert = model_share_bad_(m->ranks.ep.group, room, n_bytes, expert);
         if (strcmp(bad, "none") == 0 && strcmp(expert, "none") != 0) {
             snprintf(name, n_bytes, "%s", expert);
             bad = name;

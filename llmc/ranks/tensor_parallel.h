@@ -1,7 +1,7 @@
 /*
-What ranks that have a matrix together (tensor_ranks.h) exchange, of activations (N, L) and of the matrix itself. Every
-number of a product is computed by one rank, as one chain over all that it sums over: nothing is added across ranks, so
-the bits are those of a rank that has the whole matrix.
+What ranks that have a matrix together (--tp, rank_group.h) exchange, of activations (N, L) and of the matrix itself.
+Every number of a product is computed by one rank, as one chain over all that it sums over: nothing is added across
+ranks, so the bits are those of a rank that has the whole matrix.
     tp_gather, tp_gather_floats   each rank has some columns of (N, L): all get all
     tp_gather_rows  each rank has some of the rows: all get all, where they lie
     tp_take         those of this rank, of all columns; tp_spread: to their places among those of all
@@ -20,8 +20,7 @@ Cost:   a rank sends (size - 1) / size of N L floatX for a gather and of OC C / 
 #ifndef LLMC_TENSOR_PARALLEL_H
 #define LLMC_TENSOR_PARALLEL_H
 #include "../core/floatx.h"  // floatX
-#include "comm_nccl.h"       // comm_exchange_device
-#include "tensor_ranks.h"    // TpRanks
+#include "rank_group.h"      // RankGroup, rank_group_exchange
 
 typedef struct {
     floatX *weight;   // (OC C / size), at the same place whatever N
@@ -50,18 +49,6 @@ static inline TpRoom tp_room(floatX* room, int N, int C, int OC, int size) {
     return r;
 }
 
-// a block of n bytes goes to each of the others, and comes from each: block p of `landing` is that of place p
-static inline void tp_exchange_(void* landing, const void* send, size_t stride, size_t n, const TpRanks* x,
-                                const Device* dev) {
-    CommPiece pieces[TP_MAX];
-    for (size_t p = 0; p < (size_t)x->size; p++) {
-        const size_t n_bytes = p == (size_t)x->place ? 0 : n;
-        const CommPiece piece = {(const char*)send + stride * p, (char*)landing + n * p, n_bytes, n_bytes};
-        pieces[p] = piece;
-    }
-    comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
-}
-
 // n strips of `width` elements
 static inline void tp_strips_(floatX* to, int to_row, const floatX* from, int from_row, int width, int n,
                               const Device* dev) {
@@ -71,9 +58,9 @@ static inline void tp_strips_(floatX* to, int to_row, const floatX* from, int fr
 
 // L: bytes of a whole row
 static inline void tp_gather_bytes_(void* whole, const void* part, void* landing, int N, size_t L, size_t sections,
-                                    const TpRanks* x, const Device* dev) {
+                                    const RankGroup* x, const Device* dev) {
     const size_t each = L / (size_t)x->size, width = each / sections, n = (size_t)N * each;
-    tp_exchange_(landing, part, 0, n, x, dev);
+    rank_group_exchange(landing, part, 0, n, x, dev);
     for (size_t p = 0; p < (size_t)x->size; p++) {
         const char* from = p == (size_t)x->place ? (const char*)part : (const char*)landing + n * p;
         for (size_t s = 0; s < sections; s++) {
@@ -84,19 +71,19 @@ static inline void tp_gather_bytes_(void* whole, const void* part, void* landing
 
 // whole (N, L), part (N, L / size); landing (size, N, L / size)
 static inline void tp_gather(floatX* whole, const floatX* part, floatX* landing, int N, int L, int sections,
-                             const TpRanks* x, const Device* dev) {
+                             const RankGroup* x, const Device* dev) {
     tp_gather_bytes_(whole, part, landing, N, sizeof(floatX) * (size_t)L, (size_t)sections, x, dev);
 }
 
 // the same of statistics
-static inline void tp_gather_floats(float* whole, const float* part, float* landing, int N, int L, const TpRanks* x,
+static inline void tp_gather_floats(float* whole, const float* part, float* landing, int N, int L, const RankGroup* x,
                                     const Device* dev) {
     tp_gather_bytes_(whole, part, landing, N, sizeof(float) * (size_t)L, 1, x, dev);
 }
 
 // rows (N, width bytes), of which place p has comm_share(N, p, size) and those up to that of the next
-static inline void tp_gather_rows(void* rows, int N, size_t width, const TpRanks* x, const Device* dev) {
-    CommPiece pieces[TP_MAX];
+static inline void tp_gather_rows(void* rows, int N, size_t width, const RankGroup* x, const Device* dev) {
+    CommPiece pieces[RANK_GROUP_MAX];
     char* at = (char*)rows;
     const size_t first = width * (size_t)comm_share(N, x->place, x->size);
     const size_t n = width * (size_t)comm_share(N, x->place + 1, x->size) - first;
@@ -109,7 +96,7 @@ static inline void tp_gather_rows(void* rows, int N, size_t width, const TpRanks
     comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
 }
 
-static inline void tp_take(floatX* part, const floatX* whole, int N, int L, int sections, const TpRanks* x,
+static inline void tp_take(floatX* part, const floatX* whole, int N, int L, int sections, const RankGroup* x,
                            const Device* dev) {
     const int each = L / x->size, width = each / sections;
     for (int s = 0; s < sections; s++) {
@@ -118,7 +105,7 @@ static inline void tp_take(floatX* part, const floatX* whole, int N, int L, int 
 }
 
 // the way back: whole (N, L) with columns of this rank at their place, 0 in those of the others
-static inline void tp_spread(floatX* whole, const floatX* part, int N, int L, const TpRanks* x, const Device* dev) {
+static inline void tp_spread(floatX* whole, const floatX* part, int N, int L, const RankGroup* x, const Device* dev) {
     const int each = L / x->size;
     device_zero(whole, sizeof(floatX) * (size_t)N * (size_t)L, dev);
     tp_strips_(whole + x->place * each, L, part, each, each, N, dev);
@@ -126,14 +113,14 @@ static inline void tp_spread(floatX* whole, const floatX* part, int N, int L, co
 
 // room->weight (OC, C / size) from rows (OC / size, C)
 static inline void tp_to_columns(const TpRoom* room, const floatX* rows, int OC, int C, int sections,
-                                 const TpRanks* x, const Device* dev) {
+                                 const RankGroup* x, const Device* dev) {
     const int c = C / x->size, n_rows = OC / x->size, width = n_rows / sections;
     const size_t n = (size_t)n_rows * (size_t)c;
     for (int p = 0; p < x->size; p++) {
         tp_strips_((p == x->place ? room->landing : room->pack) + n * (size_t)p, c, rows + (size_t)p * c, C, c, n_rows,
                    dev);
     }
-    tp_exchange_(room->landing, room->pack, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
+    rank_group_exchange(room->landing, room->pack, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
     for (int p = 0; p < x->size; p++) {
         for (int s = 0; s < sections; s++) {
             device_copy(room->weight + (size_t)(s * (OC / sections) + p * width) * (size_t)c,
@@ -144,11 +131,11 @@ static inline void tp_to_columns(const TpRoom* room, const floatX* rows, int OC,
 }
 
 // room->weight (OC / size, C) from columns (OC, C / size)
-static inline void tp_to_rows(const TpRoom* room, const floatX* columns, int OC, int C, const TpRanks* x,
+static inline void tp_to_rows(const TpRoom* room, const floatX* columns, int OC, int C, const RankGroup* x,
                               const Device* dev) {
     const int c = C / x->size, n_rows = OC / x->size;
     const size_t n = (size_t)n_rows * (size_t)c;
-    tp_exchange_(room->landing, columns, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
+    rank_group_exchange(room->landing, columns, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
     for (int p = 0; p < x->size; p++) {
         tp_strips_(room->weight + (size_t)p * c, C, (p == x->place ? columns : room->landing) + n * (size_t)p, c, c,
                    n_rows, dev);

@@ -14,7 +14,7 @@ row together (ranks/context_ranks.h).
 #include "trainer.h"                    // Run, run_is_typed
 
 static inline Option cp_option(int* size) {
-    const Option row = {"machine", "cp", "", OPTION_INT, size, "1", 1, CP_MAX, "C",
+    const Option row = {"machine", "cp", "", OPTION_INT, size, "1", 1, RANK_GROUP_MAX, "C",
                         "share the positions of every row among groups of C ranks, for rows that are too long for one: "
                         "needs a multiple of C ranks, and rows of a multiple of 2C positions. Brings --zero 2. Sums "
                         "over positions are made of C parts: with another C the last digits differ", 0};
@@ -61,7 +61,7 @@ static inline void cp_check(Run* r, int* size, float dropout) {
                      r->T / each > 0 ? r->T / each * each : each);
     }
     cp_warn_(r, *size);
-    cp_ranks_free(&r->model->cp);
+    rank_group_free(&r->model->cp);
     *size = 1;
 }
 

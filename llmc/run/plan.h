@@ -137,7 +137,7 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
     const double rate = r->o.plan_rate * 1e12 * card->tflops;
     const double products = flops_per_token * of_leaf * shape.m * most.share / rate / (m->tp.size * m->cp.size);
     const double idle = n_stages > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
-    const int W = r->o.plan, G = m->ranks.size, T = m->tp.size;  // ranks that share experts, matrices
+    const int W = r->o.plan, G = m->ranks.ep.size, T = m->tp.size;  // ranks that share experts, matrices
     const int C = T * m->cp.size;                                // that compute a micro-batch
     const double gb_data = plan_link_(card, W, each, each - T), gb_streams = plan_link_(card, W, 1, each);
     const double gb_rows = plan_link_(card, W, G, G - 1), gb_parts = plan_link_(card, W, T, T - 1),

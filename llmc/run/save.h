@@ -342,9 +342,9 @@ static inline void save_check_same_(Run* r, const ModelStream* stream) {
     for (int i = 0; i < N_SOURCES && model_is_divided(m); i++) {
         if (*files[i]) { ranks_same(r->comm, "parameters", save_file_sum_(files[i])); }
     }
-    const uint64_t stage = (uint64_t)m->pp.stage, place = (uint64_t)m->ranks.place;
+    const uint64_t stage = (uint64_t)m->pp.stage, place = (uint64_t)m->ranks.ep.place;
     ranks_same_of(r->comm, "parameters", stream->sum, stage);
-    ranks_same_of(r->comm, "parameters", stream->sum_of_experts, stage * EXPERT_RANKS_MAX + place);
+    ranks_same_of(r->comm, "parameters", stream->sum_of_experts, stage * RANK_GROUP_MAX + place);
 }
 
 // Gradients, moments and parameters: drawn by every rank alike, or read as far as it has them. A device gets them

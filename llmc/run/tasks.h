@@ -7,11 +7,12 @@ What a run may do with a model beside training it.
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
-#include "../files/tensorfile.h"  // tensors_put
-#include "../text/escape.h"       // text_escape
-#include "chat.h"                 // chat
-#include "folder.h"               // run_show_sample, run_open_answers
-#include "trainer.h"              // Run
+#include "../files/tensorfile.h"     // tensors_put
+#include "../ranks/context_ranks.h"  // cp_bring, CP_CHUNKS
+#include "../text/escape.h"          // text_escape
+#include "chat.h"                    // chat
+#include "folder.h"                  // run_show_sample, run_open_answers
+#include "trainer.h"                 // Run
 
 // ---- what a pass has left on the device, on the host until the next call ----
 

@@ -11,7 +11,7 @@ compute every micro-batch together (ranks/tensor_parallel.h).
 #include "trainer.h"         // Run, run_is_typed
 
 static inline Option tp_option(int* size) {
-    const Option row = {"machine", "tp", "", OPTION_INT, size, "1", 1, TP_MAX, "T",
+    const Option row = {"machine", "tp", "", OPTION_INT, size, "1", 1, RANK_GROUP_MAX, "T",
                         "share each matrix among groups of T ranks, which compute every micro-batch together: needs a "
                         "multiple of T ranks, in one machine, and T divides the heads. The result does not depend on "
                         "it", 0};
