@@ -5,8 +5,8 @@ strides, histories and starts of documents; and a sequence that comes in windows
 #include "llmc/ops/causal_conv1d.h"
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
 
-enum { INP, WEIGHT, BIAS, HISTORY, STARTS, CONV, OUT, DOUT, DINP, DWEIGHT, DBIAS };
-enum { WITH_BIAS = 1, WITH_HISTORY = 2, WITH_STARTS = 4, ALL_PARTS = 8 };  // d['p']: which there are
+enum { INP, WEIGHT, BIAS, HISTORY, STARTS, CONV, OUT, DOUT, AHEAD, DINP, DWEIGHT, DBIAS };
+enum { WITH_BIAS = 1, WITH_HISTORY = 2, WITH_STARTS = 4, ALL_PARTS = 8, WITH_AHEAD = 8 };  // d['p']: which there are
 
 // starts as the op takes them, or NULL; the caller frees
 static unsigned char* some_starts(float* const* a, const int* d) {
@@ -19,6 +19,8 @@ static unsigned char* some_starts(float* const* a, const int* d) {
 
 static float* some_bias(float* const* a, const int* d) { return d['p'] & WITH_BIAS ? a[BIAS] : NULL; }
 static float* some_history(float* const* a, const int* d) { return d['p'] & WITH_HISTORY ? a[HISTORY] : NULL; }
+
+static float* some_ahead(float* const* a, const int* d) { return d['p'] & WITH_AHEAD ? a[AHEAD] : NULL; }
 
 static void forward_ref(float* const* a, const int* d) {
     unsigned char* starts = some_starts(a, d);
@@ -37,23 +39,26 @@ static void forward(float* const* x, float* const* a, const int* d, const Device
 static void backward_ref(float* const* a, const int* d) {
     unsigned char* starts = some_starts(a, d);
     conv1d_backward_ref(a[DINP], (size_t)d['D'], a[DWEIGHT], a[DBIAS], a[DOUT], a[CONV], a[INP], (size_t)d['S'],
-                        a[WEIGHT], some_history(a, d), starts, d['B'], d['T'], d['C'], d['K']);
+                        a[WEIGHT], some_history(a, d), some_ahead(a, d), starts, d['B'], d['T'], d['C'], d['K']);
     free(starts);
 }
 
 static void backward(float* const* x, float* const* a, const int* d, const Device* dev) {
     unsigned char* starts = some_starts(a, d);
     conv1d_backward(a[DINP], (size_t)d['D'], a[DWEIGHT], a[DBIAS], a[DOUT], a[CONV], a[INP], (size_t)d['S'], a[WEIGHT],
-                    some_history(a, d), starts, d['B'], d['T'], d['C'], d['K'], dev);
+                    some_history(a, d), some_ahead(a, d), starts, d['B'], d['T'], d['C'], d['K'], dev);
     free(starts);
 }
 
-// documents of 1 to 6 positions, some at the first of a row; of the history row b has the last b % K positions
+// documents of 1 to 6 positions, some at the first of a row; of the history row b has the last b % K positions,
+// of what is ahead the first b % K
 static void fill(float* const* a, const int* d) {
     for (int n = 0; n < d['B'] * d['T']; n++) { ((int*)a[STARTS])[n] = splitmix64(4, (uint64_t)n) % 4 == 0; }
     for (int b = 0; b < d['B']; b++) {
         float* row = a[HISTORY] + b * d['k'] * d['C'];
         for (int i = 0; i < (d['k'] - b % d['K']) * d['C']; i++) { row[i] = conv1d_nothing(); }
+        float* behind = a[AHEAD] + b * d['k'] * d['C'];
+        for (int i = b % d['K'] * d['C']; i < d['k'] * d['C']; i++) { behind[i] = conv1d_nothing(); }
     }
 }
 
@@ -97,6 +102,7 @@ static const Op conv1d = {
         {CONV, "conv", "BTC", MADE, 0.0f, "dinp dweight dbias"},
         {OUT, "out", "BTC", MADE, 0.0f, "", "conv"},
         {DOUT, "dout", "BTC", GIVEN, 1.0f, "dinp dweight dbias"},
+        {AHEAD, "ahead", "BkC", GIVEN, 1.0f, "dinp"},
         {DINP, "dinp", "BTD", GRADIENT | PARTLY | ASKED, 1.0f, NULL, "inp"},
         {DWEIGHT, "dweight", "CK", GRADIENT | ASKED},
         {DBIAS, "dbias", "C", GRADIENT | ASKED},
@@ -123,15 +129,15 @@ static void conv1d_shapes(void) {
     for (int i = 0; i < 7 * ALL_PARTS; i++) {
         const int* b = base[i / ALL_PARTS];
         shape_of(shapes[n++], b[0], b[1], b[2], b[3], i % ALL_PARTS, 0);
-        shape_of(shapes[n++], b[0], b[1], b[2], b[3], i % ALL_PARTS, 1);
+        shape_of(shapes[n++], b[0], b[1], b[2], b[3], i % ALL_PARTS | WITH_AHEAD, 1);
     }
     for (int K = 1; K <= CONV1D_MOST_TAPS; K++) {
         shape_of(shapes[n++], 3, 19, 21, K, WITH_BIAS | (K % 4) << 1, 0);
         // windows shorter than what the taps reach
-        shape_of(shapes[n++], K, 3, 5, K, WITH_BIAS | WITH_HISTORY | WITH_STARTS, 0);
+        shape_of(shapes[n++], K, 3, 5, K, WITH_BIAS | WITH_HISTORY | WITH_STARTS | WITH_AHEAD, 0);
     }
     // several blocks of channels for a thread, the last not full
-    shape_of(shapes[n++], 2, 9, 2 * CONV1D_WIDTH + 37, 4, WITH_BIAS | WITH_HISTORY | WITH_STARTS, 0);
+    shape_of(shapes[n++], 2, 9, 2 * CONV1D_WIDTH + 37, 4, WITH_BIAS | WITH_HISTORY | WITH_STARTS | WITH_AHEAD, 0);
 }
 
 // ---- windows ----
@@ -160,6 +166,42 @@ static void check_window(Test* t, const OpProblem* p, float* history, int first,
     free(inp), free(conv), free(out), free(starts);
 }
 
+// backward of the same positions: dinp has the bits of the whole, and what the windows before need goes to them
+static void check_window_back(Test* t, const OpProblem* p, float* ahead, int first, int T, const Device* dev) {
+    const int B = p->d['B'], C = p->d['C'], K = p->d['K'], *all_starts = (const int*)p->a[STARTS];
+    size_t S = (size_t)p->d['S'], D = (size_t)p->d['D'], row = (size_t)T * (size_t)C;
+    float *dinp = filled_array((size_t)(B * T) * D, NAN), *inp = filled_array((size_t)(B * T) * S, NAN),
+          *conv = filled_array((size_t)B * row, NAN), *dout = filled_array((size_t)B * row, NAN);
+    unsigned char* starts = p->d['p'] & WITH_STARTS ? (unsigned char*)new_array((size_t)(B * T), 1) : NULL;
+    for (int b = 0; b < B; b++) {
+        const int from = b * p->d['T'] + first;
+        memcpy(conv + (size_t)b * row, p->a[CONV] + (size_t)(from * C), sizeof(float) * row);
+        memcpy(dout + (size_t)b * row, p->a[DOUT] + (size_t)(from * C), sizeof(float) * row);
+        for (int i = 0; starts && i < T; i++) { starts[b * T + i] = (unsigned char)all_starts[from + i]; }
+    }
+    conv1d_backward(dinp, D, NULL, NULL, dout, conv, inp, S, p->a[WEIGHT], NULL, ahead, starts, B, T, C, K, dev);
+    conv1d_ahead(ahead, dout, conv, starts, B, T, C, K);
+    for (int n = 0; n < B * T; n++) {
+        char what[96];
+        snprintf(what, sizeof what, "dinp, row %d, K %d, position %d of %d from %d", n / T, K, n % T, T, first);
+        check_bits(t, what, dinp + (size_t)n * D,
+                   p->a[DINP] + (size_t)(n / T * p->d['T'] + first + n % T) * D, (size_t)C);
+    }
+    free(dinp), free(inp), free(conv), free(dout), free(starts);
+}
+
+// windows of these lengths, the last first
+static void check_windows_back(Test* t, const OpProblem* p, const int* lengths, int n_lengths, const Device* dev) {
+    const size_t n = op_length(p, AHEAD);
+    float* given = some_ahead(p->a, p->d);
+    float* ahead = given ? copied_array(given, n) : filled_array(n, conv1d_nothing());
+    for (int i = 0, end = p->d['T'], T; end > 0; i++, end -= T) {
+        T = lengths[i % n_lengths] < end ? lengths[i % n_lengths] : end;
+        check_window_back(t, p, ahead, end - T, T, dev);
+    }
+    free(ahead);
+}
+
 // windows of these lengths, over and over
 static void check_windows(Test* t, const OpProblem* p, const int* lengths, int n_lengths, const Device* dev) {
     size_t n = op_length(p, HISTORY);
@@ -185,6 +227,24 @@ static void test_windows(Test* t) {
         }
         check_windows(t, &p, one, 1, &dev);
         check_windows(t, &p, uneven, 4, &dev);
+        op_problem_free(&p);
+    }
+    device_free(&dev);
+}
+
+static void test_windows_back(Test* t) {
+    const int one[] = {1}, uneven[] = {3, 1, 7, 2}, taps[] = {1, 2, 3, 4, 5, 16};
+    int shape[OP_DIMS];
+    Device dev = test_device(2);
+    for (int i = 0; i < 6 * 2 * ALL_PARTS; i++) {
+        shape_of(shape, 3, 23, 9, taps[i / (2 * ALL_PARTS)], i % (2 * ALL_PARTS), i % 2);
+        OpProblem p = op_problem(&conv1d, shape, FEW_SPECIALS, 0);
+        for (int first = 1; first < 23; first++) {
+            const int halves[] = {23 - first, first};
+            check_windows_back(t, &p, halves, 2, &dev);
+        }
+        check_windows_back(t, &p, one, 1, &dev);
+        check_windows_back(t, &p, uneven, 4, &dev);
         op_problem_free(&p);
     }
     device_free(&dev);
@@ -259,7 +319,7 @@ static void test_obvious(Test* t) {
     float conv[6], out[6], dinp[6], dweight[4], dbias[1];
     Device dev = test_device(1);
     conv1d_forward(conv, out, inp, 1, weight, NULL, NULL, NULL, 1, 6, 1, 4, &dev);
-    conv1d_backward(dinp, 1, dweight, dbias, dout, conv_zero, inp, 1, weight, NULL, NULL, 1, 6, 1, 4, &dev);
+    conv1d_backward(dinp, 1, dweight, dbias, dout, conv_zero, inp, 1, weight, NULL, NULL, NULL, 1, 6, 1, 4, &dev);
     check_bits(t, "conv", conv, want_conv, 6);
     for (int i = 0; i < 6; i++) { check(t, out[i] == silu_one(conv[i]), "out[%d]: found %g", i, (double)out[i]); }
     check_bits(t, "dinp", dinp, want_dinp, 6);
@@ -285,6 +345,8 @@ int main(int argc, char** argv) {
         // it forks, so it comes before there are threads
         {"too many", "more taps than fit stop the program", test_too_many},
         {"windows", "a sequence cut anywhere, or into single positions, has the bits of the whole", test_windows},
+        {"windows back", "gradients of a sequence cut so, the last window first, have the bits of the whole",
+         test_windows_back},
         {"left out", "a tap before the beginning is left out; it does not meet a zero", test_left_out},
         {"documents", "a document computes what it would alone; its start hides the history", test_documents},
         {"obvious", "an impulse shows the taps, forward and backward", test_obvious},

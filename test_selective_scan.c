@@ -12,13 +12,13 @@ version, in bits too.
 typedef struct {
     int B, T, C, NS;
     size_t stride;                                              // of ssm_B, ssm_C and their gradients, columns of it
-    float *u, *delta, *A_log, *ssm_B, *ssm_C, *D, *dy, *state;  // given
+    float *u, *delta, *A_log, *ssm_B, *ssm_C, *D, *dy, *state, *dstate;  // given
     unsigned char* starts;
 } Problem;
 
 // all that both passes find
 typedef struct {
-    float *y, *state, *du, *ddelta, *dA_log, *dp, *dD;  // dp: dssm_B, then dssm_C, in rows of stride floats
+    float *y, *state, *du, *ddelta, *dA_log, *dp, *dD, *dstate;  // dp: dssm_B, then dssm_C, in rows of stride floats
 } Result;
 
 enum { WITH_STATE = 1, WITH_STARTS = 2, HARD = 4, SPECIAL = 8 };  // what a problem has; SPECIAL: infinities and NaNs
@@ -40,6 +40,7 @@ static Problem problem(int B, int T, int C, int NS, int kind) {
     p.D = kind & HARD ? hard_array((size_t)C, 5) : random_array((size_t)C, 1.0f, 5);
     p.dy = kind & HARD ? hard_array(n, 6) : random_array(n, 1.0f, 6);
     p.state = kind & WITH_STATE ? random_array(n_states(&p), 1.0f, 7) : NULL;
+    p.dstate = kind & WITH_STATE ? random_array(n_states(&p), 1.0f, 12) : NULL;
     p.starts = kind & WITH_STARTS ? (unsigned char*)new_array((size_t)B * (size_t)T, 1) : NULL;
     for (size_t i = 0; i < n; i++) { p.delta[i] = fabsf(p.delta[i]); }
     for (int i = 0; p.starts && i < B * T; i++) { p.starts[i] = i * 7 % 5 == 1 || i * 3 % 11 == 9; }
@@ -54,7 +55,7 @@ static Problem problem(int B, int T, int C, int NS, int kind) {
 
 static void problem_free(Problem* p) {
     free(p->u), free(p->delta), free(p->A_log), free(p->ssm_B), free(p->D), free(p->dy), free(p->state),
-        free(p->starts);
+        free(p->dstate), free(p->starts);
 }
 
 static Result result(const Problem* p) {
@@ -64,19 +65,22 @@ static Result result(const Problem* p) {
     r.dA_log = filled_array(n_rates(p), NAN), r.dD = filled_array((size_t)p->C, NAN);
     r.dp = filled_array(n_columns(p), 77.0f);  // and 77 it stays between the columns
     r.state = p->state ? copied_array(p->state, n_states(p)) : NULL;
+    r.dstate = p->dstate ? copied_array(p->dstate, n_states(p)) : NULL;
     return r;
 }
 
 static void result_free(Result* r) {
     free(r->y), free(r->state), free(r->du), free(r->ddelta), free(r->dA_log), free(r->dp), free(r->dD);
+    free(r->dstate);
 }
 
 static Result plain(const Problem* p) {
     Result r = result(p);
     scan_forward_ref(r.y, r.state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T,
                      p->C, p->NS);
-    scan_backward_ref(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, p->dy, p->state, p->u,
-                      p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
+    scan_backward_ref(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, r.dstate, p->dy, p->state,
+                      p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C,
+                      p->NS);
     return r;
 }
 
@@ -85,8 +89,9 @@ static Result fast(const Problem* p, int chunk, const Device* dev) {
     float* states = filled_array(scan_states_floats(p->B, p->T, p->C, p->NS, chunk), NAN);
     scan_forward(r.y, states, r.state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B,
                  p->T, p->C, p->NS, chunk, dev);
-    scan_backward(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, p->dy, states, p->u, p->delta,
-                  p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS, chunk, dev);
+    scan_backward(r.du, r.ddelta, r.dA_log, r.dp, r.dp + p->NS + 1, p->stride, r.dD, r.dstate, p->dy, states, p->u,
+                  p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS, chunk,
+                  dev);
     free(states);
     return r;
 }
@@ -99,12 +104,12 @@ static Result fast_alone(const Problem* p, int chunk) {
 }
 
 static void check_results(Test* t, const Problem* p, const char* title, const Result* got, const Result* want) {
-    const char* names[] = {"y", "state", "du", "ddelta", "dA_log", "dssm_B and dssm_C", "dD"};
-    const float* g[] = {got->y, got->state, got->du, got->ddelta, got->dA_log, got->dp, got->dD};
-    const float* w[] = {want->y, want->state, want->du, want->ddelta, want->dA_log, want->dp, want->dD};
+    const char* names[] = {"y", "state", "du", "ddelta", "dA_log", "dssm_B and dssm_C", "dD", "dstate"};
+    const float* g[] = {got->y, got->state, got->du, got->ddelta, got->dA_log, got->dp, got->dD, got->dstate};
+    const float* w[] = {want->y, want->state, want->du, want->ddelta, want->dA_log, want->dp, want->dD, want->dstate};
     const size_t n[] = {n_inputs(p), got->state ? n_states(p) : 0, n_inputs(p), n_inputs(p), n_rates(p), n_columns(p),
-                        (size_t)p->C};
-    for (int i = 0; i < 7; i++) {
+                        (size_t)p->C, got->dstate ? n_states(p) : 0};
+    for (int i = 0; i < 8; i++) {
         char what[160];
         snprintf(what, sizeof what, "%s, B %d T %d C %d NS %d, %s: %s", title, p->B, p->T, p->C, p->NS,
                  p->starts ? "documents" : "rows", names[i]);
@@ -155,7 +160,7 @@ static void test_hard(Test* t) {
 static void asked_plain(float* const* d, const void* problem, const Device* dev) {
     const Problem* p = (const Problem*)problem;
     (void)dev;
-    scan_backward_ref(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], p->dy, p->state, p->u, p->delta, p->A_log,
+    scan_backward_ref(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], NULL, p->dy, p->state, p->u, p->delta, p->A_log,
                       p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T, p->C, p->NS);
 }
 
@@ -166,7 +171,7 @@ static void asked_fast(float* const* d, const void* problem, const Device* dev) 
     float *state = p->state ? copied_array(p->state, n_states(p)) : NULL, *y = filled_array(n_inputs(p), NAN);
     scan_forward(y, states, state, p->u, p->delta, p->A_log, p->ssm_B, p->ssm_C, p->stride, p->D, p->starts, p->B, p->T,
                  p->C, p->NS, chunk, dev);
-    scan_backward(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], any ? p->dy : NULL, any ? states : NULL,
+    scan_backward(d[0], d[1], d[2], d[3], d[4], p->stride, d[5], NULL, any ? p->dy : NULL, any ? states : NULL,
                   any ? p->u : NULL, any ? p->delta : NULL, any ? p->A_log : NULL, any ? p->ssm_B : NULL,
                   any ? p->ssm_C : NULL, p->stride, any ? p->D : NULL, p->starts, p->B, p->T, p->C, p->NS, chunk, dev);
     free(states), free(state), free(y);
@@ -227,6 +232,44 @@ static void test_split(Test* t) {
     device_free(&dev);
 }
 
+// a row that comes back in parts, the last one first: `dstate` is what the parts behind ask
+static void backward_part(const Result* r, float* dstate, const Problem* p, int first, int n, const Device* dev) {
+    size_t at = (size_t)first * (size_t)p->C, column = (size_t)first * p->stride;
+    const unsigned char* starts = p->starts ? p->starts + first : NULL;
+    float *state = copied_array(p->state, n_states(p)), *y = filled_array(n_inputs(p), NAN);
+    float* states = filled_array(scan_states_floats(1, n, p->C, p->NS, 4), NAN);
+    forward_part(y, state, p, 0, first, dev);
+    scan_forward(y + at, states, state, p->u + at, p->delta + at, p->A_log, p->ssm_B + column, p->ssm_C + column,
+                 p->stride, p->D, starts, 1, n, p->C, p->NS, 4, dev);
+    scan_backward(r->du + at, r->ddelta + at, r->dA_log, r->dp + column, r->dp + column + p->NS + 1, p->stride, r->dD,
+                  dstate, p->dy + at, states, p->u + at, p->delta + at, p->A_log, p->ssm_B + column,
+                  p->ssm_C + column, p->stride, p->D, starts, 1, n, p->C, p->NS, 4, dev);
+    free(states), free(state), free(y);
+}
+
+static void test_split_backward(Test* t) {
+    Device dev = test_device(2);
+    for (int kind = WITH_STATE; kind <= (WITH_STATE | WITH_STARTS); kind += WITH_STARTS) {
+        Problem p = problem(1, 23, 70, 6, kind);
+        Result whole = fast_alone(&p, 8);
+        for (int step = 1; step < 23; step += 5) {
+            Result parts = result(&p);
+            for (int end = p.T; end > 0; end -= step) {
+                const int n = end < step ? end : step;
+                backward_part(&parts, parts.dstate, &p, end - n, n, &dev);
+            }
+            check_bits(t, "du", parts.du, whole.du, n_inputs(&p));
+            check_bits(t, "ddelta", parts.ddelta, whole.ddelta, n_inputs(&p));
+            check_bits(t, "dssm_B and dssm_C", parts.dp, whole.dp, n_columns(&p));
+            check_bits(t, "dstate", parts.dstate, whole.dstate, n_states(&p));
+            result_free(&parts);
+        }
+        result_free(&whole);
+        problem_free(&p);
+    }
+    device_free(&dev);
+}
+
 // a row of two documents: each has the outputs and gradients that it has alone, whatever stands in the other
 static void test_documents(Test* t) {
     const int T = 19, second = 8;
@@ -267,7 +310,8 @@ static size_t pack(double* x, const Problem* p) {
     return at;
 }
 
-// one channel of one row; returns the sum of y * dy. state (NS) of the row or NULL; y NULL where it is not wanted
+// one channel of one row; returns the sum of y * dy, and of h after the last position * dstate. y NULL where it is not
+// wanted
 static double double_channel(double* y, const double* x, const Problem* p, int b, int c) {
     size_t rates = 2 * n_inputs(p), columns = rates + n_rates(p), skips = columns + n_columns(p);
     double h[SCAN_MAX_STATES], loss = 0.0;
@@ -284,6 +328,7 @@ static double double_channel(double* y, const double* x, const Problem* p, int b
         if (y) { y[at] = sum; }
         loss += sum * (double)p->dy[at];
     }
+    for (int n = 0; p->dstate && n < p->NS; n++) { loss += h[n] * (double)p->dstate[(b * p->C + c) * p->NS + n]; }
     return loss;
 }
 
@@ -387,6 +432,7 @@ static void test_fixture(Test* t) {
             p.A_log[c * 2 + i % 2] = (float)log((i % 2 + 1) * (1.0 + 0.25 * c));
         }
         p.D[c] = (float)(0.5 - 0.2 * c), p.state[2 * c] = p.state[2 * c + 1] = 0.0f;
+        p.dstate[2 * c] = p.dstate[2 * c + 1] = 0.0f;
     }
     Result r = fast_alone(&p, 3);
     for (int i = 0; i < 2 * FIXTURE_T; i++) {
@@ -442,6 +488,8 @@ int main(int argc, char** argv) {
         {"chunks", "any chunk gives the same bits", test_chunks},
         {"split", "a row in pieces, down to single positions, with the state carried, has the bits of the whole row",
          test_split},
+        {"split backward", "a row in pieces, the last first, with what is asked of the state handed on, has the gradients "
+         "of the whole row", test_split_backward},
         {"documents", "no output or gradient of a document depends on what stands in another", test_documents},
         {"forward in double", "y agrees with a computation in double", test_forward_double},
         {"finite differences", "every gradient agrees with differences in double, with and without state and documents",

@@ -222,7 +222,7 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     Parameters p = layer_parameters(mamba, l);
     matmul_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, a.gated, p.out_proj, N, E, M, dev);
     gate_backward(a.dy, a.dxz + E, 2 * E, a.dy, a.y, a.xz + E, 2 * E, N, E, dev);
-    scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, a.dy, a.states, a.u, a.delta, p.A_log,
+    scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, NULL, a.dy, a.states, a.u, a.delta, p.A_log,
                   a.dbc + R, a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
     gemm(a.ddbc, P, NULL, 0, gemm_matrix(a.ddelta, E), gemm_matrix(p.dt_proj, R), N, R, E, dev);
@@ -231,7 +231,7 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     // a chain that goes on from the scan's part
     gemm(a.du, E, a.du, E, gemm_matrix(a.ddbc, P), gemm_matrix(p.x_proj, E), N, E, P, dev);
-    conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, starts, B, T, E,
+    conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, NULL, starts, B, T, E,
                     c->K, dev);
     matmul_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, dev);
     rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, 1, N, M, dev);

@@ -58,8 +58,8 @@ int main(int argc, char** argv) {
         double start = nanoseconds();
         scan_forward(y, states, NULL, u, delta, A_log, p + R, p + R + NS, P, D, NULL, 1, T, C, NS, chunk, &dev);
         double middle = nanoseconds();
-        scan_backward(du, ddelta, dA_log, dp + R, dp + R + NS, P, dD, dy, states, u, delta, A_log, p + R, p + R + NS, P, D, NULL, 1, T, C,
-                      NS, chunk, &dev);
+        scan_backward(du, ddelta, dA_log, dp + R, dp + R + NS, P, dD, NULL, dy, states, u, delta, A_log, p + R, p + R + NS, P, D, NULL, 1,
+                      T, C, NS, chunk, &dev);
         double end = nanoseconds();
         scan_forward(y, NULL, state, u, delta, A_log, p + R, p + R + NS, P, D, NULL, 1, 1, C, NS, 1, &dev);
         step = fmin(step, nanoseconds() - end);

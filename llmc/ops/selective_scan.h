@@ -9,14 +9,16 @@ Selective scan, the recurrence of a Mamba layer. Each of C channels has NS state
     states  h before each chunk of `chunk` positions, for backward: scan_states_floats(...) floats. NULL where none
             follows
 Backward (derived in doc/selective_scan.md) walks down in time. It makes the h of a chunk once more from `states`, so
-that h is kept at every chunk, not at every position. lambda is what later positions ask of h_t, 0 at the end and at the
-end of a document:
+that h is kept at every chunk, not at every position. lambda is what later positions ask of h_t, 0 at the end of a
+document:
+    dstate (B, C, NS)   lambda at the last position, what positions behind it ask of the state afterwards, and when it is
+            done what these positions ask of the state before the first one: so a row may come in parts, the last one
+            first. NULL: nobody asks; a state that came in is a constant then
     G = lambda + dy * ssm_C[n]      lambda = a * G      W = lambda * h_before[n]      S = sum over n of G * ssm_B[n]
     du = D * dy + delta * S         ddelta = u * S + sum over n of A[n] * W           written
     dA_log = A * sum over positions of delta * W         dD = sum of dy * u           written, one call is one leaf
     dssm_B = sum over channels of G * (delta * u)      dssm_C = sum of dy * h      written, rows `dstride` floats apart
     NULL for any of the six: nobody asks for it, and what it alone needs is left out; lambda all of them share.
-    A state that came in is a constant: no gradient leaves on the left.
 Cost:   bound by exponentials: one per position, channel and state forward, one more backward. ns for each of these, one
         thread, C 1536, NS 16, T 256, best of many runs on a busy machine (Intel Sapphire Rapids class), gcc 12
         (dev/bench/scan.c):
@@ -91,16 +93,17 @@ static inline float scan_channel_sum_ref(const float* a, const float* b, int C) 
 }
 
 // One channel of one row, all pointers at its first position. h (T+1, NS): the states before and after every position.
-// all_G, all_h (T, NS, C), at this channel: factors of the terms of dssm_B and dssm_C. dA (NS) and dD: of this row
-static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA, float* dD, float* all_G,
-                                             float* all_h, const float* dy, const float* h, const float* u,
-                                             const float* delta, const float* A_log, const float* ssm_B,
-                                             const float* ssm_C, size_t stride, float D, const unsigned char* starts,
-                                             int T, int C, int NS) {
-    float lambda[SCAN_MAX_STATES], A[SCAN_MAX_STATES];
+// all_G, all_h (T, NS, C), at this channel: factors of the terms of dssm_B and dssm_C. dA (NS) and dD: of this row.
+// lambda (NS): dstate of this channel
+static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA, float* dD, float* lambda,
+                                             float* all_G, float* all_h, const float* dy, const float* h,
+                                             const float* u, const float* delta, const float* A_log,
+                                             const float* ssm_B, const float* ssm_C, size_t stride, float D,
+                                             const unsigned char* starts, int T, int C, int NS) {
+    float A[SCAN_MAX_STATES];
     *dD = 0.0f;
     for (int n = 0; n < NS; n++) {
-        lambda[n] = dA[n] = 0.0f;
+        dA[n] = 0.0f;
         A[n] = -fm_exp(A_log[n]);
     }
     for (int t = T - 1; t >= 0; t--) {
@@ -126,15 +129,15 @@ static inline void scan_backward_channel_ref(float* du, float* ddelta, float* dA
 
 // state (B, C, NS): h before the first position, or NULL
 static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C,
-                                     size_t dstride, float* dD, const float* dy, const float* state, const float* u,
-                                     const float* delta, const float* A_log, const float* ssm_B, const float* ssm_C,
-                                     size_t stride, const float* D, const unsigned char* starts, int B, int T, int C,
-                                     int NS) {
+                                     size_t dstride, float* dD, float* dstate, const float* dy, const float* state,
+                                     const float* u, const float* delta, const float* A_log, const float* ssm_B,
+                                     const float* ssm_C, size_t stride, const float* D, const unsigned char* starts,
+                                     int B, int T, int C, int NS) {
     size_t n_terms = (size_t)T * NS * C;
     float* all_G = (float*)malloc_check(sizeof(float) * (2 * n_terms + (size_t)C), "terms of dssm_B and dssm_C");
     float *all_h = all_G + n_terms, *x = all_h + n_terms,
           *h = (float*)malloc_check(sizeof(float) * (size_t)(T + 1) * NS, "states of a channel");
-    float dA_row[SCAN_MAX_STATES], dD_row, y;
+    float dA_row[SCAN_MAX_STATES], nobody[SCAN_MAX_STATES], dD_row, y;
     for (size_t i = 0; dA_log && i < (size_t)C * NS; i++) { dA_log[i] = 0.0f; }
     for (int c = 0; dD && c < C; c++) { dD[c] = 0.0f; }
     for (int b = 0; b < B; b++) {
@@ -152,9 +155,11 @@ static inline void scan_backward_ref(float* du, float* ddelta, float* dA_log, fl
                 scan_forward_ref(&y, after, u + bt, delta + bt, A_c, row_B + t * stride, row_C + t * stride, stride,
                                  D + c, row_starts ? row_starts + t : NULL, 1, 1, 1, NS);
             }
-            scan_backward_channel_ref(du ? du + at : NULL, ddelta ? ddelta + at : NULL, dA_row, &dD_row, all_G + c,
-                                      all_h + c, dy + at, h, u + at, delta + at, A_c, row_B, row_C, stride, D[c],
-                                      row_starts, T, C, NS);
+            float* lambda = dstate ? dstate + ((size_t)b * C + c) * NS : nobody;
+            for (int n = 0; n < NS && !dstate; n++) { nobody[n] = 0.0f; }
+            scan_backward_channel_ref(du ? du + at : NULL, ddelta ? ddelta + at : NULL, dA_row, &dD_row, lambda,
+                                      all_G + c, all_h + c, dy + at, h, u + at, delta + at, A_c, row_B, row_C, stride,
+                                      D[c], row_starts, T, C, NS);
             for (int n = 0; dA_log && n < NS; n++) { dA_log[(size_t)c * NS + n] += dA_row[n]; }
             if (dD) { dD[c] += dD_row; }
         }
@@ -365,7 +370,7 @@ typedef struct {
 
 // what a call is asked for; NULL: nobody asks
 typedef struct {
-    float *du, *ddelta, *dA_log, *dssm_B, *dssm_C, *dD;
+    float *du, *ddelta, *dA_log, *dssm_B, *dssm_C, *dD, *dstate;
     size_t dstride;
 } ScanGradients_;
 
@@ -539,6 +544,8 @@ static inline void scan_backward_group_(const ScanGradients_* g, const ScanParts
     scan_load_(D, s->D + c, scan_channels_(s, c));
     scan_mask_(mask, scan_channels_(s, c));
     scan_zero_(k->lambda, tile), scan_zero_(k->dA, tile), scan_zero_(k->zeros, tile);
+    float* dstate = g->dstate ? g->dstate + ((size_t)b * s->C + c) * NS : NULL;
+    if (dstate) { scan_tile_(k->lambda, dstate, scan_channels_(s, c), NS); }
     for (int i = 0; i < SCAN_VECTORS_; i++) { dD[i] = v_fill(0.0f); }
     for (int chunk = scan_chunks_(s) - 1; chunk >= 0; chunk--) {
         int t0 = chunk * s->chunk, n_positions = t0 + s->chunk < s->T ? s->chunk : s->T - t0;
@@ -552,6 +559,7 @@ static inline void scan_backward_group_(const ScanGradients_* g, const ScanParts
             if (g->dssm_C) { scan_trees_(sums + NS, k->sums_C, NS); }
         }
     }
+    if (dstate) { scan_untile_(dstate, k->lambda, scan_channels_(s, c), NS); }
     memcpy(parts->dA + task * tile, k->dA, sizeof(float) * tile);
     scan_store_(parts->dD + task * SCAN_GROUP, dD, SCAN_GROUP);
 }
@@ -581,13 +589,13 @@ static inline void scan_total_group_(const ScanGradients_* g, const ScanParts_* 
 }
 
 static inline void scan_backward(float* du, float* ddelta, float* dA_log, float* dssm_B, float* dssm_C, size_t dstride,
-                                 float* dD, const float* dy, const float* states, const float* u, const float* delta,
-                                 const float* A_log, const float* ssm_B, const float* ssm_C, size_t stride,
-                                 const float* D, const unsigned char* starts, int B, int T, int C, int NS, int chunk,
-                                 const Device* dev) {
-    if (!du && !ddelta && !dA_log && !dssm_B && !dssm_C && !dD) { return; }
+                                 float* dD, float* dstate, const float* dy, const float* states, const float* u,
+                                 const float* delta, const float* A_log, const float* ssm_B, const float* ssm_C,
+                                 size_t stride, const float* D, const unsigned char* starts, int B, int T, int C,
+                                 int NS, int chunk, const Device* dev) {
+    if (!du && !ddelta && !dA_log && !dssm_B && !dssm_C && !dD && !dstate) { return; }
     Scan_ s = {u, delta, A_log, ssm_B, ssm_C, D, starts, stride, B, T, C, NS, chunk};
-    ScanGradients_ g = {du, ddelta, dA_log, dssm_B, dssm_C, dD, dstride};
+    ScanGradients_ g = {du, ddelta, dA_log, dssm_B, dssm_C, dD, dstate, dstride};
     ScanParts_ parts;
     ScanScratch_ sizes;
     float* workspace = device_workspace(dev, scan_workspace_bytes(B, T, C, NS, chunk, dev->n_threads));
