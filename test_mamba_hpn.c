@@ -149,7 +149,7 @@ static void check_generation(Test* t, Subject* s) {
     const Room room = {1, 5, TO_GENERATE, RECOMPUTE_SCAN, 4};
     Activations pass;
     activations_init(&pass, c, &room);
-    pass.carried = mamba_carried(c, 1);
+    pass.carried = mamba_carried(c, c->L, 1);
     carried_open(&pass.carried, 1);
     carried_clear(&pass.carried, 0, 1, &s->dev);
     mamba_forward(&s->mamba, &s->acts, tokens, 1, T, &s->dev);
@@ -203,7 +203,7 @@ static float* carried_gradients(Subject* s) {
     const Config* c = &s->mamba.config;
     const int *tokens = golden_batch(&s->file, "inputs", 0, 0), *targets = golden_batch(&s->file, "targets", 0, 0);
     float loss;
-    s->acts.carried = mamba_carried(c, 1);
+    s->acts.carried = mamba_carried(c, c->L, 1);
     carried_open(&s->acts.carried, 1);
     carried_clear(&s->acts.carried, 0, 1, &s->dev);
     mamba_forward(&s->mamba, &s->acts, tokens, 1, 5, &s->dev);

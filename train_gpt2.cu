@@ -473,7 +473,7 @@ static void gpu_options(Run* r) {
          "positions whose logits are in memory at once", 0},
         graph_option(&w->graph),
         tp_option(&w->gpt2.tp),
-        cp_option(&w->cp),
+        cp_option(&w->cp, CP_CHUNKS),
     };
     gpt2_options(r);
     run_add_options(r, own, sizeof own);
@@ -483,7 +483,7 @@ static void choose(Run* r) {
     GPT2* g = gpt2_of(r);
     gpt2_choose(r);
     tp_begin(r, &g->tp);
-    cp_begin(r, &workplace(r)->cp);
+    cp_begin(r, &workplace(r)->cp, CP_CHUNKS);
     g->config = config_part(&g->whole, g->model.tp.size);
 }
 

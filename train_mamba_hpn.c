@@ -41,10 +41,12 @@ What the first one prints, for example (its text is llmc/ itself, so the numbers
 #include "llmc/ops/selective_scan.h"    // scan_forward, scan_backward
 #include "llmc/ops/silu.h"              // gate_forward, gate_backward
 #include "llmc/ops/softplus.h"          // softplus_forward, softplus_backward
+#include "llmc/ranks/carried_line.h"    // CarriedLine, carried_take, carried_pass: --cp
 #include "llmc/ranks/model.h"           // Model: parameters, gradients, moments
 #include "llmc/ranks/second_loss.h"     // SecondLoss: gradients of Forward-Forward, and how two become one
 #ifndef TESTING                         // a test includes this file for the model alone
 #include "llmc/models/mamba_log.h"  // Quality, step_keys: what this trainer prints and records beside log.h
+#include "llmc/run/cp_option.h"     // cp_option, cp_begin, cp_check, cp_box
 #include "llmc/run/main.h"          // run_main: options, data, steps, checkpoints, ranks
 #endif
 
@@ -118,7 +120,9 @@ typedef struct {
     int document_start;            // token with which the state starts anew, or -1
     unsigned char* starts;         // (B, T) 1 where a document begins
     int keeps_states;              // of the scan: backward follows
-    Carried carried;
+    Carried carried;               // what the pass before hands on, or with --cp the rank before
+    CarriedLine line;              // with --cp: the ranks that have the positions before and behind
+    Carried asked;                 // ... and what those behind ask of what a layer carries there
 } Activations;
 
 // sizes only: what a run will need is known before anything is allocated
@@ -130,11 +134,23 @@ static void mamba_layout(Mamba* mamba, const Config* c) {
 // what one pass hands to the next: the last K-1 inputs of each convolution, the states of each scan
 enum { CARRIED_HISTORY, CARRIED_STATE };
 
-static Carried mamba_carried(const Config* c, int B) {
-    Carried s = carried_none(c->L, B);
+static Carried mamba_carried(const Config* c, int L, int B) {
+    Carried s = carried_none(L, B);
     carried_add(&s, (size_t)(c->K - 1) * (size_t)c->E, conv1d_nothing());
     carried_add(&s, (size_t)c->E * (size_t)c->NS, 0.0f);
     return s;
+}
+
+// With --cp: what this rank is given and hands on, layer by layer, and what is asked of it, of one layer. A rank that
+// nobody precedes, or follows, goes on from nothing
+static void activations_join(Activations* acts, const Config* c, CarriedLine line, int B, const Device* dev) {
+    acts->line = line;
+    acts->carried = mamba_carried(c, c->L, B);
+    acts->asked = mamba_carried(c, 1, B);
+    carried_open(&acts->carried, 1);
+    carried_open(&acts->asked, 1);
+    carried_clear(&acts->carried, 0, B, dev);
+    carried_clear(&acts->asked, 0, B, dev);
 }
 
 // sizes only; returns the bytes that activations_init will take
@@ -217,13 +233,18 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     const int N = B * T, M = c->M, E = c->E, NS = c->NS, R = c->R, P = config_dbc(c);
     const unsigned char* starts = document_starts(acts);
     const float* history = carried_part(&acts->carried, acts->carried.now, CARRIED_HISTORY, l);
+    const Carried* s = &acts->asked;  // by the positions behind; next: of those before
+    const float* ahead = carried_part(s, s->now, CARRIED_HISTORY, 0);
+    float *next_ahead = carried_part(s, s->next, CARRIED_HISTORY, 0),
+          *dstate = carried_part(s, s->next, CARRIED_STATE, 0);
+    carried_begin(s, 0, dev);
     if (acts->room.recompute == RECOMPUTE_LAYER) { layer_forward(mamba, acts, l, inp, B, T, dev); }
     ActivationTensors a = layer_activations(acts, l);
     Parameters p = layer_parameters(mamba, l);
     matmul_backward(a.dy, d.out_proj, d.out_bias, a.dresidual, a.gated, p.out_proj, N, E, M, dev);
     gate_backward(a.dy, a.dxz + E, 2 * E, a.dy, a.y, a.xz + E, 2 * E, N, E, dev);
-    scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, NULL, a.dy, a.states, a.u, a.delta, p.A_log,
-                  a.dbc + R, a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
+    scan_backward(a.du, a.ddelta, d.A_log, a.ddbc + R, a.ddbc + R + NS, P, d.D, dstate, a.dy, a.states, a.u, a.delta,
+                  p.A_log, a.dbc + R, a.dbc + R + NS, P, p.D, starts, B, T, E, NS, acts->room.chunk, dev);
     softplus_backward(a.ddelta, a.ddelta, a.delta, (size_t)N * E, dev);
     gemm(a.ddbc, P, NULL, 0, gemm_matrix(a.ddelta, E), gemm_matrix(p.dt_proj, R), N, R, E, dev);
     if (d.dt_proj) { gemm(d.dt_proj, R, NULL, 0, gemm_transposed(a.ddelta, E), gemm_matrix(a.dbc, P), E, R, N, dev); }
@@ -231,8 +252,9 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     matmul_backward_weight(d.x_proj, a.ddbc, a.u, 0, N, E, P, dev);
     // a chain that goes on from the scan's part
     gemm(a.du, E, a.du, E, gemm_matrix(a.ddbc, P), gemm_matrix(p.x_proj, E), N, E, P, dev);
-    conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, NULL, starts, B, T, E,
-                    c->K, dev);
+    conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, ahead, starts, B, T,
+                    E, c->K, dev);
+    if (next_ahead) { conv1d_ahead(next_ahead, a.du, a.conv, starts, B, T, E, c->K); }
     matmul_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, dev);
     rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, 1, N, M, dev);
 }
@@ -268,7 +290,11 @@ static void mamba_forward(const Mamba* mamba, Activations* acts, const int* toke
     ActivationTensors a = layer_activations(acts, 0);
     Parameters p = layer_parameters(mamba, 0);
     embed(mamba, acts, tokens, N, dev);
-    for (int l = 0; l < c->L; l++) { layer_forward(mamba, acts, l, layer_input(acts, l), B, T, dev); }
+    for (int l = 0; l < c->L; l++) {
+        carried_take(&acts->carried, acts->line.before, l, B, dev);
+        layer_forward(mamba, acts, l, layer_input(acts, l), B, T, dev);
+        carried_pass(&acts->carried, acts->line.behind, l, B, dev);
+    }
     rmsnorm_forward(a.normf, a.normf_rstd, layer_input(acts, c->L), p.norm_f, c->eps, N, M, dev);
     const HeadPass pass = head_pass(mamba, acts);
     head_forward(&pass, N, dev);
@@ -299,7 +325,9 @@ static void mamba_backward(Mamba* mamba, Activations* acts, const int* tokens, c
     rmsnorm_backward(a.dresidual, d.norm_f, a.dnorm, layer_input(acts, c->L), p.norm_f, a.normf_rstd, 0, N, M, dev);
     for (int l = c->L - 1; l >= mamba->model.lowest; l--) {
         d = layer_gradients(&mamba->model.dp, l);
+        carried_take(&acts->asked, acts->line.behind, 0, B, dev);
         layer_backward(mamba, acts, l, layer_input(acts, l), d, B, T, dev);
+        carried_pass(&acts->asked, acts->line.before, 0, B, dev);
         dp_layer_done(&mamba->model.dp, l, dev);
     }
     token_embedding_backward(d.embedding, a.dresidual, tokens, N, M, dev);
@@ -361,6 +389,8 @@ typedef struct {
     int has_head;             // does the model in r->weights have the head that is trained?
     int* old_layers;          // of each layer its number there, -1: new; NULL: the same layers
     int n_old_layers;         // layers there
+    CpRows rows;              // of the batch that is computed now, what this rank has, and
+    int *inputs, *targets;    // (B, T / C) with --cp its tokens
     int* corrupted;           // (B, T)
     float ff_loss;            // of this step; NAN: it has none
     int backpropagates;       // does it?
@@ -372,7 +402,9 @@ static int is_classifier(const Run* r) { return workplace(r)->m.task == TASK_CLS
 static int has_ff(const Run* r) { return workplace(r)->m.ff_lr > 0.0f; }
 
 static void mamba_add_options(Run* r) {
+    const Option cp = cp_option(&workplace(r)->m.cp, 1);
     r->n_options = mamba_options(r->table, r->n_options, &workplace(r)->m);
+    run_add_options(r, &cp, sizeof cp);
     mamba_reword_options(r->table, r->n_options);
 }
 
@@ -415,6 +447,7 @@ static void mamba_choose(Run* r) {
         c.L = m->target_layers;
     }
     mamba_layout(&w->mamba, &c);
+    cp_begin(r, &w->m.cp, 1);
     r->old_layers = w->old_layers;
     r->V = c.V;
     r->classes = c.head.classes;
@@ -441,6 +474,11 @@ static void mamba_check(Run* r) {
     const int has_examples = data_examples_T(&r->data) > 0, trains_cls = is_classifier(r);
     const int has_tokens = (has_data(&r->data.train) || has_data(&r->data.val)) && !has_examples;
     const int learns = h->learns_prototypes && h->kind == HEAD_HPN, is_cls = trains_cls || h->is_classifier;
+    options_refuse(m->cp > 1 && has_ff(r), "cp", "is not for Forward-Forward (--ff-lr)");
+    options_refuse(m->cp > 1 && r->d.carry_state, "cp", "is not for --carry-state: a row goes on from the rank before");
+    options_refuse(m->cp > 1 && learns, "cp", "brings --zero 2, and learnt prototypes of hpn need --zero 0");
+    options_refuse(m->cp > 1 && *m->embeddings_out, "cp", "is not for --embeddings-out");
+    cp_check(r, &workplace(r)->m.cp, 0.0f);
     options_refuse(m->bp_cadence > 1 && !has_ff(r), "bp-cadence-steps",
                    "the steps without back-propagation need --ff-lr above 0, or they do nothing");
     options_refuse(has_ff(r) && (r->o.zero > 0 || r->d.carry_state), "ff-lr",
@@ -485,6 +523,13 @@ static void mamba_box(const Run* r) {
     if (head_has_prototypes(&c->head)) {
         box_row("  prototypes", "in %d dimensions, %s", c->head.Dp, c->head.learns_prototypes ? "learnt" : "fixed");
     }
+    cp_box(r);
+}
+
+// with --cp: what layers carry to the next positions. Rank 0 has the first ones, of which nobody asks back
+static double mamba_states_sent(const Run* r) {
+    const Carried one = mamba_carried(config_of(r), 1, r->o.batch_size);
+    return model_has_cp(r->model) ? config_of(r)->L * carried_line_sends(&one) * cp_leaves(r) : 0.0;
 }
 
 // products of every matrix, forward and twice backward; of the scan, 9 flops for each state
@@ -515,9 +560,9 @@ enum { PROMPT_PIECE = 128 };  // positions of a prompt that are computed at once
 static double mamba_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
     const Recompute recompute = sparing ? RECOMPUTE_LAYER : (Recompute)workplace(r)->m.recompute;
-    const Room batch = room_of(r, B, T, purpose, recompute),
+    const Room batch = room_of(r, B, T / r->model->cp.size, purpose, recompute),
                piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
-    const Carried states = mamba_carried(config_of(r), 1);
+    const Carried states = mamba_carried(config_of(r), config_of(r)->L, 1);
     if (purpose != TO_GENERATE) { return activations_layout(&acts, config_of(r), &batch); }
     return 2.0 * (double)carried_bytes(&states, 1) + activations_layout(&acts, config_of(r), &piece);
 }
@@ -525,20 +570,20 @@ static double mamba_bytes(const Run* r, Purpose purpose, int B, int T, int spari
 // the largest scratch that an op asks for: the head's gradients, a layer's, or the scan
 static double mamba_workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const int N = B * r->T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe;
+    const int T = r->T / r->model->cp.size, N = B * T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe;
     const int classes = c->head.classes, rows = train ? classes : N;
-    const Room room = room_of(r, B, r->T, TO_TRAIN, (Recompute)workplace(r)->m.recompute);
+    const Room room = room_of(r, B, T, TO_TRAIN, (Recompute)workplace(r)->m.recompute);
     double head =
         fmax((double)gemm_workspace_bytes(N, classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
     double layer =
         fmax((double)gemm_workspace_bytes(N, 2 * c->E, n), (double)gemm_workspace_bytes(2 * c->E, train ? N : c->M, n));
-    double scan = (double)scan_workspace_bytes(B, r->T, c->E, c->NS, room.chunk, n);
+    double scan = (double)scan_workspace_bytes(B, T, c->E, c->NS, room.chunk, n);
     return fmax(scan, fmax(head, layer));
 }
 
 // what --carry-state keeps between updates
 static size_t stream_bytes(const Run* r) {
-    const Carried one = mamba_carried(config_of(r), r->o.batch_size);
+    const Carried one = mamba_carried(config_of(r), config_of(r)->L, r->o.batch_size);
     return r->d.carry_state ? carried_bytes(&one, r->n_leaves) : 0;
 }
 
@@ -552,11 +597,18 @@ static double mamba_embeddings_bytes(const Run* r) {
     return *workplace(r)->m.embeddings_out ? sizeof(float) * (D + 1) * (n + c->head.classes) : 0.0;
 }
 
+// what --cp carries from rank to rank, and back
+static double line_bytes(const Run* r) {
+    const Carried one = mamba_carried(config_of(r), config_of(r)->L + 1, r->o.batch_size);
+    return model_has_cp(r->model) ? 2.0 * (double)carried_bytes(&one, 1) : 0.0;
+}
+
 // prototypes as the head uses them, and their gradient; states; Forward-Forward's gradients; --embeddings-out
 static double mamba_more_bytes(const Run* r) {
     const Config* c = config_of(r);
     const int trains = run_is_training(r), backward = trains || *r->o.probe;
     double n_bytes = head_bytes(&c->head, backward) + 2.0 * (double)stream_bytes(r) + mamba_embeddings_bytes(r);
+    n_bytes += line_bytes(r);
     if (trains && has_ff(r)) {
         SecondLoss ff = {0};
         second_loss_layout(&ff, r->model, r->comm, 2 * r->n_leaves);
@@ -603,7 +655,7 @@ static void open_more(Run* r) {
         surgery_init(&w->mamba.ff.surgery, &config, NULL, 0, 1);
     }
     if (!r->d.carry_state) { return; }
-    w->carried = mamba_carried(&w->mamba.config, r->o.batch_size);
+    w->carried = mamba_carried(&w->mamba.config, w->mamba.config.L, r->o.batch_size);
     carried_open(&w->carried, r->n_leaves);
     const int64_t of[] = {r->n_leaves, r->o.batch_size, r->T, (int64_t)r->data.train_sum};
     memcpy(w->carried_of, of, sizeof of);
@@ -616,32 +668,52 @@ static void open_cache(Run* r) {
     const Room room = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, (Recompute)w->m.recompute);
     activations_init(&w->cache, c, &room);
     w->cache.document_start = data_separator(&r->data, &r->o, run_end_of_text(r));
-    w->cache.carried = mamba_carried(c, 1);
+    w->cache.carried = mamba_carried(c, c->L, 1);
     carried_open(&w->cache.carried, 1);
 }
 
 static void mamba_open(Run* r, Purpose purpose, int B, int T) {
     Workplace* w = workplace(r);
     if (purpose == TO_GENERATE) { open_cache(r); return; }
-    const Room room = room_of(r, B, T, purpose, (Recompute)w->m.recompute);
+    const RankGroup* cp = &r->model->cp;
+    const int own = T / cp->size;
+    const Room room = room_of(r, B, own, purpose, (Recompute)w->m.recompute);
     activations_init(&w->acts, &w->mamba.config, &room);
-    head_scores_init(&w->scores, B * T);
+    head_scores_init(&w->scores, B * own);
+    if (model_has_cp(r->model)) {
+        activations_join(&w->acts, &w->mamba.config, carried_line_init(model_sharing(r->model, r->comm), cp), B,
+                         &r->dev);
+        w->inputs = (int*)malloc_check(2 * sizeof(int) * (size_t)B * (size_t)own, "tokens of this rank");
+        w->targets = w->inputs + (size_t)B * (size_t)own;
+    }
     if (*r->o.probe) { return; }
     w->acts.document_start = data_separator(&r->data, &r->o, r->o.doc_reset ? run_end_of_text(r) : -1);
     if (purpose == TO_TRAIN) { open_more(r); }
 }
 
-// the next pass stands alone
-static void carry_nothing(Activations* acts) { memset(&acts->carried, 0, sizeof acts->carried); }
+// the next pass stands alone, or with --cp goes on from the rank before
+static void carry_nothing(Activations* acts) {
+    if (!acts->asked.now) { memset(&acts->carried, 0, sizeof acts->carried); }
+}
+
+// of tokens (B, T) those that this rank computes, at `own` or where they are
+static const int* own_tokens(const Run* r, int* own, const int* tokens) {
+    if (!model_has_cp(r->model) || !tokens) { return tokens; }
+    cp_take(own, tokens, &workplace(r)->rows);
+    return own;
+}
 
 static void mamba_train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Workplace* w = workplace(r);
-    w->acts.carried = carried_batch(&w->carried, k);  // what the rows before left behind
+    w->rows = cp_rows(B, T, &r->model->cp);
+    if (!model_has_cp(r->model)) { w->acts.carried = carried_batch(&w->carried, k); }  // what the row before left
     for (int b = 0; b < B && w->carried.now; b++) {
         const int64_t row = train_row(r, train_batch_number(r, k)) + b;
         if (dataloader_stream_begins(&r->data.train_rows, row)) { carried_clear(&w->acts.carried, b, b + 1, &r->dev); }
     }
-    mamba_leaf(&w->mamba, &w->acts, inputs, targets, dloss, B, T, &r->dev);
+    inputs = own_tokens(r, w->inputs, inputs);
+    targets = own_tokens(r, w->targets, targets);
+    mamba_leaf(&w->mamba, &w->acts, inputs, targets, dloss, B, w->rows.n, &r->dev);
 }
 
 // States of the first t0 tokens are in cache, or everything is computed anew; a prompt is read in pieces
@@ -662,7 +734,8 @@ static void mamba_pass(Run* r, Purpose purpose, const int* tokens, const int* ta
     (void)targets;
     if (purpose == TO_GENERATE) { read_text(w, tokens, T, t0, &r->dev); return; }
     carry_nothing(&w->acts);
-    mamba_forward(&w->mamba, &w->acts, tokens, B, T, &r->dev);
+    w->rows = cp_rows(B, T, &r->model->cp);
+    mamba_forward(&w->mamba, &w->acts, own_tokens(r, w->inputs, tokens), B, w->rows.n, &r->dev);
 }
 
 // of a text those of the last position, by which a token is chosen
@@ -681,7 +754,17 @@ static const float* mamba_pass_logits(Run* r, Purpose purpose, int n) {
 static const float* mamba_losses(Run* r, const int* targets, int N) {
     Workplace* w = workplace(r);
     const HeadPass pass = head_pass(&w->mamba, &w->acts);
-    return head_scores_losses(&w->scores, &pass, targets, N, &r->dev);
+    targets = own_tokens(r, w->targets, targets);
+    return head_scores_losses(&w->scores, &pass, targets, N / r->model->cp.size, &r->dev);
+}
+
+// Of the ranks that have rows together. The mean over pairs is one of those ranks whose positions have targets
+static void add_scores(const RankGroup* cp, double* scores) {
+    const int has_targets = scores[SCORE_COUNTED] > 0.0;
+    scores[SCORE_PAIRS] *= has_targets;
+    scores[SCORE_BATCHES] = has_targets;
+    comm_all_reduce(cp->group, scores, N_SCORES, DT_F64, OP_SUM, HERE);
+    scores[SCORE_BATCHES] = fmax(scores[SCORE_BATCHES], 1.0);
 }
 
 // of the same batch
@@ -689,8 +772,9 @@ static void mamba_batch_scores(void* run, const int* targets, int B, int T, doub
     Run* r = (Run*)run;
     Workplace* w = workplace(r);
     const HeadPass pass = head_pass(&w->mamba, &w->acts);
-    head_scores_rest(&w->scores, &pass, targets, B * T, &r->dev);
+    head_scores_rest(&w->scores, &pass, own_tokens(r, w->targets, targets), B * T / r->model->cp.size, &r->dev);
     memcpy(scores, w->scores.sums, sizeof w->scores.sums);
+    if (model_has_cp(r->model)) { add_scores(&r->model->cp, scores); }
 }
 
 static void mamba_validated(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]) {
@@ -888,6 +972,12 @@ static void mamba_close(Run* r) {
     carried_close(&w->carried);
     second_loss_free(&w->mamba.ff);
     head_free(&w->mamba.head);
+    if (w->acts.asked.now) {
+        carried_close(&w->acts.carried);
+        carried_close(&w->acts.asked);
+        carried_line_free(&w->acts.line);
+    }
+    free(w->inputs);
     free(w->corrupted);
     head_scores_free(&w->scores);
     free(w->old_layers);
@@ -913,6 +1003,7 @@ static Trainer mamba_trainer(void) {
     t.flops_per_token = mamba_flops;
     t.activation_bytes = mamba_bytes;
     t.workspace_bytes = mamba_workspace_bytes;
+    t.keys_sent = mamba_states_sent;
     t.more_bytes = mamba_more_bytes;
     t.load = mamba_load_parameters;
     t.open = mamba_open;

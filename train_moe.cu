@@ -524,7 +524,7 @@ static void moe_options(Run* r) {
         graph_option(&w->decoder.graph),
         pp_option(&w->decoder.pp),
         tp_option(&w->decoder.tp),
-        cp_option(&w->decoder.cp),
+        cp_option(&w->decoder.cp, CP_CHUNKS),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -593,7 +593,7 @@ static void moe_choose(Run* r) {
     r->max_T = c->max_T;
     pp_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->decoder.tp);
-    cp_begin(r, &w->decoder.cp);
+    cp_begin(r, &w->decoder.cp, CP_CHUNKS);
     w->moe.config = config_part(c, w->moe.model.tp.size);
     experts_begin_ep(r, &w->decoder.how.ep, c->E);
 }

@@ -638,7 +638,7 @@ static void qwen_options(Run* r) {
         graph_option(&w->decoder.graph),
         pp_option(&w->decoder.pp),
         tp_option(&w->decoder.tp),
-        cp_option(&w->decoder.cp),
+        cp_option(&w->decoder.cp, CP_CHUNKS),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -712,7 +712,7 @@ static void qwen_choose(Run* r) {
     pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
              c.tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->decoder.tp);
-    cp_begin(r, &w->decoder.cp);
+    cp_begin(r, &w->decoder.cp, CP_CHUNKS);
     options_refuse(c.E > 0 && model_has_tp(r->model) && is_adapter, "tp",
                    "is not for adapters of a model with experts");
     options_refuse(c.fused && model_has_tp(r->model), "tp",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe and train_qwen3, as their user starts them. The
+# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3 and train_mamba_hpn, as their user starts them. The
 # same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
 # update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its neighbour.
 #     dev/test_context.sh quick   a few of each kind
@@ -10,6 +10,7 @@ unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build qwen "CPU=1" train_qwen3
 need_build gpt2 "CPU=1" train_gpt2cu
 need_build moe "CPU=1" train_moe
+need_build mamba "" train_mamba_hpn
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -26,6 +27,8 @@ echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\
 for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-3 --grad-accum 4 --steps 20 --val-fraction 0.1 --eval-every 5 --eval-batches 3
      --sample-every 20 --max-new-tokens 8 --save-every 10)
+
+tiny=(--model tiny --base-layers 3 --d-model 20)
 
 # two runs: each loss within 1e-5 relative, and the validation before the first update to the last digit
 near() {
@@ -70,6 +73,7 @@ if is_quick; then
     shared qwen "biases and windows" "2/2" --config bias.json
     shared gpt2 "GPT-2" "2/2 4/2/--pp,2" --config gpt2.json
     shared moe "experts" "2/2 4/2/--ep,2" --config experts.json
+    shared mamba "Mamba, documents" "2/2 4/2" "${tiny[@]}" --train documents --doc-reset 1
     finish
     exit
 fi
@@ -89,6 +93,16 @@ shared moe "experts" "2/2 4/2 4/2/--ep,2 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 8/2/--
 shared moe "experts, balanced by biases" "2/2 4/2/--ep,4 4/2/--pp,2" --config experts.json --balance bias
 shared moe "experts, balanced by a loss" "2/2 4/2/--ep,4 4/2/--pp,2 4/4" --config experts.json --balance loss --aux-alpha 0.05
 shared qwen "Qwen3 with experts" "2/2 4/2/--ep,2 4/2/--tp,2 8/2/--pp,2,--ep,4" --config sparse.json
+shared mamba "Mamba" "2/2 2/2 4/2 6/2 2/2/--recompute,scan 2/2/--recompute,layer 2/2/--scan-chunk,3 4/4 8/4" "${tiny[@]}" --ema 0.9
+shared mamba "Mamba, fewer positions on each rank than the taps reach" "8/8" "${tiny[@]}" --batch-size 1 --head ce
+shared mamba "Mamba, documents, answering examples" "2/2 4/2 4/4" "${tiny[@]}" --train documents --doc-reset 1 --hellaswag examples
+# rows of 6 whose only target is at the end: all ranks but one have none
+examples 40 6 "$(for i in {1..240}; do echo $((i * i % 11)); done)" "$(for i in {1..240}; do echo $((i % 6 == 0 ? i * i % 11 % 3 : -1)); done)" >classes.safetensors
+shared mamba "Mamba, a classifier" "2/2 3/3 6/6" "${tiny[@]}" --task cls --head hpn --proto fixed --proto-dim 8 --train classes.safetensors \
+    --val classes.safetensors --val-fraction 0 --seq-len 6 --sample-every 0
+shared mamba "Mamba, some does not learn" "2/2 4/2" "${tiny[@]}" --freeze '*.layers.0.*,*A_log*,*conv1d*'
+shared mamba "Mamba, fixed prototypes" "2/2 4/2" "${tiny[@]}" --head hpn --proto fixed --proto-dim 256
+shared mamba "Mamba, prototypes with a softmax" "2/2 3/3" "${tiny[@]}" --head hpn-softmax --proto-dim 64 --seq-len 18
 echo "# checkpoints"
 "$launch" -n 2 "$qwen" "${run[@]}" --config tied.json --cp 2 --run whole >out 2>err </dev/null
 for to in "2 --cp 2" "4 --cp 2" "4 --cp 2 --tp 2" "4 --cp 2 --pp 2"; do
@@ -119,6 +133,8 @@ sends qwen "  keys sent|positions" 8 --cp 2 --pp 2 --recompute 3 --freeze 'first
 sends qwen "  keys sent|positions" 4 --cp 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
 sends gpt2 "  keys sent|positions" 4 --cp 2 --recompute 3 --config gpt2.json
 sends moe "  keys sent|positions" 4 --cp 2 --config experts.json
+sends mamba "  states sent|positions" 4 --cp 2 "${tiny[@]}"
+sends mamba "  states sent|positions" 3 --cp 3 --seq-len 15 --recompute layer --freeze first:1 "${tiny[@]}"
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--cp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --cp 2
@@ -128,6 +144,11 @@ refused "rows that are too short" "--cp: 4: expected rows of a multiple of 8 pos
 refused "--zero 1" "--zero: --cp brings --zero 2: leave it out" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --zero 1
 refused "dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --lora-rank 2 --lora-dropout 0.1
 refused "--verify-every" "--verify-every: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --cp 2
+refused "Mamba: rows that cannot be cut" "--cp: 3: expected rows of a multiple of 3 positions, found 16: --seq-len 15" "$launch" -n 3 "$mamba" "${run[@]}" "${tiny[@]}" --cp 3
+refused "Mamba: Forward-Forward" "--cp: is not for Forward-Forward" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --ff-lr 1e-3
+refused "Mamba: --carry-state" "--cp: is not for --carry-state" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --carry-state 1
+refused "Mamba: learnt prototypes" "--cp: brings --zero 2" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --head hpn --proto learn --proto-separation 0.1
+refused "Mamba: --embeddings-out" "--cp: is not for --embeddings-out" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --embeddings-out e.safetensors
 refused "--noise-scale" "--noise-scale: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --cp 2
 timeout 60 "$qwen" --from whole --generate x --max-new-tokens 2 --cp 2 >out 2>err
 check "refused: --generate" test "$? $(grep -cF -- '--cp: is for training and --eval-only' err)" = "2 1"

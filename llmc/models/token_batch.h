@@ -100,7 +100,7 @@ static inline int token_batch_upload_(TokenBatch* x, int* to, const int* from, i
 
 static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,
                                       const Device* dev) {
-    const RankGroup alone = {1, 0, NULL, NULL};
+    const RankGroup alone = {1, 0, 1, NULL, NULL};
     x->rows = cp_rows(B, T, x->cp ? x->cp : &alone);
     x->n = token_batch_upload_(x, x->tokens, tokens, B * (T - t0), dev);
     segments_find_marked(&x->segments, tokens, targets, B, T);

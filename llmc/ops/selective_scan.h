@@ -11,9 +11,9 @@ Selective scan, the recurrence of a Mamba layer. Each of C channels has NS state
 Backward (derived in doc/selective_scan.md) walks down in time. It makes the h of a chunk once more from `states`, so
 that h is kept at every chunk, not at every position. lambda is what later positions ask of h_t, 0 at the end of a
 document:
-    dstate (B, C, NS)   lambda at the last position, what positions behind it ask of the state afterwards, and when it is
-            done what these positions ask of the state before the first one: so a row may come in parts, the last one
-            first. NULL: nobody asks; a state that came in is a constant then
+    dstate (B, C, NS)   lambda at the last position, what positions behind it ask of the state there, and afterwards
+            what these positions ask of the state before the first one: so a row may come in parts, the last one first.
+            NULL: nobody asks; a state that came in is a constant then
     G = lambda + dy * ssm_C[n]      lambda = a * G      W = lambda * h_before[n]      S = sum over n of G * ssm_B[n]
     du = D * dy + delta * S         ddelta = u * S + sum over n of A[n] * W           written
     dA_log = A * sum over positions of delta * W         dD = sum of dy * u           written, one call is one leaf

@@ -1,8 +1,9 @@
 /*
 Who has which positions of a row. With --cp C the C ranks of a group (rank_group.h) compute each micro-batch
-together: a row of T positions is cut into 2C chunks, and the rank of place p has chunks p and 2C-1-p. Of causal
-attention, in which a late position reads more than an early one, each then computes as much as the others:
+together. For attention a row of T positions is cut into 2C chunks, and the rank of place p has chunks p and 2C-1-p: of
+causal attention, in which a late position reads more than an early one, each then computes as much as the others:
     C = 2, T = 8      position 0 1 | 2 3 | 4 5 | 6 7      place 0: 0 1 6 7      place 1: 2 3 4 5
+What goes along a row (a scan, carried_line.h) has one chunk on each rank, p on that of place p.
 Everything else looks at one position at a time. Each rank has the whole model; gradients are sums over positions, and a
 place's share of a micro-batch is one leaf of the tree (data_parallel.h).
     cp_rows         of B rows of T positions, what this rank has: first its early chunk of all rows, then its late one
@@ -15,7 +16,7 @@ Explained in doc/ranks.md; how keys and values are brought together: context_par
 #define LLMC_CONTEXT_RANKS_H
 #include "rank_group.h"  // RankGroup
 
-enum { CP_CHUNKS = 2 };  // that each rank of a group has of a row
+enum { CP_CHUNKS = 2 };  // that each rank of a group has of a row, at most
 
 typedef struct {
     int B, T;               // of whole rows
@@ -23,10 +24,10 @@ typedef struct {
     int begin[CP_CHUNKS];   // where they begin in the row
 } CpRows;
 
-// of the rank of this place; T is a multiple of 2 * size
+// of the rank of this place; T is a multiple of chunks * size
 static inline CpRows cp_rows_of(int B, int T, const RankGroup* x, int place) {
-    const int is_alone = x->size == 1, n = is_alone ? T : T / (CP_CHUNKS * x->size);
-    const CpRows rows = {B, T, is_alone ? 1 : CP_CHUNKS, n, {place * n, (CP_CHUNKS * x->size - 1 - place) * n}};
+    const int n = T / (x->chunks * x->size);
+    const CpRows rows = {B, T, x->chunks, n, {place * n, (CP_CHUNKS * x->size - 1 - place) * n}};
     return rows;
 }
 

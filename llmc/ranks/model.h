@@ -258,10 +258,11 @@ static inline void model_begin_tp(Model* m, Comm* world, int size) {
 // ---- context parallel ----
 
 // After model_layout, model_begin_pp and model_begin_tp, all ranks call. size: of a group; it divides the ranks that
-// share micro-batches
-static inline void model_begin_cp(Model* m, Comm* world, int size) {
+// share micro-batches. chunks: of a row on each rank (context_ranks.h)
+static inline void model_begin_cp(Model* m, Comm* world, int size, int chunks) {
     if (size == 1) { return; }
     m->cp = rank_group_init(model_sharing(m, world), size);
+    m->cp.chunks = chunks;
 }
 
 // of an update of so many micro-batches: each rank of a group has a leaf of each

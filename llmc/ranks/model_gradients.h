@@ -56,7 +56,7 @@ static inline void model_leaf_done(Model* m, const Device* dev) {
 // what goes around: from the last stage to the first, or back. The host waits
 static inline void model_go_around_(const Model* m, const void* send, void* recv, size_t n_bytes, const Device* dev) {
     Comm* tie = m->pp.tie;
-    comm_wait_device(tie, pp_exchange(tie, send, recv, n_bytes, dev), dev);
+    comm_wait_device(tie, rank_pair_exchange(tie, send, recv, n_bytes, dev), dev);
 }
 
 // on the first stage, once a leaf has come down to the embedding: what the head has written there

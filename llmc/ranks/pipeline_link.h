@@ -7,15 +7,13 @@ counted goes along, for the last stage adds it up, and with gradients comes back
     pp_swap               with one neighbour: something goes there, something else comes from there, or neither
     pp_wait               it has come and gone
     pp_tell               what the last stage knows, on the host, to all
-    pp_exchange           bytes of a device with the other of two ranks
 Order:  messages of a pair are swapped in the order in which both ask for them. `pp_swap` is one call for both
         directions, for neither of two ranks may wait for the other to receive first.
 Cost:   n_bytes and n_number_bytes for each micro-batch, pair and direction.
 */
 #ifndef LLMC_PIPELINE_LINK_H
 #define LLMC_PIPELINE_LINK_H
-#include "comm_nccl.h"       // comm_exchange_device
-#include "pipeline_ranks.h"  // PpRanks
+#include "pipeline_ranks.h"  // PpRanks, rank_pair_exchange
 
 typedef struct {
     void *in, *out;   // the stream before the first layer of this stage, and behind its last
@@ -35,20 +33,13 @@ typedef struct {
     CommTicket stream, numbers;
 } PpSwap;
 
-// NULL: nothing goes, or comes
-static inline CommTicket pp_exchange(Comm* pair, const void* send, void* recv, size_t n_bytes, const Device* dev) {
-    const CommPiece with = {send, recv, send ? n_bytes : 0, recv ? n_bytes : 0}, none = {NULL, NULL, 0, 0};
-    const CommPiece pieces[2] = {pair->rank == 0 ? none : with, pair->rank == 0 ? with : none};
-    return comm_exchange_device(pair, pieces, dev, HERE);
-}
-
 // NULL: nothing goes, or comes. The buffers belong to it until pp_wait
 static inline PpSwap pp_swap(Comm* pair, const void* send, const void* numbers_out, void* recv,
                              void* numbers_in, const PpStreams* e, const Device* dev) {
     PpSwap s = {pair, {0}, {0}};
-    s.stream = pp_exchange(pair, send, recv, e->n_bytes, dev);
+    s.stream = rank_pair_exchange(pair, send, recv, e->n_bytes, dev);
     if (e->n_number_bytes > 0) {
-        s.numbers = pp_exchange(pair, numbers_out, numbers_in, e->n_number_bytes, dev);
+        s.numbers = rank_pair_exchange(pair, numbers_out, numbers_in, e->n_number_bytes, dev);
     }
     return s;
 }

@@ -10,7 +10,7 @@ Explained in doc/ranks.md
 */
 #ifndef LLMC_PIPELINE_RANKS_H
 #define LLMC_PIPELINE_RANKS_H
-#include "comm.h"  // Comm, comm_every
+#include "rank_group.h"  // Comm, comm_every, rank_pair
 #include <assert.h>
 #include <math.h>
 
@@ -69,15 +69,6 @@ static inline void pp_cut(int* begin, int n, const double* cost, int L, double h
     free(from);
 }
 
-// a group of ranks a and b on these two; the others, which call too, have none
-static inline Comm* pp_pair_(Comm* world, int a, int b) {
-    const int is_one = world->rank == a || world->rank == b;
-    Comm* pair = comm_every(world, is_one ? a : world->rank, b - a, is_one ? 2 : 1, HERE);
-    if (is_one) { return pair; }
-    comm_free(pair);
-    return NULL;
-}
-
 // n: stages, which divide the ranks. begin: of pp_cut. All ranks call
 static inline PpRanks pp_ranks_init(Comm* world, int n, const int* begin) {
     PpRanks x;
@@ -91,11 +82,11 @@ static inline PpRanks pp_ranks_init(Comm* world, int n, const int* begin) {
     x.stage_ranks = comm_every(world, x.stage * each, 1, each, HERE);
     x.line = comm_every(world, line, each, n, HERE);
     for (int s = 0; s < n - 1; s++) {
-        Comm* pair = pp_pair_(world, s * each + line, (s + 1) * each + line);
+        Comm* pair = rank_pair(world, s * each + line, (s + 1) * each + line);
         if (s == x.stage) { x.next = pair; }
         if (s + 1 == x.stage) { x.previous = pair; }
     }
-    x.tie = pp_pair_(world, line, (n - 1) * each + line);
+    x.tie = rank_pair(world, line, (n - 1) * each + line);
     return x;
 }
 

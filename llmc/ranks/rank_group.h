@@ -12,6 +12,7 @@ groups do (data_parallel.h).
     rank_group_free
     rank_group_exchange   on the device: a block of n bytes to and from each of the others of the group. Block p of
                           `landing` comes from place p; what goes to it lies p * stride bytes behind `send`
+    rank_pair, rank_pair_exchange   a group of two; bytes of a device with the other, each way, or one, or neither
 Explained in doc/ranks.md
 */
 #ifndef LLMC_RANK_GROUP_H
@@ -22,12 +23,13 @@ enum { RANK_GROUP_MAX = 256 };
 
 typedef struct {
     int size, place;  // of the group, and this rank's in it
+    int chunks;       // of every row that a rank has, with --cp
     Comm *group, *alike;
 } RankGroup;
 
 // n: of a group, which divides the ranks of `among`: all of them, or those that share what other groups have. All call
 static inline RankGroup rank_group_init(Comm* among, int n) {
-    RankGroup x = {n, among ? among->rank % n : 0, NULL, NULL};
+    RankGroup x = {n, among ? among->rank % n : 0, 1, NULL, NULL};
     if (n == 1) { return x; }
     x.group = comm_every(among, among->rank / n * n, 1, n, HERE);
     x.alike = comm_every(among, x.place, n, among->size / n, HERE);
@@ -50,5 +52,22 @@ static inline void rank_group_exchange(void* landing, const void* send, size_t s
         pieces[p] = piece;
     }
     comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
+}
+
+// a group of ranks a and b on these two; the others, which call too, have none
+static inline Comm* rank_pair(Comm* world, int a, int b) {
+    const int is_one = world->rank == a || world->rank == b;
+    Comm* pair = comm_every(world, is_one ? a : world->rank, b - a, is_one ? 2 : 1, HERE);
+    if (is_one) { return pair; }
+    comm_free(pair);
+    return NULL;
+}
+
+// NULL: nothing goes, or comes
+static inline CommTicket rank_pair_exchange(Comm* pair, const void* send, void* recv, size_t n_bytes,
+                                            const Device* dev) {
+    const CommPiece with = {send, recv, send ? n_bytes : 0, recv ? n_bytes : 0}, none = {NULL, NULL, 0, 0};
+    const CommPiece pieces[2] = {pair->rank == 0 ? none : with, pair->rank == 0 ? with : none};
+    return comm_exchange_device(pair, pieces, dev, HERE);
 }
 #endif  // LLMC_RANK_GROUP_H

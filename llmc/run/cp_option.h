@@ -1,6 +1,6 @@
 /*
---cp of a trainer whose attention is that of models/rotary_attention.h: groups of ranks that have the positions of every
-row together (ranks/context_ranks.h).
+--cp: groups of ranks that have the positions of every row together (ranks/context_ranks.h). `chunks`, of a row on each
+rank: 2 of attention, as models/segment_attention.h has it; 1 of what goes along a row, as ranks/carried_line.h has it.
     cp_option    its row of the table
     cp_begin     in Trainer.choose, behind pp_begin and tp_begin: which ranks have which positions
     cp_check     in Trainer.check: can rows be cut so?
@@ -13,8 +13,13 @@ row together (ranks/context_ranks.h).
 #include "../ranks/model.h"             // model_begin_cp
 #include "trainer.h"                    // Run, run_is_typed
 
-static inline Option cp_option(int* size) {
+static inline Option cp_option(int* size, int chunks) {
     const Option row = {"machine", "cp", "", OPTION_INT, size, "1", 1, RANK_GROUP_MAX, "C",
+                        chunks == 1 ?
+                        "share the positions of every row among groups of C ranks, for rows that are too long for one: "
+                        "each hands the states at its end to the next. Needs a multiple of C ranks, and rows of a "
+                        "multiple of C positions. Brings --zero 2. Sums over positions are made of C parts: with "
+                        "another C the last digits differ" :
                         "share the positions of every row among groups of C ranks, for rows that are too long for one: "
                         "needs a multiple of C ranks, and rows of a multiple of 2C positions. Brings --zero 2. Sums "
                         "over positions are made of C parts: with another C the last digits differ", 0};
@@ -28,7 +33,7 @@ static inline void cp_warn_(const Run* r, int was) {
 }
 
 // A number that was not typed but comes from an earlier run is given up where it does not fit
-static inline void cp_begin(Run* r, int* size) {
+static inline void cp_begin(Run* r, int* size, int chunks) {
     Model* m = r->model;
     const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "cp"), was = *size;
     const int is_alone = run_is_generating(r) || *r->o.probe;
@@ -47,12 +52,12 @@ static inline void cp_begin(Run* r, int* size) {
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --cp");
     options_refuse(run_is_typed(r, "zero") && r->o.zero != 2, "zero", "--cp brings --zero 2: leave it out");
     options_set(r->table, r->n_options, "zero", "2");
-    model_begin_cp(m, r->comm, *size);
+    model_begin_cp(m, r->comm, *size, chunks);
 }
 
 // once the length of rows is known. dropout: what it leaves out goes by positions of whole rows
 static inline void cp_check(Run* r, int* size, float dropout) {
-    const int each = CP_CHUNKS * *size;
+    const int each = r->model->cp.chunks * *size;
     if (*size == 1) { return; }
     options_refuse(dropout > 0.0f, "cp", "is not for dropout");
     if (r->T % each == 0) { return; }
@@ -62,7 +67,7 @@ static inline void cp_check(Run* r, int* size, float dropout) {
     }
     cp_warn_(r, *size);
     rank_group_free(&r->model->cp);
-    *size = 1;
+    *size = r->model->cp.chunks = 1;
 }
 
 static inline void cp_box(const Run* r) {
@@ -70,7 +75,9 @@ static inline void cp_box(const Run* r) {
     if (!model_has_cp(m)) { return; }
     box_row("positions", "of each row shared by %d ranks: %d on each", m->cp.size, r->T / m->cp.size);
     if (!run_is_training(r)) { return; }
-    box_row("  keys sent", "%s per update by each", format_bytes(r->trainer->keys_sent(r)).s);
+    const ShortText sent = format_bytes(r->trainer->keys_sent(r));
+    if (m->cp.chunks == 1) { box_row("  states sent", "%s per update by all but the last", sent.s); }
+    else { box_row("  keys sent", "%s per update by each", sent.s); }
 }
 
 // micro-batches of which this rank computes something in an update

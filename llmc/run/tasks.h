@@ -8,7 +8,7 @@ What a run may do with a model beside training it.
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
 #include "../files/tensorfile.h"     // tensors_put
-#include "../ranks/context_ranks.h"  // cp_bring, CP_CHUNKS
+#include "../ranks/context_ranks.h"  // cp_bring
 #include "../text/escape.h"          // text_escape
 #include "chat.h"                    // chat
 #include "folder.h"                  // run_show_sample, run_open_answers
@@ -97,7 +97,7 @@ static inline void task_evaluate(Run* r, int training) {
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
     Comm* dealing = model_dealing(r->model, r->comm);  // a line of stages computes one batch
     const Evaluator e = {&r->o,     dealing,     tokenizer, r->T,   r->inputs, r->targets, task_losses_, r,
-                         t->scores, t->n_scores, scores,    model_has_cp(r->model) ? CP_CHUNKS * r->model->cp.size : 1,
+                         t->scores, t->n_scores, scores,    r->model->cp.chunks * r->model->cp.size,
                          model_has_ep(r->model), r->comm->rank == 0};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
