@@ -141,18 +141,6 @@ static Carried mamba_carried(const Config* c, int L, int B) {
     return s;
 }
 
-// With --cp: what this rank is given and hands on, layer by layer, and what is asked of it, of one layer. A rank that
-// nobody precedes, or follows, goes on from nothing
-static void activations_join(Activations* acts, const Config* c, CarriedLine line, int B, const Device* dev) {
-    acts->line = line;
-    acts->carried = mamba_carried(c, c->L, B);
-    acts->asked = mamba_carried(c, 1, B);
-    carried_open(&acts->carried, 1);
-    carried_open(&acts->asked, 1);
-    carried_clear(&acts->carried, 0, B, dev);
-    carried_clear(&acts->asked, 0, B, dev);
-}
-
 // sizes only; returns the bytes that activations_init will take
 static double activations_layout(Activations* acts, const Config* c, const Room* room) {
     memset(acts, 0, sizeof *acts);
@@ -670,6 +658,18 @@ static void open_cache(Run* r) {
     w->cache.document_start = data_separator(&r->data, &r->o, run_end_of_text(r));
     w->cache.carried = mamba_carried(c, c->L, 1);
     carried_open(&w->cache.carried, 1);
+}
+
+// With --cp: what this rank is given and hands on, layer by layer, and what is asked of it, of one layer. A rank that
+// nobody precedes, or follows, goes on from nothing
+static void activations_join(Activations* acts, const Config* c, CarriedLine line, int B, const Device* dev) {
+    acts->line = line;
+    acts->carried = mamba_carried(c, c->L, B);
+    acts->asked = mamba_carried(c, 1, B);
+    carried_open(&acts->carried, 1);
+    carried_open(&acts->asked, 1);
+    carried_clear(&acts->carried, 0, B, dev);
+    carried_clear(&acts->asked, 0, B, dev);
 }
 
 static void mamba_open(Run* r, Purpose purpose, int B, int T) {
