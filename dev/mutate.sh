@@ -358,6 +358,14 @@ mutation "qwen: experts have the rows of the layer that was computed last" test_
     train_qwen3.cu:recompute_block 'if \(!has_rows\)' 'if (0)'
 mutation "qwen: dB of an expert forgets the weight of its row" test_qwen3 "adapters of experts" \
     expert_layer.h:expert_products_backward_ 's->row_weights, p->down,' 'NULL, p->down,'
+mutation "scan: what is asked of the last state is not looked at" test_selective_scan "split backward" selective_scan.h \
+    'if \(dstate\) \{ scan_tile_' 'if (0) { scan_tile_'
+mutation "scan: what is asked of the first state is not handed on" test_selective_scan "split backward" selective_scan.h \
+    'if \(dstate\) \{ scan_untile_' 'if (0) { scan_untile_'
+mutation "conv1d: what follows the window is not looked at" test_causal_conv1d "windows back" causal_conv1d.h \
+    '\} else if \(w->ahead\) \{' '} else if (0) {'
+mutation "conv1d: a start does not hide what follows" test_causal_conv1d "windows back" causal_conv1d.h \
+    'if \(j >= end\) \{' 'if (j >= T + K) {'
 mutation "qwen: a piece of the head forgets the pieces before" test_qwen3 recompute lm_head.h \
     '&h->weight, goes_on, n' '\&h->weight, 0, n'
 mutation "qwen: a piece of the head has the targets of the first" test_qwen3 recompute lm_head.h \
