@@ -9,6 +9,7 @@
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     likeliest                                           is a text what its probe says?
+#     write_configs                                       small models of all kinds, for runs on several ranks; conversations
 #     on_ranks, kib, sends, refused                       the same bytes on several ranks; what they send; what they refuse
 
 # ---- runs ----
@@ -195,6 +196,20 @@ PYTHON
 }
 
 # ---- several ranks ----
+
+# sparse.json: Qwen3 with experts in all layers but these; experts.json: Mixtral
+write_configs() {  # LAYERS EXPERTS LAYERS_WITHOUT_EXPERTS
+    local i heads="\"vocab_size\":257,\"num_hidden_layers\":$1,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":6,"
+    heads+='"max_position_embeddings":96,"rope_theta":10000,"hidden_size":20'
+    echo "{\"model_type\":\"qwen3\",$heads,\"intermediate_size\":28}" >dense.json
+    echo "{\"model_type\":\"gpt2\",\"activation_function\":\"gelu_new\",\"vocab_size\":257,\"n_layer\":$1,\"n_head\":4,\"n_embd\":20,\"n_positions\":96,\"layer_norm_epsilon\":1e-5}" >gpt2.json
+    edit dense.json tied.json tie_word_embeddings true
+    edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
+    edit dense.json sparse.json model_type '"qwen3_moe"' num_experts $2 num_experts_per_tok 2 moe_intermediate_size 10 norm_topk_prob true \
+        mlp_only_layers "$3" output_router_logits true router_aux_loss_coef 0.02
+    echo "{\"model_type\":\"mixtral\",$heads,\"intermediate_size\":12,\"num_local_experts\":$2,\"num_experts_per_tok\":2}" >experts.json
+    for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
+}
 
 # The run of `run` and these options alone, then on RANKS with DIVIDED, --pp or --tp, SIZE and MORE,OPTIONS: the bytes of one rank
 on_ranks() {  # TRAINER DIVIDED PROMISE "RANKS/SIZE[/MORE] ..." OPTION...

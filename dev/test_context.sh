@@ -16,15 +16,7 @@ work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 write_texts
-heads='"vocab_size":257,"num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
-echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
-echo '{"model_type":"gpt2","activation_function":"gelu_new","vocab_size":257,"n_layer":3,"n_head":4,"n_embd":20,"n_positions":96,"layer_norm_epsilon":1e-5}' >gpt2.json
-edit dense.json tied.json tie_word_embeddings true
-edit dense.json bias.json model_type '"qwen2"' use_sliding_window true sliding_window 5 max_window_layers 1
-edit dense.json sparse.json model_type '"qwen3_moe"' num_experts 4 num_experts_per_tok 2 moe_intermediate_size 10 norm_topk_prob true \
-    mlp_only_layers '[1]' output_router_logits true router_aux_loss_coef 0.02
-echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":4,\"num_experts_per_tok\":2}" >experts.json
-for i in {1..40}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >talks.jsonl
+write_configs 3 4 '[1]'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-3 --grad-accum 4 --steps 20 --val-fraction 0.1 --eval-every 5 --eval-batches 3
      --sample-every 20 --max-new-tokens 8 --save-every 10)
 

@@ -18,9 +18,7 @@ write_texts
 RANDOM=${SEED:-1}
 strikes=${STRIKES:-10}
 timeout=2  # --comm-timeout
-heads='"vocab_size":257,"num_hidden_layers":4,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
-echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
-echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":4,\"num_experts_per_tok\":2}" >experts.json
+write_configs 4 4 '[1]'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 4 --steps 120 --save-every 10 --keep 2 --val-fraction 0.1 --eval-every 40
     --eval-batches 3 --sample-every 60 --max-new-tokens 8 --init-timeout 5 --comm-timeout $timeout)
 seconds() { awk "BEGIN { printf \"%.2f\", $1 - $2 }"; }
