@@ -1,6 +1,6 @@
 /*
 Promises of llmc/ops/gated_delta.h. Both forms are judged in double, their gradients by finite differences and by an
-example of the specification; each has to be whole where it is cut and each document alone, in bits.
+example of the specification; the fast chunks must have the plain loop's bits, and windows and documents those of the whole.
 */
 #include "llmc/ops/gated_delta.h"
 #include "llmc/test/test.h"
@@ -99,6 +99,16 @@ static Result run(const Problem* p, int chunks) {
     return r;
 }
 
+static Result fast(const Problem* p, const Device* dev) {
+    Result r = result(p);
+    DeltaGradients d = {r.d[0], r.d[1], r.d[2], r.d[3], r.d[4]};
+    float* states = filled_array(delta_states_floats(&p->s), NAN);
+    delta_chunks_forward(r.o, states, r.state, p->in, &p->s, dev);
+    delta_chunks_backward(d, r.dstate, p->dout, states, p->in, &p->s, dev);
+    free(states);
+    return r;
+}
+
 static const char* gradient_names[N_GRADIENTS] = {"dq", "dk", "dv", "dg", "dbeta"};
 
 // ---- double ----
@@ -155,7 +165,7 @@ static void double_free(InDouble* w) {
 
 // |o| and |S| stay near 1 since beta and keys are at most 1; a position adds some 2 (DK + 64) roundings of 2^-24, and
 // exp(-g) forgets old ones. Measured 2e-6; gradients add up over later positions: 1e-5. Where g is -60 at every tenth
-// position, G of a chunk falls to -400: its roundings come into exp(G_i - G_j) as 400 * 2^-24 = 2.4e-5, and more than once
+// position, G of a chunk falls to -400: its roundings come into exp(G_i - G_j) as 400 * 2^-24 = 2.4e-5, some times over
 static double forward_error(int kind) { return kind & EXTREME ? 6e-5 : 8e-6; }
 static double gradient_error(int kind) { return kind & EXTREME ? 3e-4 : 4e-5; }
 
@@ -207,6 +217,32 @@ static void test_differences(Test* t) {
         for (int j = 0; j < N_GRADIENTS; j++) { free(want[j]); }
         free(dstate);
         double_free(&w);
+        problem_free(&p);
+    }
+}
+
+// fast against plain, in bits
+static void test_bits(Test* t) {
+    const int shapes[][6] = {{1, 1, 1, 1, 1, 1},   {2, 63, 1, 2, 16, 16}, {1, 64, 2, 4, 33, 7},  {1, 65, 1, 3, 5, 49},
+                             {2, 130, 3, 3, 17, 96}, {1, 200, 2, 2, 64, 80}, {1, 130, 2, 4, 128, 128}};
+    for (size_t i = 0; i < 2 * (sizeof shapes / sizeof *shapes); i++) {
+        const int* n = shapes[i / 2];
+        Problem p = problem(n[0], n[1], n[2], n[3], n[4], n[5], i % 2 ? WITH_STATE | WITH_STARTS | EXTREME : 0);
+        Result want = run(&p, 1);
+        for (int j = 0; j < N_TEST_THREADS; j++) {
+            Device dev = test_device(test_threads(j));
+            Result got = fast(&p, &dev);
+            check(t, dev.workspace->n_bytes == delta_workspace_bytes(&p.s, dev.n_threads), "workspace");
+            check_bits(t, "o", got.o, want.o, n_values(&p));
+            if (got.state) { check_bits(t, "state", got.state, want.state, n_states(&p)); }
+            if (got.dstate) { check_bits(t, "dstate", got.dstate, want.dstate, n_states(&p)); }
+            for (int g = 0; g < N_GRADIENTS; g++) {
+                check_bits(t, gradient_names[g], got.d[g], want.d[g], n_gradient(&p, g));
+            }
+            result_free(&got);
+            device_free(&dev);
+        }
+        result_free(&want);
         problem_free(&p);
     }
 }
@@ -344,6 +380,7 @@ int main(int argc, char** argv) {
         {"finite differences", "every gradient of both forms, of the state too, agrees with differences in double",
          test_differences},
         {"forms", "outputs and gradients of the two forms are as near as rounding", test_forms},
+        {"bits", "fast chunks equal the plain loop to the last bit at odd shapes, 1, 2, 3 and 7 threads", test_bits},
         {"windows", "a row cut anywhere (steps) or at multiples of DELTA_CHUNK (chunks) has the bits of the whole",
          test_cut},
         {"documents", "a packed row has the bits of its documents alone", test_documents},

@@ -47,8 +47,8 @@ Order:  every sum is a chain of madd and terms outside the stated range do not e
         madd(q, do, dS); dq over DV; dk over DV of dS * D, goes on over DV of St * -dv; dD over DK; dbeta over DV; dg
         over DV, these added over DK. Threads share heads, lanes columns: neither changes a bit.
 Error:  fp32 against fp64 at DK 12, DV 7, T 130, |v| < 1, unit keys: |o| and |S| within 8e-6, gradients 4e-5, in both
-        forms. Strong decay costs the chunks more: exp(G_i - G_j) has |G_i| 2^-24 of relative error, 2.4e-5 where G falls
-        to -400 in a chunk; steps have no such term.
+        forms. Strong decay costs the chunks more: exp(G_i - G_j) has |G_i| 2^-24 of relative error, 2.4e-5 where G
+        falls to -400 in a chunk; steps have no such term.
 Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; spec qwen36.md 2.3, 4.1 (steps), 4.2 and 4.3 (chunks)
 */
 #ifndef LLMC_GATED_DELTA_H
@@ -57,6 +57,9 @@ Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; spec qwen36.md 2.3, 4.1
 #include "../core/fmath.h"   // fm_exp
 #include "../core/madd.h"    // madd
 #include <string.h>
+#ifndef __CUDACC__
+#include "gemm.h"  // gemm_pack_a_tile_, gemm_pack_b_panel_, gemm_panel_, gemm_tile_
+#endif
 
 enum { DELTA_CHUNK = 64 };
 
@@ -229,7 +232,7 @@ typedef struct {
     int n, DK, DV;
     float eG[DELTA_CHUNK], fG[DELTA_CHUNK], dG[DELTA_CHUNK], dbeta[DELTA_CHUNK], beta[DELTA_CHUNK];
     float decay[DELTA_SQUARE_], A[DELTA_SQUARE_], P[DELTA_SQUARE_], dA[DELTA_SQUARE_], dP[DELTA_SQUARE_];
-    float *q, *k, *qg, *kg, *kf;        // (n, DK)
+    float *q, *k, *qg, *kg, *kf;        // (n, DK); kg has the minus of its rules
     float *B, *X, *Z, *dq, *dk;         // (n, DK)
     float *v, *u, *D, *o, *dout, *du;   // (n, DV)
 } DeltaChunk_;
@@ -267,12 +270,13 @@ static inline void delta_chunk_load_(DeltaChunk_* c, DeltaInputs in, const float
     for (int i = 0; i < n; i++) {
         c->eG[i] = fm_exp(G[i]);
         c->fG[i] = fm_exp(G[n - 1] - G[i]);
+        #pragma omp simd
         for (int j = 0; j < i; j++) { c->decay[i * DELTA_CHUNK + j] = fm_exp(G[i] - G[j]); }
         c->decay[i * DELTA_CHUNK + i] = 1.0f;
         for (int d = 0; d < s->DK; d++) {
             const int id = i * s->DK + d;
             c->qg[id] = c->q[id] * c->eG[i];
-            c->kg[id] = c->k[id] * c->eG[i];
+            c->kg[id] = -(c->k[id] * c->eG[i]);
             c->kf[id] = c->k[id] * c->fG[i];
         }
     }
@@ -289,7 +293,7 @@ static inline void delta_chunk_outputs_ref_(DeltaChunk_* c, const float* S) {
         }
         for (int x = 0; x < DV; x++) {
             float u = c->v[i * DV + x], o = 0.0f;
-            for (int d = 0; d < DK; d++) { u = madd(-c->kg[i * DK + d], S[d * DV + x], u); }
+            for (int d = 0; d < DK; d++) { u = madd(c->kg[i * DK + d], S[d * DV + x], u); }
             for (int j = 0; j < i; j++) { u = madd(-c->A[i * C + j], c->D[j * DV + x], u); }
             c->u[i * DV + x] = u;
             c->D[i * DV + x] = c->beta[i] * u;
@@ -421,7 +425,7 @@ static inline void delta_chunk_dstate_ref_(float* dS, const DeltaChunk_* c) {
             float* s = dS + d * c->DV + x;
             float sum = c->eG[c->n - 1] * *s;
             sum = delta_dot_ref_(sum, c->qg + d, (size_t)c->DK, c->dout + x, (size_t)c->DV, c->n);
-            for (int i = 0; i < c->n; i++) { sum = madd(-c->kg[i * c->DK + d], c->du[i * c->DV + x], sum); }
+            for (int i = 0; i < c->n; i++) { sum = madd(c->kg[i * c->DK + d], c->du[i * c->DV + x], sum); }
             *s = sum;
         }
     }
@@ -477,4 +481,348 @@ static inline void delta_chunks_backward_ref(DeltaGradients d, float* dstate, co
     free(S);
     free(c);
 }
+
+#ifndef __CUDACC__  // ---- fast C: threads share heads; products by gemm.h's tiles ----
+
+static inline size_t delta_line_(size_t n_floats) { return (n_floats + GEMM_LINE - 1) / GEMM_LINE * GEMM_LINE; }
+
+// floats of packed operands: of a product whose sizes are at most `most`
+static inline size_t delta_pack_floats_(const DeltaShape* s) {
+    size_t most = DELTA_CHUNK;
+    most = s->DK > (int)most ? (size_t)s->DK : most;
+    most = s->DV > (int)most ? (size_t)s->DV : most;
+    return delta_line_((most + TILE_M) * most) + most * TILE_N;
+}
+
+// out (M, N) = start + a b; start NULL: 0
+static inline void delta_product_(float* out, size_t out_stride, const float* start, size_t start_stride, Matrix a,
+                                  Matrix b, int M, int N, int K, float* pack) {
+    static const float zeros[TILE_N] = {0};
+    float* b_packed = pack + delta_line_((size_t)ceil_div(M, TILE_M) * TILE_M * K);
+    for (int m = 0; m < M; m += TILE_M) { gemm_pack_a_tile_(pack + (size_t)m * K, gemm_from_(a, m, 0), M - m, K); }
+    for (int x = 0; x < N; x += TILE_N) {
+        const int n = gemm_min_(TILE_N, N - x);
+        gemm_pack_b_panel_(b_packed, gemm_from_(b, 0, x), n, K);
+        gemm_panel_(out + x, out_stride, start ? start + x : zeros, start ? start_stride : 0, pack, b_packed, 0, M, n, K,
+                    NULL);
+    }
+}
+
+// rows of a chunk in a panel TILE_N wide; those beyond n, up to a whole tile, and columns beyond N are 0
+typedef struct {
+    float row[DELTA_CHUNK + TILE_M][TILE_N];
+} DeltaPanel_;
+
+static inline void delta_panel_load_(DeltaPanel_* p, const float* x, size_t stride, int n, int N, int reversed) {
+    memset(p, 0, sizeof *p);
+    for (int i = 0; i < n; i++) { memcpy(p->row[i], x + (reversed ? n - 1 - i : i) * stride, sizeof(float) * N); }
+}
+static inline void delta_panel_store_(float* x, size_t stride, const DeltaPanel_* p, int n, int N, int reversed) {
+    for (int i = 0; i < n; i++) { memcpy(x + (reversed ? n - 1 - i : i) * stride, p->row[i], sizeof(float) * N); }
+}
+
+// coefficients of TILE_M rows for every column: tile m / TILE_M is m * DELTA_CHUNK floats on
+static inline void delta_coefficients_(float* packed, const float* square, int n) {
+    for (int m = 0; m < n; m += TILE_M) {
+        for (int j = 0; j < n; j++) {
+            for (int i = 0; i < TILE_M; i++) {
+                *packed++ = m + i < n ? square[(m + i) * DELTA_CHUNK + j] : 0.0f;
+            }
+        }
+        packed += (DELTA_CHUNK - n) * TILE_M;
+    }
+}
+
+// row += factor * x
+static inline __attribute__((always_inline)) void delta_row_(float* row, float factor, const float* x) {
+    for (int v = 0; v < TILE_N; v += VLANES) {
+        v_store(row + v, v_madd(v_fill(factor), v_load(x + v), v_load(row + v)));
+    }
+}
+
+// out_i goes on over j ascending of square_ij * x_j: those below the diagonal, on it, above it
+static inline void delta_triangle_(float* out, const float* square, const float* x, int n, int N, int below, int on,
+                                   int above, float* pack) {
+    DeltaPanel_ o, panel;
+    delta_coefficients_(pack, square, n);
+    for (int c = 0; c < N; c += TILE_N) {
+        const int width = gemm_min_(TILE_N, N - c);
+        delta_panel_load_(&o, out + c, (size_t)N, n, width, 0);
+        delta_panel_load_(&panel, x + c, (size_t)N, n, width, 0);
+        for (int m = 0; m < n; m += TILE_M) {
+            float *tile = o.row[m], *a = pack + m * DELTA_CHUNK;
+            const int end = gemm_min_(m + TILE_M, n);
+            if (below) { gemm_tile_(tile, TILE_N, tile, TILE_N, a, panel.row[0], width, m, NULL, 0); }
+            for (int i = m; i < end; i++) {
+                for (int j = m; j < end; j++) {
+                    const int exists = j < i ? below : j == i ? on : above;
+                    if (exists) { delta_row_(o.row[i], square[i * DELTA_CHUNK + j], panel.row[j]); }
+                }
+            }
+            if (above && end < n) {
+                gemm_tile_(tile, TILE_N, tile, TILE_N, a + end * TILE_M, panel.row[end], width, n - end, NULL, 0);
+            }
+        }
+        delta_panel_store_(out + c, (size_t)N, &o, n, width, 0);
+    }
+}
+
+// u_i goes on over j < i of square_ij * D_j, and D_i = beta_i * u_i. reversed: row 0 of the square is the last position
+static inline void delta_solve_(float* u, float* D, const float* square, const float* beta, int n, int N, int reversed,
+                                float* pack) {
+    DeltaPanel_ o, panel;
+    delta_coefficients_(pack, square, n);
+    for (int c = 0; c < N; c += TILE_N) {
+        const int width = gemm_min_(TILE_N, N - c);
+        delta_panel_load_(&o, u + c, (size_t)N, n, width, reversed);
+        memset(&panel, 0, sizeof panel);
+        for (int m = 0; m < n; m += TILE_M) {
+            float* tile = o.row[m];
+            gemm_tile_(tile, TILE_N, tile, TILE_N, pack + m * DELTA_CHUNK, panel.row[0], width, m, NULL, 0);
+            for (int i = m; i < gemm_min_(m + TILE_M, n); i++) {
+                const float b = beta[reversed ? n - 1 - i : i];
+                for (int j = m; j < i; j++) { delta_row_(o.row[i], square[i * DELTA_CHUNK + j], panel.row[j]); }
+                for (int x = 0; x < width; x++) { panel.row[i][x] = b * o.row[i][x]; }
+            }
+        }
+        delta_panel_store_(u + c, (size_t)N, &o, n, width, reversed);
+        delta_panel_store_(D + c, (size_t)N, &panel, n, width, reversed);
+    }
+}
+
+// out[i] = row i of a . row i of b, the chains of VLANES rows side by side
+static inline void delta_row_dots_(float* out, const float* a, const float* b, int n, int C) {
+    vfloat a_columns[VLANES], b_columns[VLANES];
+    const int whole = C / VLANES * VLANES;
+    for (int i = 0; i < n; i++) {
+        out[i] = 0.0f;
+        if (i % VLANES == 0 && i + VLANES <= n) {
+            vfloat sum = v_fill(0.0f);
+            for (int x = 0; x < whole; x += VLANES) {
+                v_load_columns(a_columns, a + (size_t)i * C + x, (size_t)C);
+                v_load_columns(b_columns, b + (size_t)i * C + x, (size_t)C);
+                for (int l = 0; l < VLANES; l++) { sum = v_madd(a_columns[l], b_columns[l], sum); }
+            }
+            v_store(out + i, sum);
+            i += VLANES - 1;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const int from = i / VLANES * VLANES + VLANES <= n ? whole : 0;
+        for (int x = from; x < C; x++) { out[i] = madd(a[(size_t)i * C + x], b[(size_t)i * C + x], out[i]); }
+    }
+}
+
+static inline void delta_scale_(float* x, float factor, size_t n) {
+    for (size_t i = 0; i < n; i++) { x[i] = factor * x[i]; }
+}
+
+static inline void delta_chunk_outputs_(DeltaChunk_* c, const float* S, float* pack) {
+    const int n = c->n, DK = c->DK, DV = c->DV, C = DELTA_CHUNK;
+    float square[DELTA_SQUARE_] = {0};
+    const Matrix keys = gemm_transposed(c->k, (size_t)DK), state = gemm_matrix(S, (size_t)DV);
+    delta_product_(c->P, (size_t)C, NULL, 0, gemm_matrix(c->q, (size_t)DK), keys, n, n, DK, pack);
+    delta_product_(c->A, (size_t)C, NULL, 0, gemm_matrix(c->k, (size_t)DK), keys, n, n, DK, pack);
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j <= i; j++) {
+            c->P[i * C + j] *= c->decay[i * C + j];
+            c->A[i * C + j] *= c->decay[i * C + j];
+            square[i * C + j] = -c->A[i * C + j];
+        }
+        for (int j = i + 1; j < n; j++) { square[i * C + j] = 0.0f; }
+    }
+    delta_product_(c->u, (size_t)DV, c->v, (size_t)DV, gemm_matrix(c->kg, (size_t)DK), state, n, DV, DK, pack);
+    delta_solve_(c->u, c->D, square, c->beta, n, DV, 0, pack);
+    delta_product_(c->o, (size_t)DV, NULL, 0, gemm_matrix(c->qg, (size_t)DK), state, n, DV, DK, pack);
+    delta_triangle_(c->o, c->P, c->D, n, DV, 1, 1, 0, pack);
+}
+
+static inline void delta_chunk_state_(float* S, const DeltaChunk_* c, float* pack) {
+    const int DK = c->DK, DV = c->DV;
+    delta_scale_(S, c->eG[c->n - 1], (size_t)DK * DV);
+    delta_product_(S, (size_t)DV, S, (size_t)DV, gemm_transposed(c->kf, (size_t)DK), gemm_matrix(c->D, (size_t)DV), DK,
+                   DV, c->n, pack);
+}
+
+static inline void delta_chunk_backward_(DeltaChunk_* c, const float* S, float* dS, float* pack) {
+    const int n = c->n, DK = c->DK, DV = c->DV, C = DELTA_CHUNK;
+    const size_t k = (size_t)DK, v = (size_t)DV;
+    float square[DELTA_SQUARE_] = {0}, symmetric[DELTA_SQUARE_] = {0}, dots[3][DELTA_CHUNK];
+    float product = 0.0f, z_sum = 0.0f, dg = 0.0f;
+    float *dD = c->v, *minus_du = c->o;  // both have been used
+    // rule 8
+    delta_product_(dD, v, NULL, 0, gemm_matrix(c->kf, k), gemm_matrix(dS, v), n, DV, DK, pack);
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < n; j++) {
+            square[i * C + j] = j >= i ? c->P[j * C + i] : 0.0f;
+            symmetric[i * C + j] = j < i ? -c->A[(n - 1 - j) * C + n - 1 - i] : 0.0f;  // reversed
+        }
+    }
+    delta_triangle_(dD, square, c->dout, n, DV, 0, 1, 1, pack);
+    delta_solve_(dD, c->du, symmetric, c->beta, n, DV, 1, pack);
+    delta_row_dots_(c->dbeta, dD, c->u, n, DV);
+    for (int i = 0; i < n * DV; i++) { minus_du[i] = -c->du[i]; }
+    // 10, 11
+    const Matrix D = gemm_transposed(c->D, v), S_turned = gemm_transposed(S, v), dS_turned = gemm_transposed(dS, v);
+    delta_product_(c->dP, (size_t)C, NULL, 0, gemm_matrix(c->dout, v), D, n, n, DV, pack);
+    delta_product_(c->dA, (size_t)C, NULL, 0, gemm_matrix(minus_du, v), D, n, n, DV, pack);
+    delta_product_(c->B, k, NULL, 0, gemm_matrix(c->dout, v), S_turned, n, DK, DV, pack);
+    delta_product_(c->X, k, NULL, 0, gemm_matrix(c->du, v), S_turned, n, DK, DV, pack);
+    delta_product_(c->Z, k, NULL, 0, gemm_matrix(c->D, v), dS_turned, n, DK, DV, pack);
+    // 12, 13
+    for (int i = 0; i < n; i++) {
+        for (int d = 0; d < DK; d++) {
+            const int id = i * DK + d;
+            c->dq[id] = c->eG[i] * c->B[id];
+            c->dk[id] = madd(-c->eG[i], c->X[id], c->fG[i] * c->Z[id]);
+        }
+        for (int j = 0; j <= i; j++) {
+            square[i * C + j] = c->dP[i * C + j] * c->decay[i * C + j];
+            symmetric[i * C + j] = symmetric[j * C + i] = c->dA[i * C + j] * c->decay[i * C + j];
+        }
+    }
+    delta_triangle_(c->dq, square, c->k, n, DK, 1, 1, 0, pack);
+    delta_triangle_(c->dk, symmetric, c->k, n, DK, 1, 0, 1, pack);
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j <= i; j++) { symmetric[j * C + i] = square[i * C + j]; }
+    }
+    delta_triangle_(c->dk, symmetric, c->q, n, DK, 0, 1, 1, pack);
+    // 14, 15
+    delta_row_dots_(dots[0], c->q, c->B, n, DK);
+    delta_row_dots_(dots[1], c->k, c->X, n, DK);
+    delta_row_dots_(dots[2], c->k, c->Z, n, DK);
+    for (int i = 0; i < n; i++) {
+        float a = c->eG[i] * dots[0][i];
+        c->dG[i] = a - c->eG[i] * dots[1][i];
+    }
+    for (int j = 0; j < n; j++) {  // the chains of all i side by side: lanes are positions
+        for (int i = 0; i < j; i++) {
+            const int ji = j * C + i;
+            c->dG[i] = madd(-c->dA[ji], c->A[ji], madd(-c->dP[ji], c->P[ji], c->dG[i]));
+        }
+        for (int i = j + 1; i < n; i++) {
+            const int ij = i * C + j;
+            c->dG[i] = madd(c->dA[ij], c->A[ij], madd(c->dP[ij], c->P[ij], c->dG[i]));
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const float z = c->fG[i] * dots[2][i];
+        c->dG[i] = c->dG[i] - z;
+        z_sum += z;
+    }
+    float columns[VLANES];
+    for (int x = 0; x < DV; x += VLANES) {
+        const int width = gemm_min_(VLANES, DV - x);
+        vfloat sum = v_fill(0.0f);
+        for (int d = 0; d < DK && width == VLANES; d++) {
+            sum = v_madd(v_load(S + d * DV + x), v_load(dS + d * DV + x), sum);
+        }
+        v_store(columns, sum);
+        for (int l = 0; l < width && width < VLANES; l++) {
+            columns[l] = delta_dot_ref_(0.0f, S + x + l, v, dS + x + l, v, DK);
+        }
+        for (int l = 0; l < width; l++) { product += columns[l]; }
+    }
+    c->dG[n - 1] = c->dG[n - 1] + z_sum;
+    c->dG[n - 1] = c->dG[n - 1] + c->eG[n - 1] * product;
+    for (int i = n - 1; i >= 0; i--) {
+        dg += c->dG[i];
+        c->dG[i] = dg;
+    }
+    // 9
+    delta_scale_(dS, c->eG[n - 1], k * v);
+    delta_product_(dS, v, dS, v, gemm_transposed(c->qg, k), gemm_matrix(c->dout, v), DK, DV, n, pack);
+    delta_product_(dS, v, dS, v, gemm_transposed(c->kg, k), gemm_matrix(c->du, v), DK, DV, n, pack);
+}
+
+// floats of a thread: a chunk, S and dS, packed operands
+static inline size_t delta_struct_floats_(void) { return delta_line_(sizeof(DeltaChunk_) / sizeof(float) + 1); }
+static inline size_t delta_thread_floats_(const DeltaShape* s) {
+    return delta_struct_floats_() + delta_line_(delta_chunk_floats_(s)) + 2 * delta_line_(delta_state_floats_(s)) +
+           delta_line_(delta_pack_floats_(s));
+}
+// scratch that delta_chunks_forward and delta_chunks_backward ask device_workspace for
+static inline size_t delta_workspace_bytes(const DeltaShape* s, int n_threads) {
+    return sizeof(float) * delta_thread_floats_(s) * (size_t)n_threads;
+}
+
+typedef struct {
+    DeltaChunk_* c;
+    float *S, *dS, *pack;
+} DeltaThread_;
+
+static inline DeltaThread_ delta_thread_(float* workspace, const DeltaShape* s) {
+    DeltaThread_ t;
+    float* memory = workspace + delta_thread_floats_(s) * (size_t)thread_number();
+    t.c = (DeltaChunk_*)(void*)memory;
+    delta_chunk_init_(t.c, memory + delta_struct_floats_(), s);
+    t.S = memory + delta_struct_floats_() + delta_line_(delta_chunk_floats_(s));
+    t.dS = t.S + delta_line_(delta_state_floats_(s));
+    t.pack = t.dS + delta_line_(delta_state_floats_(s));
+    return t;
+}
+
+static inline void delta_forward_head_(float* o, float* states, float* state, DeltaInputs in, const DeltaThread_* w,
+                                       const DeltaShape* s, int b, int h) {
+    const size_t n_state = delta_state_floats_(s);
+    float* state_h = state ? state + ((size_t)b * s->Hv + h) * n_state : NULL;
+    if (state_h) { memcpy(w->S, state_h, sizeof(float) * n_state); } else { delta_zero_(w->S, n_state); }
+    for (int t = 0; t < s->T; t += w->c->n) {
+        if (delta_starts_(s, b, t)) {
+            delta_zero_(w->S, n_state);
+        } else if (states) {
+            memcpy(states + delta_slot_(s, b, t, h), w->S, sizeof(float) * n_state);
+        }
+        delta_chunk_load_(w->c, in, NULL, s, b, h, t);
+        delta_chunk_outputs_(w->c, w->S, w->pack);
+        for (int i = 0; i < w->c->n; i++) {
+            memcpy(o + delta_v_(s, b, t + i, h), w->c->o + i * s->DV, sizeof(float) * (size_t)s->DV);
+        }
+        delta_chunk_state_(w->S, w->c, w->pack);
+    }
+    if (state_h) { memcpy(state_h, w->S, sizeof(float) * n_state); }
+}
+
+static inline void delta_chunks_forward(float* o, float* states, float* state, DeltaInputs in, const DeltaShape* s,
+                                        const Device* dev) {
+    float* workspace = (float*)device_workspace(dev, delta_workspace_bytes(s, dev->n_threads));
+    #pragma omp parallel for schedule(dynamic)
+    for (int bh = 0; bh < s->B * s->Hv; bh++) {
+        const DeltaThread_ w = delta_thread_(workspace, s);
+        delta_forward_head_(o, states, state, in, &w, s, bh / s->Hv, bh % s->Hv);
+    }
+}
+
+static inline void delta_backward_head_(DeltaGradients d, float* dstate, const float* dout, const float* states,
+                                        DeltaInputs in, const DeltaThread_* w, const DeltaShape* s, int b, int h) {
+    const size_t n_state = delta_state_floats_(s);
+    float* dstate_h = dstate ? dstate + ((size_t)b * s->Hv + h) * n_state : NULL;
+    if (dstate_h) { memcpy(w->dS, dstate_h, sizeof(float) * n_state); } else { delta_zero_(w->dS, n_state); }
+    for (int end = s->T, t; end > 0; end = t) {
+        t = delta_chunk_before_(s, b, end);
+        const int fresh = delta_starts_(s, b, t);
+        if (fresh) { delta_zero_(w->S, n_state); }
+        const float* S = fresh ? w->S : states + delta_slot_(s, b, t, h);
+        delta_chunk_load_(w->c, in, dout, s, b, h, t);
+        delta_chunk_outputs_(w->c, S, w->pack);
+        delta_chunk_backward_(w->c, S, w->dS, w->pack);
+        delta_chunk_store_(d, w->c, s, b, h, t);
+        if (fresh) { delta_zero_(w->dS, n_state); }
+    }
+    if (dstate_h) { memcpy(dstate_h, w->dS, sizeof(float) * n_state); }
+}
+
+static inline void delta_chunks_backward(DeltaGradients d, float* dstate, const float* dout, const float* states,
+                                         DeltaInputs in, const DeltaShape* s, const Device* dev) {
+    float* workspace = (float*)device_workspace(dev, delta_workspace_bytes(s, dev->n_threads));
+    #pragma omp parallel for schedule(dynamic)
+    for (int bk = 0; bk < s->B * s->Hk; bk++) {
+        const DeltaThread_ w = delta_thread_(workspace, s);
+        const int R = s->Hv / s->Hk;
+        for (int r = 0; r < R; r++) {
+            delta_backward_head_(d, dstate, dout, states, in, &w, s, bk / s->Hk, bk % s->Hk * R + r);
+        }
+    }
+}
+#endif  // __CUDACC__
 #endif  // LLMC_GATED_DELTA_H
