@@ -1,6 +1,6 @@
 /*
 Promises of llmc/ops/gated_delta.h. Both forms are judged in double, their gradients by finite differences and by an
-example of the specification; the fast chunks must have the plain loop's bits, and windows and documents those of the whole.
+example of the specification; fast chunks must have the plain loop's bits, windows and documents those of the whole.
 */
 #include "llmc/ops/gated_delta.h"
 #include "llmc/test/test.h"
