@@ -3,6 +3,7 @@ Promises of llmc/ops/gated_delta.h. Both forms are judged in double, their gradi
 example of the specification; fast chunks must have the plain loop's bits, windows and documents those of the whole.
 */
 #include "llmc/ops/gated_delta.h"
+#include "llmc/ops/l2norm.h"
 #include "llmc/test/test.h"
 
 // one problem, everything in it given
@@ -372,6 +373,44 @@ static void test_documents(Test* t) {
     }
 }
 
+// ---- l2norm.h ----
+
+enum { NORM_N = 7, NORM_C = 33 };
+typedef struct {
+    double* x;
+    const float* dout;
+    double scale;
+} Norm;
+
+static double norm_loss(const double* x, void* arg) {
+    const Norm* w = (const Norm*)arg;
+    double total = 0.0;
+    for (int n = 0; n < NORM_N; n++) {
+        double sum = 1e-6, dot = 0.0;
+        for (int c = 0; c < NORM_C; c++) {
+            sum += x[n * NORM_C + c] * x[n * NORM_C + c], dot += x[n * NORM_C + c] * (double)w->dout[n * NORM_C + c];
+        }
+        total += dot * w->scale / sqrt(sum);
+    }
+    return total;
+}
+
+static void test_l2norm(Test* t) {
+    const size_t n = NORM_N * NORM_C;
+    Device dev = test_device(3);
+    float *x = random_array(n, 1.0f, 1), *dout = random_array(n, 1.0f, 2), *out = filled_array(n, NAN);
+    float *dx = filled_array(n, NAN), rstd[NORM_N];
+    Norm w = {double_array(x, n), dout, 0.25};
+    double *dwant = finite_differences(norm_loss, w.x, n, &w), total = 0.0;
+    l2norm_forward(out, rstd, x, 0.25f, 1e-6f, NORM_N, NORM_C, &dev);
+    l2norm_backward(dx, dout, x, rstd, 0.25f, NORM_N, NORM_C, &dev);
+    for (size_t i = 0; i < n; i++) { total += (double)out[i] * (double)dout[i]; }
+    check(t, fabs(total - norm_loss(w.x, &w)) < 1e-6, "out: the sum is %g", total);
+    check_close(t, "dinp", dx, dwant, n, 1e-6);  // a chain of 33 terms and 6 roundings of numbers below 1
+    free(x), free(dout), free(out), free(dx), free(dwant), free(w.x);
+    device_free(&dev);
+}
+
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"example", "outputs and gradients of both forms on an example that was computed elsewhere", test_example},
@@ -383,6 +422,7 @@ int main(int argc, char** argv) {
         {"bits", "fast chunks equal the plain loop to the last bit at odd shapes, 1, 2, 3 and 7 threads", test_bits},
         {"windows", "a row cut anywhere (steps) or at multiples of DELTA_CHUNK (chunks) has the bits of the whole",
          test_cut},
+        {"l2norm", "of q and k: the sum and the gradient agree with differences in double", test_l2norm},
         {"documents", "a packed row has the bits of its documents alone", test_documents},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);
