@@ -375,6 +375,7 @@ golden:
 	$(PYTHON) dev/ref/mamba_hpn.py
 	$(PYTHON) dev/ref/moe.py
 	$(PYTHON) dev/ref/qwen.py
+	$(PYTHON) dev/ref/qwen36.py
 	$(PYTHON) dev/ref/lora.py
 	$(PYTHON) dev/ref/rows.py
 

@@ -252,9 +252,11 @@ def classifier_forward(logits, targets, V, laws):
     return probs, np.where(targets < 0, logits.dtype.type(0), -laws.log(at_target))
 
 
-def classifier_backward(probs, targets, V, count):
-    """dlogits = (p - [j == target]) / count, with the division made once; 0 where the target is negative."""
+def classifier_backward(probs, targets, V, count, weight=None):
+    """dlogits = (p - [j == target]) / count, with the division made once; 0 where the target is negative. weight: of
+    this loss in the sum of several"""
     dloss = loss_gradient(probs.dtype, count)
+    dloss = dloss if weight is None else probs.dtype.type(weight) * dloss
     is_target = (np.arange(V) == targets[..., None]).astype(probs.dtype)
     dlogits = np.zeros_like(probs)
     dlogits[..., :V] = np.where(targets[..., None] < 0, probs.dtype.type(0), (probs[..., :V] - is_target) * dloss)

@@ -105,6 +105,7 @@ class Model:
     numbers: Callable = plain_numbers  # activations of the leaves, count, cfg -> loss of the update and other numbers
     after_update: Callable = lambda p, numbers, cfg: p  # parameters that change by another rule than AdamW
     fit: Callable = lambda cfg, tensors: (cfg, tensors)  # what a file's tensors say that config.json does not
+    count: Callable = lambda inputs, targets, cfg: int((targets >= 0).sum())  # counted targets of an update
     losses: tuple = ("loss",)  # of `numbers`, what a probe has; one that is not there is the same as "loss"
 
 
@@ -157,7 +158,7 @@ def train(model, cfg, p, inputs, targets, bias_corrections=exact.bias_correction
     m = {name: np.zeros_like(x) for name, x in p.items()}
     v = {name: np.zeros_like(x) for name, x in p.items()}
     for step in range(cfg.steps):
-        count = int((targets[step] >= 0).sum())
+        count = model.count(inputs[step], targets[step], cfg)
         acts, grads = [], []
         for leaf, (leaf_inputs, leaf_targets) in enumerate(zip(inputs[step], targets[step])):
             leaf_cfg = model.at(cfg, step, leaf)
@@ -250,7 +251,7 @@ def probe(model, folder, batch_path, out_path):
 
 
 def write_probe(model, cfg, p, inputs, targets, out_path):
-    count = int((targets >= 0).sum())
+    count = model.count(inputs, targets, cfg)
     acts = model.forward(p, inputs, targets, cfg)
     grads = model.backward(p, acts, inputs, targets, count, cfg)
     out = {name: acts[name][..., :cfg.vocab_size] for name in ("logits", "cosines") if name in acts}
