@@ -187,9 +187,25 @@ def mtp_promises():
     ]
 
 
+def file_promises():
+    """Both layouts of the experts, both prefixes, convolutions of (C, 1, K) and (C, K)"""
+    cfg, p, _, _ = tiny_case({**SMALL, "mtp_weight": 0.3}, 1, 4)
+    kept = []
+    for fused in (False, True):
+        for prefix in ("model.", "model.language_model."):
+            disk = trainer.to_disk(qwen36.MODEL, p, replace(cfg, fused_experts=fused, prefix=prefix))
+            found, tensors = qwen36.fit(cfg, disk)
+            kept.append((found.fused_experts, found.prefix) == (fused, prefix))
+            flat = {name: x[:, 0] if name.endswith("conv1d.weight") else x for name, x in tensors.items()}
+            for tensors in (tensors, flat):
+                again = trainer.from_disk(qwen36.MODEL, tensors, found)
+                kept += [same_bits(again[name], x) for name, x in p.items()]
+    return [("files: to disk and back in every layout", all(kept))]
+
+
 def promises():
-    return (gated_delta_checks.promises() + config_promises() + number_promises() + slope_promises() +
-            packing_promises() + generation_promises() + mtp_promises())
+    return (gated_delta_checks.promises() + config_promises() + file_promises() + number_promises() +
+            slope_promises() + packing_promises() + generation_promises() + mtp_promises())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -201,6 +217,8 @@ class Truth:
     def __init__(self):
         import torch
         import transformers
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
         self.torch, self.transformers = torch, transformers
         torch.set_num_threads(1)
 
@@ -251,6 +269,45 @@ class Truth:
         return found
 
 
+    def mtp_probe(self, folder, cfg, p, inputs, targets):
+        """The same of main loss + mtp_weight * MTP's, composed of transformers' parts as section 2.7 has it"""
+        from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as parts
+        torch = self.torch
+        model = self.wide(self.load(folder))
+        config = model.config
+        config.layer_types = [*config.layer_types, "full_attention"]
+        layer = parts.Qwen3_5MoeDecoderLayer(config, len(config.layer_types) - 1).double()
+        norms = {name: parts.Qwen3_5MoeRMSNorm(cfg.hidden_size, eps=cfg.rms_norm_eps).double()
+                 for name in ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")}
+        fc = torch.nn.Linear(2 * cfg.hidden_size, cfg.hidden_size, bias=False).double()
+        modules = {"mtp.layers.0": layer, "mtp.fc": fc, **norms}
+        named = {f"{name}.{key}": x for name, module in modules.items() for key, x in module.named_parameters()}
+        disk = trainer.to_disk(qwen36.MODEL, p, cfg)
+        with torch.no_grad():
+            for name, x in named.items():
+                x.copy_(torch.tensor(disk[name]))
+        with self.lifted():
+            tokens = torch.tensor(inputs).long()
+            hidden = model.model(tokens, use_cache=False).last_hidden_state
+            e = norms["mtp.pre_fc_norm_embedding"](model.model.embed_tokens(tokens[:, 1:]))
+            x = fc(torch.cat([e, norms["mtp.pre_fc_norm_hidden"](hidden[:, :-1])], dim=-1))
+            n = x.shape[1]
+            mask = torch.full((n, n), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+            tables = model.model.rotary_emb(x, torch.arange(n).expand(3, len(x), n))
+            y = layer(x, position_embeddings=tables, attention_mask=mask)
+            y = norms["mtp.norm"](y[0] if isinstance(y, tuple) else y)
+            labels = torch.tensor(np.where(targets < 0, -100, targets)).long()
+            logits, after = model.lm_head(hidden), model.lm_head(y)
+            V = logits.shape[-1]
+            loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
+            more = torch.nn.functional.cross_entropy(after.reshape(-1, V), labels[:, 1:].reshape(-1))
+            loss = loss + cfg.mtp_weight * more
+            loss.backward()
+        found = {"logits": logits.detach().numpy(), "loss": loss.detach().numpy().reshape(1)}
+        found.update({"grad." + name: x.grad.numpy() for name, x in [*model.named_parameters(), *named.items()]})
+        return found
+
+
 def ours(cfg, p, inputs, targets, positions=None):
     c = count(inputs, targets, cfg)
     acts = forward(p, inputs, targets, cfg, None, positions)
@@ -264,7 +321,8 @@ VARIANTS = {
     "tiny": {}, "linear only": {"layer_types": ["linear_attention"] * 4},
     "full only": {"layer_types": ["full_attention"] * 4}, "as many heads": {"linear_num_value_heads": 2},
     "balance": {"output_router_logits": True}, "tied": {"tie_word_embeddings": True},
-    "small": SMALL, "small, 3 axes": SMALL,
+    "small": SMALL, "small, 3 axes": SMALL, "MTP": {"mtp_weight": 0.3},
+    "small, MTP, tied": {**SMALL, "mtp_weight": 0.3, "tie_word_embeddings": True},
 }
 
 
@@ -276,7 +334,7 @@ def compare():
         return 0
     out = []
     for name, changes in VARIANTS.items():
-        for T in (1, 3, 63, 64, 65, 130) if name in ("tiny", "small") else (1, 70):
+        for T in (1, 3, 63, 64, 65, 130) if name in ("tiny", "small") else (3, 70) if "MTP" in name else (1, 70):
             hf = {**TINY, **changes}
             cfg, p, inputs, targets = tiny_case(hf, 2 if T < 100 else 1, T, 0.4)
             positions = None
@@ -285,7 +343,10 @@ def compare():
             with tempfile.TemporaryDirectory() as folder:
                 for fused in (True, False):
                     save(folder, replace(cfg, fused_experts=fused), p)
-                    expected = truth.probe(folder, inputs, targets, cfg.router_aux_loss_coef > 0, positions)
+                    if cfg.mtp:
+                        expected = truth.mtp_probe(folder, cfg, p, inputs, targets)
+                    else:
+                        expected = truth.probe(folder, inputs, targets, cfg.router_aux_loss_coef > 0, positions)
                     if fused:
                         first = expected
                     elif any(not np.array_equal(first[key], x) for key, x in expected.items()):
@@ -301,7 +362,6 @@ def compare():
                 line.append(f"{np.dtype(dtype)} {errors['logits']:.0e} {errors['loss']:.0e} {worst[0]:.0e}"
                             + ("" if good else f" ({worst[1]})"))
                 out.append((f"{name}, T {T}: logits, loss, gradients {line[-1]}", good))
-                print(out[-1], flush=True)
     return exact.report(out)
 
 
