@@ -2,12 +2,12 @@
 The gated delta rule and what surrounds it in Qwen3.6, in NumPy: forward, backward, both of its laws.
 
 Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", arXiv:2412.06464. A head has a state S (dk, dv), a memory from
-keys to values. A position lets it fade, reads what its key k finds there, corrects that towards its value v, and answers
-its query q:
+keys to values. A position lets it fade, reads what its key k finds there, corrects that towards its value v, and
+answers its query q:
     S~ = exp(g) S     u = v - S~^T k     delta = beta u     S = S~ + k delta^T     o = S^T q        g <= 0, 0 < beta < 1
 Shapes: q, k (B, T, Hk, dk), normalised, q scaled too (unit_heads); v, o (B, T, Hv, dv); g, beta (B, T, Hv); states
-(B, Hv, dk, dv). Value head h reads key head h // R, R = Hv / Hk. starts (B, T) or None: 1 where a document begins, where
-the state is 0. Arrays are float32, then every bit is defined (exact.py), or float64, for checks of the formulas.
+(B, Hv, dk, dv). Value head h reads key head h // R, R = Hv / Hk. starts (B, T) or None: 1 where a document begins,
+where the state is 0. Arrays are float32, then every bit is defined (exact.py), or float64, for checks of the formulas.
 
 Two laws:
     steps    the recurrence as above, position by position: the law of generation
@@ -21,8 +21,9 @@ positions), relative to the largest number of each, are off the float64 values b
 G of -170. Promised is 1e-5, of both laws from the truth and from each other.
 
 Chunk form. Within a chunk, with G_i = g_0 + ... + g_i, the state at its start S, and rows i and j:
-    delta_i = beta_i u_i     u_i = v_i - exp(G_i) S^T k_i - sum over j < i of A_ij delta_j     A_ij = (k_i . k_j) exp(G_i - G_j)
-    o_i = exp(G_i) S^T q_i + sum over j <= i of P_ij delta_j                                   P_ij = (q_i . k_j) exp(G_i - G_j)
+    delta_i = beta_i u_i     u_i = v_i - exp(G_i) S^T k_i - sum over j < i of A_ij delta_j
+    o_i = exp(G_i) S^T q_i + sum over j <= i of P_ij delta_j
+    A_ij = (k_i . k_j) exp(G_i - G_j)     P_ij = (q_i . k_j) exp(G_i - G_j)
     S+ = exp(G_last) S + sum over i of exp(G_last - G_i) k_i delta_i^T
 The paper's W and U are not formed: the triangular system is solved for delta itself, from the residual v - S^T k. That
 takes fewer products, rounds better, and leaves one triangular system in backward too. Everything multiplied by is an
@@ -37,15 +38,17 @@ The order, which defines the bits. A chain is acc = madd(a, b, acc), ascending; 
     u_i             from v_i over c of -kg S, on over j < i of -A delta; delta_i = beta_i u_i
     o_i             from 0 over c of qg S, on over j <= i of P delta
     S+              from eG_last S over i of kf delta
-    ddelta_j        from 0 over c of kf dS+, on over i >= j of P dO, on over i > j DESCENDING of -A du; du_j = beta_j ddelta_j
+    ddelta_j        from 0 over c of kf dS+, on over i >= j of P dO, on over i > j DESCENDING of -A du;
+                    du_j = beta_j ddelta_j
     dv, dbeta       du; chain over d of ddelta u
     dS              from eG_last dS+ over i of qg dO, on over i of -kg du
     dP, dA          chains over d of dO_i delta_j, of -du_i delta_j; M, N: times Gam
     B, X, Z         chains over d of S dO_i, S du_i, dS+ delta_i, each (C, dk)
     dq_i            from eG_i B_i over j <= i of M_ij k_j
-    dk_i            from fG_i Z_i, one -eG_i X_i, on over j < i of N_ij k_j, over j > i of N_ji k_j, over j >= i of M_ji q_j
-    dG_i            eG_i (chain over c of q B) - eG_i (chain over c of k X); on over j < i of dP_ij P_ij and dA_ij A_ij in
-                    turn, over j > i of -dP_ji P_ji and -dA_ji A_ji in turn; minus z_i = fG_i (chain over c of k Z);
+    dk_i            from fG_i Z_i, one -eG_i X_i, on over j < i of N_ij k_j, over j > i of N_ji k_j, over j >= i of
+                    M_ji q_j
+    dG_i            eG_i (chain over c of q B) - eG_i (chain over c of k X); on over j < i of dP_ij P_ij and dA_ij A_ij
+                    in turn, over j > i of -dP_ji P_ji and -dA_ji A_ji in turn; minus z_i = fG_i (chain over c of k Z);
                     for the last: plus the sum of z, ascending, plus eG_last (for each d a chain over c of S dS+; their
                     sum, d ascending)
     dg_i            dg_{i+1} + dG_i, descending, from 0

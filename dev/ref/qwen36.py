@@ -2,26 +2,26 @@
 Qwen3.6 in NumPy (Hugging Face's qwen3_5_moe): the reference that the trainer must equal bit for bit. NumPy and the
 standard library only.
 
-Layers of two kinds on a residual stream, three of four with a gated delta rule (gated_delta.py), every fourth with gated
-attention, each followed by a mixture of experts of which one, the shared one, sees every position. Behind the last norm
-there may be a module that predicts the token after the next (MTP). Qwen Team 2025, "Qwen3-Next"; Yang et al. 2024,
-arXiv:2412.06464 (delta rule); Qiu et al. 2025, arXiv:2505.06708 (output gate); Gloeckle et al. 2024, arXiv:2404.19737 and
-DeepSeek-AI 2024, arXiv:2412.19437 (MTP).
+Layers of two kinds on a residual stream, three of four with a gated delta rule (gated_delta.py), every fourth with
+gated attention, each followed by a mixture of experts of which one, the shared one, sees every position. Behind the
+last norm there may be a module that predicts the token after the next (MTP). Qwen Team 2025, "Qwen3-Next"; Yang et al.
+2024, arXiv:2412.06464 (delta rule); Qiu et al. 2025, arXiv:2505.06708 (output gate); Gloeckle et al. 2024,
+arXiv:2404.19737 and DeepSeek-AI 2024, arXiv:2412.19437 (MTP).
 
     python dev/ref/qwen36.py [--out DIR]   check the reference, then write the golden files (default: dev/golden)
     python dev/ref/qwen36.py --check       check only (qwen36_checks.py, which by itself compares with transformers)
     python dev/ref/qwen36.py --from DIR --probe IN --probe-out OUT
                                            logits, loss and gradients of one batch for a Hugging Face folder
 
-The golden files have the layout that trainer.py describes. Activations, with H and KV heads of HS channels in full layers, Hk
-and Hv heads of dk and dv channels in linear ones, R = N k rows of the experts, sorted by (expert, n, j); what only some
-layers have is stacked over those, ascending:
+The golden files have the layout that trainer.py describes. Activations, with H and KV heads of HS channels in full
+layers, Hk and Hv heads of dk and dv channels in linear ones, R = N k rows of the experts, sorted by (expert, n, j);
+what only some layers have is stacked over those, ascending:
     layers      norm1, norm1_rstd, residual2, norm2, norm2_rstd, router_logits, scores (B, T, E), experts (I32), weights
                 (B, T, k), expert_gate_up (R, 2F), expert_hidden (R, F), expert_out (R, D), shared_logit (B, T, 1),
                 shared_gate_up (B, T, 2Fs), shared_hidden, shared_out, moe, residual3; of the leaf counts (I32),
                 mean_scores (E)
-    linear      qkv (before the convolution), z, b, a, conv, unit_q, unit_k (after the l2norm, q scaled), q_r, k_r, delta_v, g,
-                beta, o, o_rstd, o_norm (before the gate), gated, state (B, Hv, dk, dv) after the row
+    linear      qkv (before the convolution), z, b, a, conv, unit_q, unit_k (after the l2norm, q scaled), q_r, k_r,
+                delta_v, g, beta, o, o_rstd, o_norm (before the gate), gated, state (B, Hv, dk, dv) after the row
     full        q_proj (rows of a head: q, gate), k_proj, q_rstd, k_rstd, q and k (after RoPE), v, att_max, att_inv,
                 attention (before the gate), gated_attention
     outside     encoded, norm, norm_rstd, logits, probs, losses; with MTP the same names behind mtp_, and mtp_joined
@@ -34,17 +34,17 @@ How a number comes about: as in qwen.py and gated_delta.py. Where more than one 
     l2norm              x r, r = 1 / sqrt(sum of squares + 1e-6); q's times 1 / sqrt(dk)
     output gate         attention times sigmoid(gate); dgate = (dout * attention) * (s * (1 - s))
     dnorm1              linear: one chain over the outputs of in_proj_qkv, z, b, a; full: q_proj (as its rows lie), k, v
-    shared expert       the last term of the chain over a position's experts, with the weight s = sigmoid of its gate; in
-                        backward as an expert with that weight; dlogit = ds * (s * (1 - s)), ds = chain over f of
+    shared expert       the last term of the chain over a position's experts, with the weight s = sigmoid of its gate;
+                        in backward as an expert with that weight; dlogit = ds * (s * (1 - s)), ds = chain over f of
                         (dout Wd) * hidden
     dnorm2              chain over the router's outputs, on over the shared gate's one, on over the shared expert's gate
                         and up; rows of the position's experts are added to it, ascending
-    mrope               pair i turns by (position on its axis) * frequency_i; of three axes pair i has height where i % 3
-                        is 1 and i < 3 section[1], width where it is 2 and i < 3 section[2], else time
-    MTP                 T positions as in the trunk. Next token of i: inputs[i + 1], of the last one inputs[i]. Target of i:
-                        targets[i + 1]; not counted at the last position and where a document begins at i + 1 or i + 2.
-                        fc is one chain over embedding's D inputs, then hidden's. mtp_loss is the mean over its own
-                        counted targets; loss += mtp_weight * mtp_loss, dloss = mtp_weight * (1 / count)
+    mrope               pair i turns by (position on its axis) * frequency_i; of three axes pair i has height where i %
+                        3 is 1 and i < 3 section[1], width where it is 2 and i < 3 section[2], else time
+    MTP                 T positions as in the trunk. Next token of i: inputs[i + 1], of the last one inputs[i]. Target
+                        of i: targets[i + 1]; not counted at the last position and where a document begins at i + 1 or
+                        i + 2. fc is one chain over embedding's D inputs, then hidden's. mtp_loss is the mean over its
+                        own counted targets; loss += mtp_weight * mtp_loss, dloss = mtp_weight * (1 / count)
     final norm          its dout is what the head gives, then what MTP's norm gives is added
     head's gradient     one chain over the positions of the trunk, on over those of MTP
     embedding           (tied: those chains;) MTP's positions ascending are added, then the trunk's
@@ -132,15 +132,17 @@ def read_config(hf, path, batch, seq_len):
     if settings != ["silu", "default", False]:
         raise SystemExit(f"{path}: expected hidden_act silu, rope_type default, attention_bias false, found {settings}")
     L, interval = sizes["num_hidden_layers"], text.get("full_attention_interval", 4)
-    kinds = text.get("layer_types") or ["linear_attention" if (l + 1) % interval else "full_attention" for l in range(L)]
+    pattern = ["linear_attention" if (l + 1) % interval else "full_attention" for l in range(L)]
+    kinds = text.get("layer_types") or pattern
     factor = turn.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
+    balance = text.get("router_aux_loss_coef", 0.001)
     return Config(**sizes, rms_norm_eps=text.get("rms_norm_eps", 1e-6),
                   rope_theta=float(turn.get("rope_theta", text.get("rope_theta", 1e4))),
                   rotary=int(sizes["head_dim"] * factor), sections=tuple(turn.get("mrope_section", (11, 11, 10))),
                   tie_word_embeddings=hf.get("tie_word_embeddings", False),
                   linear=tuple(l for l in range(L) if kinds[l] == "linear_attention"),
                   full=tuple(l for l in range(L) if kinds[l] == "full_attention"),
-                  router_aux_loss_coef=text.get("router_aux_loss_coef", 0.001) if text.get("output_router_logits") else 0,
+                  router_aux_loss_coef=balance if text.get("output_router_logits") else 0,
                   mtp="mtp_weight" in text, mtp_weight=text.get("mtp_weight", 0.0), batch=batch, seq_len=seq_len)
 
 
@@ -200,7 +202,8 @@ ONE = ("",)
 def mixer_rows(cfg):
     """What linear layers have, and what full ones"""
     D, HS, H, KV = cfg.hidden_size, cfg.head_dim, cfg.num_attention_heads, cfg.num_key_value_heads
-    Hv, dv, channels, K = cfg.linear_num_value_heads, cfg.linear_value_head_dim, sum(cfg.channels), cfg.linear_conv_kernel_dim
+    Hv, dv, channels = cfg.linear_num_value_heads, cfg.linear_value_head_dim, sum(cfg.channels)
+    K = cfg.linear_conv_kernel_dim
     linear = [
         ("in_proj_qkv", (channels, D), "linear", "linear_attn.in_proj_qkv.weight", ONE),
         ("in_proj_z",   (Hv * dv, D),  "linear", "linear_attn.in_proj_z.weight", ONE),
@@ -595,8 +598,8 @@ def forward(p, inputs, targets, cfg, starts=None, positions=None, encoded=None):
 
 
 def backward(p, acts, inputs, targets, count, cfg, starts=None, positions=None, is_text=None):
-    """Parameter gradients of one micro-batch: forward upside down. With is_text (B, T), where there are images, also the
-    gradient of what the first layer read, as "encoded"; positions of images add nothing to the embedding."""
+    """Parameter gradients of one micro-batch: forward upside down. With is_text (B, T), where there are images, also
+    the gradient of what the first layer read, as "encoded"; positions of images add nothing to the embedding."""
     g = {row.name: np.zeros_like(p[row.name]) for row in parameter_table(cfg)}
     where = Where(cfg, inputs.shape, p["embed_tokens"].dtype, starts, positions)
     head, blocks = "embed_tokens" if cfg.tie_word_embeddings else "lm_head", acts["blocks"]
@@ -643,9 +646,9 @@ MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata,
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The golden runs. Together they have both kinds of layers, rows that cross the border of a chunk and end in the middle of
-# one, heads shared by two and by three, tied and separate heads, ties of the router, an expert without rows, the balance
-# in the loss, MTP, targets that are not counted, sizes that divide nothing.
+# The golden runs. Together they have both kinds of layers, rows that cross the border of a chunk and end in the
+# middle of one, heads shared by two and by three, tied and separate heads, ties of the router, an expert without
+# rows, the balance in the loss, MTP, targets that are not counted, sizes that divide nothing.
 # ---------------------------------------------------------------------------------------------------------------------
 TEXT = {"model_type": "qwen3_5_moe_text", "vocab_size": 29, "hidden_size": 12, "num_hidden_layers": 2,
         "layer_types": ["full_attention", "linear_attention"], "num_attention_heads": 2,

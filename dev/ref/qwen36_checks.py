@@ -4,8 +4,8 @@ differences, and in float32 what must hold to the bit. NumPy and the standard li
 
     python dev/ref/qwen36_checks.py        hold the model against transformers, in float64 and in float32
 
-That needs torch and transformers; without them it says "skipped". The truth is Qwen3_5MoeForCausalLM in float64, its own
-casts to float32 switched off; the error of a tensor is |x - truth| / |truth| in the L2 norm.
+That needs torch and transformers; without them it says "skipped". The truth is Qwen3_5MoeForCausalLM in float64, its
+own casts to float32 switched off; the error of a tensor is |x - truth| / |truth| in the L2 norm.
 """
 import math
 import os
@@ -101,7 +101,8 @@ def number_promises():
 def slope_promises():
     """All gradients of the model with MTP, balance and documents, against differences of the loss"""
     out = []
-    for name, starts, tied in (("one document", None, False), ("documents, tied head", [[0, 0, 1, 0, 0, 0, 1, 1, 0]] * 2, True)):
+    begins = [[0, 0, 1, 0, 0, 0, 1, 1, 0]] * 2
+    for name, starts, tied in (("one document", None, False), ("documents, tied head", begins, True)):
         hf = {**SMALL, "output_router_logits": True, "mtp_weight": 0.3, "tie_word_embeddings": tied}
         cfg, p, inputs, targets = tiny_case(hf, 2, 9)
         starts, p = None if starts is None else np.array(starts), wide(p)
@@ -157,7 +158,8 @@ def generation_promises():
         by_steps, state = delta_forward(*(a[name] for name in ("unit_q", "unit_k", "delta_v", "g", "beta")), law=STEPS)
         error = np.linalg.norm(by_steps - a["o"]) / np.linalg.norm(a["o"])
         again = forward_by_steps(q, inputs, targets, cfg)
-        errors = [np.linalg.norm(again[name] - whole[name]) / np.linalg.norm(whole[name]) for name in ("norm", "logits")]
+        errors = [np.linalg.norm(again[name] - whole[name]) / np.linalg.norm(whole[name])
+                  for name in ("norm", "logits")]
         worst = max(error, *errors, np.abs(state - a["state"]).max() / np.abs(state).max())
         out.append((f"generation: {np.dtype(dtype)} within {worst:.0e} of the chunks", worst < limit))
     return out
