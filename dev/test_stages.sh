@@ -134,7 +134,7 @@ check "NaN in two layers: the line of one rank, whoever has read them" test "$(g
     "4 2 train_qwen3: model/model.safetensors: expected finite numbers, found 1 of model.layers.3.mlp.up_proj.weight that are NaN or infinite, 1 of other tensors: training cannot mend them, take a sound file"
 echo "# what it costs"
 timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 --pp 3 --run sent >out 2>err
-check "the box says which layers are where, and how long ranks wait" test "$(boxed stages '3: layers [0-9, -]*') $(boxed '  idle' '29% of an update of 5 micro-batches in each of 1')" = "1 1"
+check "the box says which layers are where, and how long ranks wait" test "$(boxed stages '3: layers [0-9, -]*') $(boxed '  idle' '29% of an update of 5 micro-batches')" = "1 1"
 COMM_CHECK=0 timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 --pp 3 --run sent2 >out 2>err
 kib_of_experts() { "$launch" -n 4 "$qwen" --config wide.json "${run[@]}" --grad-accum 8 --eval-every 0 --sample-every 0 --save-every 0 --pp 2 --ep 2 --run sent3 >out 2>err; }
 as_said() { awk -v a="$(kib 'per update *\|')" -v b="$(kib 'rank 0 sent')" -v most="$1" 'BEGIN { exit !(a > 0 && b > 0 && a / b < most && b / a < most) }'; }

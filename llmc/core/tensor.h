@@ -44,8 +44,8 @@ typedef enum { AS_IS, TRANSPOSED, VECTOR, CONV } OnDisk;
 // one tensor (E, rows, columns) in each layer; E tensors, whose name has a second %d; one matrix (E rows, columns), the
 // experts below each other; one matrix (rows, columns E), of which column c of expert e is number c E + e
 typedef enum { FUSED, APART, STACKED, WOVEN } ExpertsOnDisk;
-// How ranks of tensor parallelism share a matrix (out, in): each has all of it; some of its rows; some of its columns,
-// and outputs are added over ranks; some rows of a vocabulary, of which ids and the loss must know
+// How ranks of tensor parallelism share a matrix (out, in): each has all of it; some of its rows, and so some outputs;
+// some of its columns, and so some inputs (linear.h gathers them, nothing is added); some rows of a vocabulary
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_VOCABULARY } Split;
 enum { SECTIONS_MAX = 4, DISK_DIMS_MAX = 6 };
 

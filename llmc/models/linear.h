@@ -471,6 +471,7 @@ static inline LinearChain linear_chain(floatX* dinp, int has_adapters) {
 static inline void linear_chain_backward(LinearChain* chain, const floatX* dout, const floatX* inp, Linear w,
                                          LinearGradients d, int N, const Device* dev) {
     const int add = chain->n++ > 0;
+    assert(!add || chain->last.split == w.split);  // dinp holds all columns so far, or this rank's: not both in turn
     chain->last = w;
     if (w.split != SPLIT_ROWS || chain->has_adapters) {
         linear_backward(chain->dinp, dout, inp, w, d, add, N, dev);

@@ -134,7 +134,9 @@ static inline void segment_sum_shares_(floatX* to, floatX* const shares[CP_CHUNK
                                        const CpRows* rows, const Device* dev) {
     if (!x->cp) { return; }
     floatX *pack = segment_room_at_(x, rows, 0), *landing = segment_room_at_(x, rows, 1);
-    residual_forward(shares[0], shares[0], shares[1], segment_keys_(x, rows), dev);
+    for (int i = 1; i < rows->n_chunks; i++) {
+        residual_forward(shares[0], shares[0], shares[i], segment_keys_(x, rows), dev);
+    }
     cp_sum(to, x->kv_row, shares[0], pack, landing, x->NKV * x->HS, rows->B, rows->T, x->cp, dev);
 }
 

@@ -19,8 +19,6 @@ the first: send 0, send 1, send 2 for the gradient of 0, send 3 for that of 1, r
 #include "../ranks/pipeline_schedule.h"  // pp_order, pp_warmup
 #include "trainer.h"                     // Run, run_is_typed
 
-// why a micro-batch is no graph then (graph_check)
-
 // ---- the option ----
 
 static inline Option pp_option(int* size) {
@@ -126,8 +124,12 @@ static inline void pp_box(const Run* r) {
     if (!run_is_training(r)) { return; }
     const PpShape s = pp_shape(r);
     const int n_lines = pp_lines(r);
-    box_row("  idle", "%.0f%% of an update of %s%d micro-batch%s in each of %d line%s", 100.0 * pp_idle(&s),
-            r->n_leaves % n_lines > 0 ? "up to " : "", s.m, s.m > 1 ? "es" : "", n_lines, n_lines > 1 ? "s" : "");
+    const char *most = r->n_leaves % n_lines > 0 ? "up to " : "", *es = s.m > 1 ? "es" : "";
+    if (n_lines == 1) { box_row("  idle", "%.0f%% of an update of %d micro-batch%s", 100.0 * pp_idle(&s), s.m, es); }
+    else {
+        box_row("  idle", "%.0f%% of an update of %s%d micro-batch%s in each of %d lines", 100.0 * pp_idle(&s), most,
+                s.m, es, n_lines);
+    }
 }
 
 // ---- the micro-batches of an update ----
