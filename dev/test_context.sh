@@ -130,7 +130,7 @@ sends mamba "  states sent|positions" 3 --cp 3 --seq-len 15 --recompute layer --
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--cp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --cp 2
-refused "that does not divide the ranks" "--cp: 2: expected a number that divides the ranks that share micro-batches, 3" "$launch" -n 3 "$qwen" "${go[@]}" --cp 2
+refused "that does not divide the ranks" "--cp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" "${go[@]}" --cp 2
 refused "rows that cannot be cut" "--cp: 2: expected rows of a multiple of 4 positions, found 18: --seq-len 16" "$launch" -n 2 "$qwen" "${go[@]}" --seq-len 18 --cp 2
 refused "rows that are too short" "--cp: 4: expected rows of a multiple of 8 positions, found 6: --seq-len 8" "$launch" -n 4 "$qwen" "${go[@]}" --seq-len 6 --cp 4
 refused "--zero 1" "--zero: --cp brings --zero 2: leave it out" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --zero 1

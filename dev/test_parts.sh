@@ -110,8 +110,8 @@ sends_experts 4 --tp 2 --ep 4 --recompute 3
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
-refused "that does not divide the ranks" "--tp: 2: expected a number that divides the ranks of a stage, 3" "$launch" -n 3 "$qwen" "${go[@]}" --tp 2
-refused "more than heads of keys" "--tp: 4: expected a number that divides both sides of model.layers.%d.self_attn.k_proj.weight, and its heads" \
+refused "that does not divide the ranks" "--tp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" "${go[@]}" --tp 2
+refused "more than heads of keys" "--tp: 4: expected a number that divides the 2 heads of model.layers.0.self_attn.k_proj.weight" \
     "$launch" -n 4 "$qwen" "${go[@]}" --tp 4
 sparsely=("$qwen" "${run[@]}" --config sparse.json --grad-accum 4)
 refused "adapters of a model with experts" "--tp: is not for adapters of a model with experts" "$launch" -n 2 "${sparsely[@]}" --lora-rank 2 --tp 2

@@ -205,7 +205,7 @@ static void read_options(int argc, char** argv) {
         } else { fail("%.60s: unknown option: launch --help", name); }
     }
     if (i >= argc || (options.n < 0 && !options.hosts)) {
-        fail("usage: launch -n RANKS PROGRAM [OPTION...], 1..%d ranks", MAX_RANKS);
+        fail("usage: launch -n RANKS PROGRAM [OPTION...], 1..%d ranks (launch --help says more)", MAX_RANKS);
     }
     options.command = argv + i;
     options.n_command = argc - i;

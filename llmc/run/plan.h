@@ -167,7 +167,8 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
 static inline void plan_print_stages_(const Run* r, const Planned* all, double most) {
     const int n = r->model->pp.n_stages, is_large = most >= 1073741824.0;
     const double unit = is_large ? 1073741824.0 : 1048576.0;
-    printf("%s for each of %d ranks of a stage:\n", is_large ? "GiB" : "MiB", r->o.plan / n);
+    printf(r->o.plan > n ? "%s for each of %d ranks of a stage:\n" : "%s for the rank of each stage:\n",
+           is_large ? "GiB" : "MiB", r->o.plan / n);
     printf("%5s %7s %10s %9s %8s %11s %7s %8s %7s\n", "stage", "layers", "parameters", "gradients", "moments",
            "activations", "rest", "memory", "sends");
     for (int s = 0; s < n; s++) {

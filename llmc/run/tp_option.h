@@ -13,21 +13,26 @@ compute every micro-batch together (ranks/tensor_parallel.h).
 static inline Option tp_option(int* size) {
     const Option row = {"machine", "tp", "", OPTION_INT, size, "1", 1, RANK_GROUP_MAX, "T",
                         "share each matrix among groups of T ranks, which compute every micro-batch together: needs a "
-                        "multiple of T ranks, in one machine, and T divides the heads. The result does not depend on "
-                        "it", 0};
+                        "multiple of T ranks, in one machine, and T divides the heads of keys. The result does not "
+                        "depend on it", 0};
     return row;
 }
 
-// the first row that T ranks cannot share, as a name; NULL: there is none. A product is turned: the other side of the
-// matrix is divided, too
-static inline const char* tp_obstacle_(const Model* m, int T, char* name, size_t n_bytes) {
+// of the first row that T ranks cannot share, what T would have to divide; NULL: there is none. A product is turned:
+// the other side of the matrix is divided, too
+static inline const char* tp_obstacle_(const Model* m, int T, char* text, size_t n_bytes) {
+    char name[NAME_BYTES];
     for (int i = 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
         const int is_vector = t->on_disk == VECTOR, other = t->split == SPLIT_ROWS ? t->columns : t->rows;
         int first, n;
         if (t->split == SPLIT_NONE) { continue; }
         const int units = t->units > 0 ? t->units : T, divides = units % T == 0 && (is_vector || other % T == 0);
-        if (!divides || !tensor_share(t, 0, 0, T, &first, &n)) { return tensor_name(name, n_bytes, t); }
+        if (divides && tensor_share(t, 0, 0, T, &first, &n)) { continue; }
+        tensor_slice_name(name, sizeof name, t, 0);
+        if (units % T != 0) { snprintf(text, n_bytes, "the %d heads of %s", units, name); }
+        else { snprintf(text, n_bytes, "both sides of %s, %d and %d", name, t->rows, t->columns); }
+        return text;
     }
     return NULL;
 }
@@ -35,10 +40,10 @@ static inline const char* tp_obstacle_(const Model* m, int T, char* name, size_t
 // A number that was not typed but comes from an earlier run is given up where it does not fit
 static inline void tp_begin(Run* r, int* size) {
     Model* m = r->model;
-    char name[NAME_BYTES];
+    char text[NAME_BYTES + 64];
     const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp"), was = *size;
     const int is_alone = run_is_generating(r) || *r->o.probe;
-    const char* obstacle = *size > 1 ? tp_obstacle_(m, *size, name, sizeof name) : NULL;
+    const char* obstacle = *size > 1 ? tp_obstacle_(m, *size, text, sizeof text) : NULL;
     const int fits = P % *size == 0 && !is_alone && !obstacle;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
     if (*size < was && P > 1 && r->comm->rank == 0) {
@@ -50,11 +55,11 @@ static inline void tp_begin(Run* r, int* size) {
     if (P % *size != 0) {
         options_fail("tp", r->comm->size == 1
                                ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
-                               : "%d: expected a number that divides the ranks of a stage, %d", *size, P, *size);
+                               : model_has_pp(m) ? "%d: expected a number that divides the ranks of a stage, %d"
+                                                 : "%d: expected a number that divides the ranks, %d",
+                     *size, P, *size);
     }
-    if (obstacle) {
-        options_fail("tp", "%d: expected a number that divides both sides of %s, and its heads", *size, obstacle);
-    }
+    if (obstacle) { options_fail("tp", "%d: expected a number that divides %s", *size, obstacle); }
     options_refuse(m->frozen_as != STORED_BY_BUILD, "tp", "is for matrices of floats: leave --weights out");
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --tp");
