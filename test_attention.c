@@ -76,8 +76,10 @@ typedef struct {
     int B, T, t0, NH, NKV, HS, window;
 } Sizes;
 
-static Problem grouped(Sizes z, int hard, Rounding rounded) {
+// keys: that exist
+static Problem grouped_block(Sizes z, int keys, int hard, Rounding rounded) {
     AttentionShape s;
+    s.keys = keys;
     s.B = z.B, s.T = z.T, s.t0 = z.t0, s.NH = z.NH, s.NKV = z.NKV, s.HS = z.HS, s.window = z.window;
     s.scale = 0.9f / sqrtf((float)z.HS);
     s.q_row = (size_t)(z.NH * z.HS + 8), s.kv_row = (size_t)(z.NKV * z.HS + 16), s.out_row = (size_t)(z.NH * z.HS + 24);
@@ -86,6 +88,8 @@ static Problem grouped(Sizes z, int hard, Rounding rounded) {
     size_t k_at = (size_t)z.B * s.q_seq, n_kv = (size_t)z.B * s.kv_seq;
     return problem(s, 0, k_at + 2 * n_kv, k_at, k_at + n_kv, hard, rounded);
 }
+
+static Problem grouped(Sizes z, int hard, Rounding rounded) { return grouped_block(z, z.T, hard, rounded); }
 
 static void problem_free(Problem* p) {
     free(p->inp), free(p->dout);
@@ -139,7 +143,11 @@ static void run_backward(float* dinp, const float* out, const float* max, const 
 
 // ---- in double, with bounds: from the contract, not by the functions of attention_shape.h ----
 
-static int sees(const AttentionShape* s, int t, int u) { return u <= t && (s->window == 0 || t - u < s->window); }
+static int sees(const AttentionShape* s, int t, int u) {
+    return u <= t && u < s->keys && (s->window == 0 || t - u < s->window);
+}
+
+static int last_key(const AttentionShape* s, int t) { return t < s->keys ? t : s->keys - 1; }
 
 static size_t at_q(const AttentionShape* s, int b, int h, int t) {
     return (size_t)b * s->q_seq + (size_t)(t - s->t0) * s->q_row + (size_t)(h * s->HS);
@@ -185,12 +193,12 @@ static void add_bounded(double* value, double* error, double a, double a_error, 
 // weights of query t in att, 0 where it does not see a key; returns its level
 static double weights_double(double* att, const double* q, const double* k, int t, const AttentionShape* s) {
     double sum = 0.0;
-    for (int u = 0; u <= t; u++) {
+    for (int u = 0; u <= last_key(s, t); u++) {
         double dot = 0.0;
         for (int i = 0; i < s->HS; i++) { dot += q[i] * k[(size_t)u * s->kv_row + (size_t)i]; }
         sum += att[u] = sees(s, t, u) ? exp(dot * (double)s->scale) : 0.0;
     }
-    for (int u = 0; u <= t; u++) { att[u] /= sum; }
+    for (int u = 0; u <= last_key(s, t); u++) { att[u] /= sum; }
     return log(sum);
 }
 
@@ -205,13 +213,13 @@ static void bounds_of_query(Bounds* x, const Problem* p, const double* inp, doub
     x->level[(b * s->NH + h) * (s->T - s->t0) + t - s->t0] = weights_double(att, inp + q, k, t, s);
     for (size_t i = 0; i < (size_t)s->HS; i++) {
         x->out[y + i] = x->out_error[y + i] = x->dinp[q + i] = x->dinp_error[q + i] = 0.0;
-        for (int u = 0; u <= t; u++) {
+        for (int u = 0; u <= last_key(s, t); u++) {
             add_bounded(x->out + y + i, x->out_error + y + i, att[u], e * att[u], v[(size_t)u * s->kv_row + i], f);
         }
         x->out_error[y + i] += e * fabs(x->out[y + i]);
         add_bounded(&D, &D_error, x->out[y + i], x->out_error[y + i], (double)p->dout[y + i], f);
     }
-    for (int u = 0; u <= t; u++) {
+    for (int u = 0; u <= last_key(s, t); u++) {
         size_t row = (size_t)u * s->kv_row;
         double datt = 0.0, datt_error = 0.0;
         for (size_t i = 0; i < (size_t)s->HS; i++) {
@@ -231,8 +239,8 @@ static Bounds bounds(const Problem* p, double e, double f) {
     const AttentionShape* s = &p->s;
     Bounds x = bounds_new(p);
     double *inp = double_array(p->inp, p->n_inp), *att = (double*)new_array((size_t)s->T, sizeof(double));
-    for (int row = 0; row < s->B * s->NH * s->T; row++) {
-        size_t kv = at_kv(s, row / s->T / s->NH, row / s->T % s->NH) + (size_t)(row % s->T) * s->kv_row;
+    for (int row = 0; row < s->B * s->NH * s->keys; row++) {
+        size_t kv = at_kv(s, row / s->keys / s->NH, row / s->keys % s->NH) + (size_t)(row % s->keys) * s->kv_row;
         memset(x.dinp + p->k_at + kv, 0, sizeof(double) * (size_t)s->HS);
         memset(x.dinp + p->v_at + kv, 0, sizeof(double) * (size_t)s->HS);
     }
@@ -350,8 +358,8 @@ static void test_forward_special(Test* t) { check_special(t, FORWARD); }
 static void test_backward_special(Test* t) { check_special(t, BACKWARD); }
 
 // one grouped problem, whose gaps must stay as they are
-static void check_grouped(Test* t, Sizes z, int hard) {
-    Problem p = grouped(z, hard, as_float);
+static void check_grouped_block(Test* t, Sizes z, int keys, int hard) {
+    Problem p = grouped_block(z, keys, hard, as_float);
     for (int i = 0; i < N_TEST_THREADS; i++) {
         Device dev = test_device(test_threads(i));
         if (!same_bits()) {
@@ -371,6 +379,56 @@ static void check_grouped(Test* t, Sizes z, int hard) {
         device_free(&dev);
     }
     problem_free(&p);
+}
+
+static void check_grouped(Test* t, Sizes z, int hard) { check_grouped_block(t, z, z.T, hard); }
+
+// keys that end before the queries; of some a window has left all behind
+static const Sizes block_sizes[] = {
+    // B, T, t0, NH, NKV, HS, window
+    {2, 33, 16, 4, 2, 5, 0},               {1, 3 * TILE_N + 5, TILE_N + 3, 4, 1, 9, 0}, {1, 96, 40, 2, 2, 16, 0},
+    {1, 2 * TILE_N, TILE_N, 2, 1, 8, 0},   {2, 40, 20, 4, 2, 7, 12},                    {1, 64, 32, 2, 1, 8, 3},
+    {1, 50, 8, 3, 3, 4, 0},
+};
+static const int block_keys[] = {16, TILE_N - 2, 40, TILE_N, 20, 32, 3};
+
+// the plain loop with what is given of all keys: here any numbers
+static void check_block_backward(Test* t, Sizes z, int keys) {
+#ifndef SYSTEM_LIBM
+    Problem p = grouped_block(z, keys, 0, as_float);
+    Device dev = test_device(2);
+    float* D = random_array(p.n_rows, 1.0f, 7);
+    float *max = filled_array(p.n_rows, 0.0f), *inv = filled_array(p.n_rows, 0.0f);
+    float *want = filled_array(p.n_inp, 77.0f), *got = filled_array(p.n_inp, 77.0f);
+    for (size_t i = 0; i < p.n_rows; i++) { max[i] = p.max[i] + 0.25f, inv[i] = 0.7f * p.inv[i]; }
+    block_attention_backward_ref(want, want + p.k_at, want + p.v_at, p.dout, D, max, inv, p.inp, p.inp + p.k_at,
+                                 p.inp + p.v_at, &p.s);
+    float *inp_d = to_device(p.inp, p.n_inp, &dev), *dout_d = to_device(p.dout, p.n_out, &dev);
+    float *D_d = to_device(D, p.n_rows, &dev), *max_d = to_device(max, p.n_rows, &dev);
+    float *inv_d = to_device(inv, p.n_rows, &dev), *got_d = to_device(got, p.n_inp, &dev);
+    const float *q = inp_d, *k = q + p.k_at, *v = q + p.v_at, *dout = dout_d;
+    block_attention_backward(got_d, got_d + p.k_at, got_d + p.v_at, dout, (const float*)NULL, D_d, max_d, inv_d, q, k,
+                             v, &p.s, &dev);
+    from_device(got, got_d, p.n_inp, &dev);
+    device_drop(inp_d), device_drop(dout_d), device_drop(D_d), device_drop(max_d), device_drop(inv_d);
+    if (same_bits()) { check_bits(t, name_of(&p, "gradient of a block", &dev), got, want, p.n_inp); }
+    for (size_t i = 0; i < p.n_inp && !same_bits(); i++) {
+        check(t, fabsf(got[i] - want[i]) <= 1e-3f, "%zu: %g, expected %g", i, (double)got[i], (double)want[i]);
+    }
+    free(D), free(max), free(inv), free(want), free(got);
+    device_free(&dev);
+    problem_free(&p);
+#else
+    (void)t, (void)z, (void)keys;
+#endif
+}
+
+static void test_block(Test* t) {
+    for (size_t i = 0; i < sizeof block_sizes / sizeof *block_sizes; i++) {
+        // a query that sees nothing has no bound
+        if (same_bits() || block_sizes[i].window == 0) { check_grouped_block(t, block_sizes[i], block_keys[i], 0); }
+        check_block_backward(t, block_sizes[i], block_keys[i]);
+    }
 }
 
 static void test_grouped(Test* t) {
@@ -622,8 +680,8 @@ static Results results_bf16(const Problem* p, const Device* dev) {
     return r;
 }
 
-static void check_bf16(Test* t, Sizes z) {
-    Problem p = grouped(z, 0, as_bf16);
+static void check_bf16(Test* t, Sizes z, int keys) {
+    Problem p = grouped_block(z, keys, 0, as_bf16);
     Device dev = test_device(1);
     Results r = results_bf16(&p, &dev);
     Bounds x = bounds(&p, 0x1p-8, FLOAT_ERROR);
@@ -650,7 +708,12 @@ static void test_bf16(Test* t) {
             {3, 65, 64, 6, 3, 64, 0},    {1, 64, 63, 2, 1, 64, 0},  // the shortest, and one that is not
             {1, 33, 0, 2, 1, 5, 0},   {1, 20, 3, 1, 1, 136, 7},  // not for tensor cores: 10-byte rows; 136 channels
     };
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { check_bf16(t, sizes[i]); }
+    // keys that end before the queries, which all see some
+    const Sizes blocks[] = {{1, 128, 64, 2, 1, 64, 0}, {1, 100, 40, 2, 1, 64, 0}, {1, 140, 70, 2, 1, 128, 0},
+                            {1, 140, 70, 2, 1, 64, 75}};
+    const int keys[] = {64, 37, 70, 70};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { check_bf16(t, sizes[i], sizes[i].T); }
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) { check_bf16(t, blocks[i], keys[i]); }
 }
 
 // what no query may see is large but finite: with weight 0 it must not reach a result (an Inf may, within a tile)
@@ -724,6 +787,8 @@ int main(int argc, char** argv) {
         {"forward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_forward_special},
         {"backward", "dqkv equals the plain loop bit for bit at odd shapes", test_backward},
         {"backward special", "the same with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
+        {"block", "keys that end before the queries, and what is given of all keys: the plain loop bit for bit",
+         test_block},
         {"grouped", "groups, windows, caches and gaps: the plain loop bit for bit", test_grouped},
         {"grouped special", "the same with cancellation, subnormals, -0, Inf, NaN", test_grouped_special},
         {"cache", "queries from t0 on give the rows of the whole computation, bit for bit", test_cache},

@@ -1,7 +1,8 @@
 /*
 Promises of llmc/ops/crossentropy.h. The plain loop is judged in double, by finite differences and on rows whose answer
 is obvious; the fast version must equal it bit for bit, whatever the shape, the threads, the targets and the logits, in
-place too. Fast kernels must agree with double within the tolerance that the header derives.
+place too, and so must rows whose columns lie in several parts. Fast kernels must agree with double within the tolerance
+that the header derives.
 */
 #include "llmc/ops/crossentropy.h"
 #include "llmc/test/test.h"
@@ -211,6 +212,94 @@ static void check_shapes(Test* t, int hard, int largest_V) {
     }
 }
 
+// ---- in parts: what P ranks give is what one gives ----
+
+// the columns first .. first + n - 1 of a row of c
+typedef struct {
+    int first, V, Vp;
+    float* logits;
+} Part;
+
+// part p of P whose borders lie at odd places; where columns are few, some have none, or padding alone
+static Part part_of(const CrossEntropy* c, int p, int P) {
+    const int begin = c->Vp * p / P, end = c->Vp * (p + 1) / P, V = c->V < end ? c->V - begin : end - begin;
+    const Part part = {begin, V > 0 ? V : 0, end - begin, (float*)new_array((size_t)(c->N * (end - begin) + 1), 4)};
+    for (int n = 0; n < c->N; n++) {
+        const float* from = c->logits + (size_t)n * (size_t)c->Vp + begin;
+        memcpy(part.logits + n * part.Vp, from, sizeof(float) * (size_t)part.Vp);
+    }
+    return part;
+}
+
+enum { MOST_PARTS = 7 };
+
+static void solve_parts(float* losses, float* dlogits, const CrossEntropy* c, int P, int with_gradient,
+                        const Device* dev) {
+    const size_t N = (size_t)c->N, row = sizeof(CrossEntropyRow) / sizeof(float);
+    int* targets = ints_to_device(c->targets, N, dev);
+    float* nothing = filled_array(N * row * (size_t)P, NAN);
+    float *of_parts = to_device(nothing, N * row * (size_t)P, dev), *of_all = to_device(nothing, N * row, dev),
+          *d_losses = to_device(losses, N, dev);
+    CrossEntropyRow *parts = (CrossEntropyRow*)of_parts, *rows = (CrossEntropyRow*)of_all;
+    Part part[MOST_PARTS];
+    float* x[MOST_PARTS];
+    for (int p = 0; p < P; p++) {
+        part[p] = part_of(c, p, P);
+        x[p] = to_device(part[p].logits, N * (size_t)part[p].Vp + 1, dev);
+        crossentropy_part_begin(parts + N * (size_t)p, x[p], targets, part[p].first, c->N, part[p].V, part[p].Vp, dev);
+    }
+    crossentropy_part_join(rows, parts, P, c->N, dev);
+#if CROSSENTROPY_CHAINS
+    for (int p = 0; p < P; p++) { crossentropy_part_add(rows, x[p], c->N, part[p].V, part[p].Vp, dev); }
+#endif
+    for (int p = 0; p < P; p++) {
+        const size_t width = sizeof(float) * (size_t)part[p].Vp;
+        crossentropy_part_end(d_losses, x[p], rows, targets, part[p].first, DLOSS, with_gradient, c->N, part[p].V,
+                              part[p].Vp, dev);
+        from_device(part[p].logits, x[p], N * (size_t)part[p].Vp + 1, dev);
+        for (size_t n = 0; n < N; n++) {
+            memcpy(dlogits + n * (size_t)c->Vp + part[p].first, part[p].logits + n * (size_t)part[p].Vp, width);
+        }
+        free(part[p].logits);
+    }
+    from_device(losses, d_losses, N, dev), device_drop(of_parts), device_drop(of_all), device_drop(targets);
+    free(nothing);
+}
+
+static void check_parts(Test* t, CrossEntropy* c, const Device* dev) {
+    const size_t n = (size_t)c->N * (size_t)c->Vp;
+    char what[96];
+    if (FAST_KERNELS) { expect(c, 0.0); }
+    for (int P = 1; P <= MOST_PARTS && P <= c->Vp; P++) {
+        float *losses = filled_array((size_t)c->N, NAN), *dlogits = filled_array(n, NAN);
+        snprintf(what, sizeof what, "dlogits of %d parts, N %d, V %d, Vp %d, %d threads", P, c->N, c->V, c->Vp,
+                 dev->n_threads);
+        solve_parts(losses, dlogits, c, P, 1, dev);
+        check_same(t, what, dlogits, c->dlogits, c->dlogits_error, n);
+        check_losses(t, what, losses, c);
+        solve_parts(losses, dlogits, c, P, 0, dev);
+        check_losses(t, "losses of parts, without the gradient", losses, c);
+        free(losses), free(dlogits);
+    }
+}
+
+static void test_parts(Test* t) {
+    Device dev = test_device(2);
+    for (size_t i = 0; i < 3 * sizeof shapes / sizeof *shapes; i++) {
+        const int *shape = shapes[i / 3], hard = (int)(i % 3);
+        if (hard > 0 && shape[1] > 300) { continue; }
+        CrossEntropy c = crossentropy(shape[0], shape[1], shape[2], hard);
+        for (int n = 0; n + 1 < c.N; n += 2) {  // the first column of a part, or the last
+            const int border = c.Vp * (1 + n % 6) / MOST_PARTS - n / 2 % 2;
+            if (c.targets[n] >= 0 && border >= 0 && border < c.V) { c.targets[n] = border; }
+        }
+        solve(&c);
+        check_parts(t, &c, &dev);
+        crossentropy_free(&c);
+    }
+    device_free(&dev);
+}
+
 static void test_shapes(Test* t) { check_shapes(t, 0, 5003); }
 
 static void test_special(Test* t) {
@@ -231,6 +320,9 @@ static void test_huge(Test* t) {
     }
     solve(&c);
     check_all_threads(t, &c);
+    Device dev = test_device(2);
+    check_parts(t, &c, &dev);
+    device_free(&dev);
     crossentropy_free(&c);
 }
 
@@ -381,6 +473,40 @@ static void check_bf16(Test* t, CrossEntropy* c, const Device* dev) {
     free(losses), free(probs), free(dlogits);
 }
 
+// logits of two parts; a gradient rounds once, a logit has before
+static void check_bf16_parts(Test* t, CrossEntropy* c, const Device* dev) {
+    const size_t N = (size_t)c->N, row = sizeof(CrossEntropyRow) / sizeof(float);
+    if (c->Vp < 2) { return; }
+    expect(c, 0x1p-8);
+    float *losses = filled_array(N, NAN), *dlogits = filled_array(N * (size_t)c->Vp, NAN),
+          *nothing = filled_array(2 * N * row, NAN);
+    float *d_losses = to_device(losses, N, dev), *of_parts = to_device(nothing, 2 * N * row, dev),
+          *of_all = to_device(nothing, N * row, dev);
+    int* d_targets = ints_to_device(c->targets, N, dev);
+    const Part part[2] = {part_of(c, 0, 2), part_of(c, 1, 2)};
+    bf16* x[2];
+    for (int p = 0; p < 2; p++) {
+        x[p] = to_device_as<bf16>(part[p].logits, N * (size_t)part[p].Vp, dev);
+        crossentropy_part_begin((CrossEntropyRow*)of_parts + N * (size_t)p, x[p], d_targets, part[p].first, c->N,
+                                part[p].V, part[p].Vp, dev);
+    }
+    crossentropy_part_join((CrossEntropyRow*)of_all, (const CrossEntropyRow*)of_parts, 2, c->N, dev);
+    for (int p = 0; p < 2; p++) {
+        const size_t width = (size_t)part[p].Vp;
+        crossentropy_part_end(d_losses, x[p], (const CrossEntropyRow*)of_all, d_targets, part[p].first, DLOSS, 1, c->N,
+                              part[p].V, part[p].Vp, dev);
+        from_device_as(part[p].logits, x[p], N * width, dev);
+        for (size_t n = 0; n < N; n++) {
+            memcpy(dlogits + n * (size_t)c->Vp + part[p].first, part[p].logits + n * width, sizeof(float) * width);
+        }
+        free(part[p].logits);
+    }
+    from_device(losses, d_losses, N, dev), device_drop(of_parts), device_drop(of_all), device_drop(d_targets);
+    check_losses(t, "bf16 losses of parts", losses, c);
+    check_same(t, "bf16 dlogits of parts", dlogits, c->dlogits, c->dlogits_error, N * (size_t)c->Vp);
+    free(losses), free(dlogits), free(nothing);
+}
+
 static void test_bf16(Test* t) {
     const int bf16_shapes[][3] = {{1, 1, 1},       {7, 33, 64},     {3, 257, 257},
                                   {5, 1009, 1024}, {1, 1100, 1101}, {1, 9001, 9008}};
@@ -390,6 +516,7 @@ static void test_bf16(Test* t) {
         if (hard > 0 && shape[1] > 300) { continue; }
         CrossEntropy c = crossentropy(shape[0], shape[1], shape[2], hard);
         check_bf16(t, &c, &dev);
+        check_bf16_parts(t, &c, &dev);
         crossentropy_free(&c);
     }
     device_free(&dev);
@@ -403,6 +530,7 @@ int main(int argc, char** argv) {
         {"shapes", "losses, probs, dlogits equal the plain loop at odd shapes, in place and fused too", test_shapes},
         {"special", "the same with cancellation, subnormals, -0, Inf, NaN among the logits", test_special},
         {"huge", "the same with rows of +-1e4, +-3e38, Inf, NaN", test_huge},
+        {"parts", "columns in 1 to 7 parts give the bits of one, wherever the target is, padding too", test_parts},
         {"not counted", "zeros in the padding and in rows with a negative target", test_not_counted},
         {"forward double", "the plain loop agrees with double at (33, 257)", test_forward_double},
         {"backward differences", "the plain loop agrees with finite differences at (7, 33)", test_differences},

@@ -1,11 +1,12 @@
 /*
-Promises of llmc/ops/documents.h: the segments of a batch are the pieces of its documents, and embedding and attention
-over segments give the bits of the pieces as sequences of their own, forward and backward; so does the trainer's whole
-model.
+Promises of llmc/ops/documents.h and mtp_tokens.h: the segments of a batch are the pieces of its documents, and
+embedding and attention over segments give the bits of the pieces as sequences of their own, forward and backward; so
+does the trainer's whole model. The token after the next stays in its document.
 */
 #define TESTING
 #include "train_gpt2.c"
 #include "llmc/ops/documents.h"
+#include "llmc/ops/mtp_tokens.h"
 #include "llmc/test/test.h"
 
 enum { EOT = 7 };
@@ -49,6 +50,41 @@ static void test_no_reset(Test* t) {
     int n = documents_segments(s, inputs, 2, 3, NO_RESET);
     check(t, n == 1 && s[0].first == 0 && s[0].rows == 2 && s[0].T == 3, "%d segments, the first {%zu, %d, %d}", n,
           s[0].first, s[0].rows, s[0].T);
+}
+
+// ---- the token after the next ----
+
+// what position i is asked by the definition; -1: nothing
+static int after_next(const int* inputs, const int* targets, int i, int T) {
+    if (i % T == T - 1 || targets[i + 1] < 0 || begins(inputs, i + 1, T)) { return -1; }
+    return i % T < T - 2 && begins(inputs, i + 2, T) ? -1 : targets[i + 1];
+}
+
+// every arrangement of ends of text in every batch of up to 12 positions, every third of which has no target
+static void test_mtp_tokens(Test* t) {
+    for (int B = 1; B <= 12; B++) {
+        for (int T = 1; B * T <= 12; T++) {
+            for (int bits = 0; bits < 1 << (B * T); bits++) {
+                const int N = B * T;
+                int inputs[12], targets[12], next[12], after[12], n_counted = 0;
+                Segments s;
+                for (int i = 0; i < N; i++) { inputs[i] = bits >> i & 1 ? EOT : 20 + i; }
+                for (int i = 0; i < N; i++) { targets[i] = i % 3 == 2 ? -1 : i % T < T - 1 ? inputs[i + 1] : 40; }
+                segments_init(&s, B, T);
+                s.document_start = EOT;
+                segments_find(&s, inputs, B, T);
+                mtp_tokens(next, after, inputs, targets, &s, B, T);
+                for (int i = 0; i < N; i++) {
+                    const int want = after_next(inputs, targets, i, T);
+                    check(t, next[i] == inputs[i % T < T - 1 ? i + 1 : i], "(%d, %d): next of %d", B, T, i);
+                    check(t, after[i] == want, "(%d, %d): %d is asked %d, expected %d", B, T, i, after[i], want);
+                    n_counted += want >= 0;
+                }
+                check(t, mtp_counted(inputs, targets, EOT, B, T) == n_counted, "(%d, %d): count", B, T);
+                free(s.at);
+            }
+        }
+    }
 }
 
 // ---- ops over segments ----
@@ -210,7 +246,7 @@ static void check_model_alone(Test* t, GPT2* gpt2, const Activations* batch, con
     const ActivationTensors all = layer_activations(batch, 0);
     Activations acts;
     float loss;
-    activations_init(&acts, c, 1, T, TO_TRAIN, NULL, 1);
+    activations_init(&acts, c, 1, T, TO_TRAIN, &(ArenaSlots){0});
     gpt2_forward(gpt2, &acts, tokens + first, 1, T, 0, dev);
     check_bits(t, "logits", gpt2_logits(gpt2, &acts, 0, T, dev), batch_logits + first * c.Vp, (size_t)T * c.Vp);
     gpt2_losses(gpt2, &acts, targets + first, T, dev);
@@ -241,7 +277,7 @@ static void test_model(Test* t) {
         tokens[i] = xorshift_u32(&s) % 8 == 0 ? EOT : other;
         targets[i] = xorshift_u32(&s) % 5 == 0 ? -1 : other;
     }
-    activations_init(&acts, c, B, T, TO_TRAIN, NULL, 1);
+    activations_init(&acts, c, B, T, TO_TRAIN, &(ArenaSlots){0});
     acts.segments.document_start = EOT;
     gpt2_forward(&gpt2, &acts, tokens, B, T, 0, &dev);
     float* logits = copied_array(gpt2_logits(&gpt2, &acts, 0, N, &dev), (size_t)N * c.Vp);
@@ -267,6 +303,7 @@ int main(int argc, char** argv) {
         {"all batches", "each position is in one segment, which begins where a row or a document does",
          test_all_batches},
         {"no reset", "one segment holds the whole batch", test_no_reset},
+        {"the token after the next", "its target counts within a document and a row alone", test_mtp_tokens},
         {"alone", "embedding and attention give the bits of each piece as a sequence of its own", test_alone},
         {"model", "gives each piece the logits, losses and gradients of a sequence of its own", test_model},
         {"neighbours", "what stands in one document, infinities and NaN too, touches no other", test_neighbours},

@@ -127,6 +127,47 @@ static void test_order(Test* t) {
     op_problem_free(&p);
 }
 
+// a table in parts, with some rows of -0: forward from the part that has a token, gradients of each part's own rows,
+// are the bits of the whole table
+static void test_parts(Test* t) {
+    enum { N = 301, V = 60, C = 9 };
+    float *wte = random_array(V * C, 1.0f, 1), *dout = random_array(N * C, 1.0f, 2), *want = filled_array(N * C, NAN),
+          *want_dwte = random_array(V * C, 1.0f, 3), *out = filled_array(N * C, NAN);
+    int* tokens = (int*)new_array(N, sizeof(int));
+    Device dev = test_device(2);
+    for (int n = 0; n < N; n++) { tokens[n] = n * n % 7 == 0 ? 30 : (n * 37 + n / 5) % V; }
+    for (int c = 0; c < 5 * C; c++) { wte[30 * C + c] = -0.0f; }
+    for (int P = 1; P <= 5; P++) {
+        const int R = V / P;
+        float *dwte = copied_array(want_dwte, V * C), *whole = copied_array(want_dwte, V * C),
+              *nothing = filled_array((size_t)(P * N * C), NAN);
+        float* parts = to_device(nothing, (size_t)(P * N * C), &dev);
+        float *d_dout = to_device(dout, N * C, &dev), *d_out = to_device(out, N * C, &dev);
+        int *d_tokens = ints_to_device(tokens, N, &dev), *own = ints_to_device(tokens, N, &dev);
+        token_embedding_forward_ref(want, tokens, wte, N, C);
+        token_embedding_backward_ref(whole, dout, tokens, N, C);
+        for (int p = 0; p < P; p++) {
+            float *rows = to_device(wte + p * R * C, (size_t)(R * C), &dev),
+                  *drows = to_device(dwte + p * R * C, (size_t)(R * C), &dev);
+            embedding_own(own, d_tokens, p * R, R, N, &dev);
+            token_embedding_forward(parts + p * N * C, own, rows, N, C, &dev);
+            token_embedding_backward(drows, d_dout, own, N, C, &dev);
+            from_device(dwte + p * R * C, drows, (size_t)(R * C), &dev), device_drop(rows);
+        }
+        embedding_owned(d_out, parts, d_tokens, R, N, C, &dev);
+        from_device(out, d_out, N * C, &dev);
+        check_bits(t, "out", out, want, N * C);
+        for (int i = 0; i < V * C && FAST_KERNELS; i++) {
+            check(t, fabs((double)(dwte[i] - whole[i])) <= N * 0x1p-23 * N, "dwte[%d] of %d parts", i, P);
+        }
+        if (!FAST_KERNELS) { check_bits(t, "dwte", dwte, whole, V * C); }
+        device_drop(parts), device_drop(d_dout), device_drop(d_tokens), device_drop(own);
+        free(dwte), free(whole), free(nothing);
+    }
+    device_free(&dev);
+    free(wte), free(dout), free(want), free(want_dwte), free(out), free(tokens);
+}
+
 #ifndef __CUDACC__
 // a table of bf16 or fp8 gives its values
 static void test_stored(Test* t) {
@@ -273,6 +314,7 @@ int main(int argc, char** argv) {
     const Promise promises[] = {
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},
         {"embedding obvious", "a sum that can be done by hand", test_obvious},
+        {"embedding parts", "a table whose rows lie in 1 to 5 parts: the bits of the whole one", test_parts},
         {"embedding order", "positions are added in ascending order", test_order},
 #ifndef __CUDACC__
         {"embedding stored", "a table stored as bf16 or fp8 gives its values", test_stored},

@@ -3,7 +3,7 @@ Promises of llmc/ops/gated_delta.h. Both forms are judged in double, their gradi
 example of the specification; fast chunks must have the plain loop's bits, windows and documents those of the whole.
 */
 #include "llmc/ops/gated_delta.h"
-#include "llmc/ops/l2norm.h"
+#include "llmc/test/golden.h"  // golden_open, golden_floats
 #include "llmc/test/test.h"
 
 // one problem, everything in it given
@@ -100,13 +100,69 @@ static Result run(const Problem* p, int chunks) {
     return r;
 }
 
+// p's arrays on the device
+static DeltaInputs inputs_to_device(const Problem* p, const Device* dev) {
+    DeltaInputs in = {to_device(p->in.q, n_keys(p), dev), to_device(p->in.k, n_keys(p), dev),
+                      to_device(p->in.v, n_values(p), dev), to_device(p->in.g, n_gates(p), dev),
+                      to_device(p->in.beta, n_gates(p), dev)};
+    return in;
+}
+
+static void inputs_drop(DeltaInputs* in) {
+    const float* arrays[] = {in->q, in->k, in->v, in->g, in->beta};
+    for (int i = 0; i < 5; i++) { device_drop((void*)(size_t)arrays[i]); }
+}
+
+static DeltaShape shape_to_device(const Problem* p, const Device* dev) {
+    DeltaShape s = p->s;
+    if (!p->starts) { return s; }
+    unsigned char* starts = (unsigned char*)device_alloc(n_positions(p), "starts");
+    device_upload(starts, p->starts, n_positions(p), dev);
+    device_sync(dev);
+    s.starts = starts;
+    return s;
+}
+
+static void shape_drop(DeltaShape* s) {
+    if (s->starts) { device_release((void*)(size_t)s->starts, (size_t)s->B * (size_t)s->T); }
+}
+
+static float* to_device_or_null(const float* x, size_t n, const Device* dev) {
+    return x ? to_device(x, n, dev) : NULL;
+}
+static void from_device_or_null(float* x, float* d, size_t n, const Device* dev) {
+    if (x) { from_device(x, d, n, dev); }
+}
+
 static Result fast(const Problem* p, const Device* dev) {
     Result r = result(p);
-    DeltaGradients d = {r.d[0], r.d[1], r.d[2], r.d[3], r.d[4]};
-    float* states = filled_array(delta_states_floats(&p->s), NAN);
-    delta_chunks_forward(r.o, states, r.state, p->in, &p->s, dev);
-    delta_chunks_backward(d, r.dstate, p->dout, states, p->in, &p->s, dev);
-    free(states);
+    DeltaInputs in = inputs_to_device(p, dev);
+    DeltaShape s = shape_to_device(p, dev);
+    float *states = (float*)device_alloc(sizeof(float) * delta_states_floats(&s), "states"), *d[N_GRADIENTS];
+    float *o = to_device(r.o, n_values(p), dev), *dout = to_device(p->dout, n_values(p), dev);
+    float* state = to_device_or_null(r.state, n_states(p), dev);
+    float* dstate = to_device_or_null(r.dstate, n_states(p), dev);
+    for (int i = 0; i < N_GRADIENTS; i++) { d[i] = to_device(r.d[i], n_gradient(p, i), dev); }
+    DeltaGradients gradients = {d[0], d[1], d[2], d[3], d[4]};
+    delta_chunks_forward(o, states, state, in, &s, dev);
+    delta_chunks_backward(gradients, dstate, (const float*)dout, states, in, &s, dev);
+    from_device(r.o, o, n_values(p), dev);
+    from_device_or_null(r.state, state, n_states(p), dev), from_device_or_null(r.dstate, dstate, n_states(p), dev);
+    for (int i = 0; i < N_GRADIENTS; i++) { from_device(r.d[i], d[i], n_gradient(p, i), dev); }
+    device_release(states, sizeof(float) * delta_states_floats(&s));
+    device_drop(dout), inputs_drop(&in), shape_drop(&s);
+    return r;
+}
+
+// forward alone: o and the state
+static Result fast_steps(const Problem* p, const Device* dev) {
+    Result r = result(p);
+    DeltaInputs in = inputs_to_device(p, dev);
+    DeltaShape s = shape_to_device(p, dev);
+    float *o = to_device(r.o, n_values(p), dev), *state = to_device_or_null(r.state, n_states(p), dev);
+    delta_steps_forward(o, state, in, &s, dev);
+    from_device(r.o, o, n_values(p), dev), from_device_or_null(r.state, state, n_states(p), dev);
+    inputs_drop(&in), shape_drop(&s);
     return r;
 }
 
@@ -222,31 +278,123 @@ static void test_differences(Test* t) {
     }
 }
 
-// fast against plain, in bits
+// bits; of kernels that add and round as they like, nearly
+static void check_same(Test* t, const char* what, const float* got, const float* want, size_t n, double error) {
+    if (!FAST_KERNELS) {
+        check_bits(t, what, got, want, n);
+        return;
+    }
+    double* in_double = double_array(want, n);
+    check_close(t, what, got, in_double, n, error);
+    free(in_double);
+}
+
+// fast against plain
 static void test_bits(Test* t) {
     const int shapes[][6] = {{1, 1, 1, 1, 1, 1},   {2, 63, 1, 2, 16, 16}, {1, 64, 2, 4, 33, 7},  {1, 65, 1, 3, 5, 49},
                              {2, 130, 3, 3, 17, 96}, {1, 200, 2, 2, 64, 80}, {1, 130, 2, 4, 128, 128}};
     for (size_t i = 0; i < 2 * (sizeof shapes / sizeof *shapes); i++) {
-        const int* n = shapes[i / 2];
-        Problem p = problem(n[0], n[1], n[2], n[3], n[4], n[5], i % 2 ? WITH_STATE | WITH_STARTS | EXTREME : 0);
-        Result want = run(&p, 1);
+        const int *n = shapes[i / 2], kind = i % 2 ? WITH_STATE | WITH_STARTS | EXTREME : 0;
+        Problem p = problem(n[0], n[1], n[2], n[3], n[4], n[5], kind);
+        Result want = run(&p, 1), want_steps = run(&p, 0);
         for (int j = 0; j < N_TEST_THREADS; j++) {
             Device dev = test_device(test_threads(j));
-            Result got = fast(&p, &dev);
+            Result got = fast(&p, &dev), steps = fast_steps(&p, &dev);
             check(t, dev.workspace->n_bytes == delta_workspace_bytes(&p.s, dev.n_threads), "workspace");
-            check_bits(t, "o", got.o, want.o, n_values(&p));
-            if (got.state) { check_bits(t, "state", got.state, want.state, n_states(&p)); }
-            if (got.dstate) { check_bits(t, "dstate", got.dstate, want.dstate, n_states(&p)); }
-            for (int g = 0; g < N_GRADIENTS; g++) {
-                check_bits(t, gradient_names[g], got.d[g], want.d[g], n_gradient(&p, g));
+            check_same(t, "o", got.o, want.o, n_values(&p), forward_error(kind));
+            check_same(t, "steps: o", steps.o, want_steps.o, n_values(&p), forward_error(kind));
+            if (got.state) {
+                check_same(t, "state", got.state, want.state, n_states(&p), forward_error(kind));
+                check_same(t, "steps: state", steps.state, want_steps.state, n_states(&p), forward_error(kind));
+                check_same(t, "dstate", got.dstate, want.dstate, n_states(&p), gradient_error(kind));
             }
-            result_free(&got);
+            for (int g = 0; g < N_GRADIENTS; g++) {
+                check_same(t, gradient_names[g], got.d[g], want.d[g], n_gradient(&p, g), gradient_error(kind));
+            }
+            result_free(&got), result_free(&steps);
             device_free(&dev);
         }
-        result_free(&want);
+        result_free(&want), result_free(&want_steps);
         problem_free(&p);
     }
 }
+
+#if defined(__CUDACC__) && !defined(EXACT)
+// ---- bf16: on tensor cores where sizes are multiples of 8, at most 128 ----
+
+static void store_bf16(float* x, size_t n) {
+    for (size_t i = 0; i < n; i++) { x[i] = (float)(bf16)x[i]; }
+}
+
+static Result run_bf16(const Problem* p, const Device* dev) {
+    Result r = result(p);
+    DeltaShape s = shape_to_device(p, dev);
+    const DeltaInputsOf<bf16> in = {
+        to_device_as<bf16>(p->q, n_keys(p), dev), to_device_as<bf16>(p->k, n_keys(p), dev),
+        to_device_as<bf16>(p->v, n_values(p), dev), to_device(p->g, n_gates(p), dev),
+        to_device(p->beta, n_gates(p), dev)};
+    const size_t n_bytes = sizeof(float) * delta_states_floats(&s);
+    float* states = (float*)device_alloc(n_bytes, "states");
+    bf16 *o = to_device_as<bf16>(r.o, n_values(p), dev), *dout = to_device_as<bf16>(p->dout, n_values(p), dev);
+    float* state = to_device_or_null(r.state, n_states(p), dev);
+    float* dstate = to_device_or_null(r.dstate, n_states(p), dev);
+    const DeltaGradientsOf<bf16> d = {
+        to_device_as<bf16>(r.d[0], n_keys(p), dev), to_device_as<bf16>(r.d[1], n_keys(p), dev),
+        to_device_as<bf16>(r.d[2], n_values(p), dev), to_device(r.d[3], n_gates(p), dev),
+        to_device(r.d[4], n_gates(p), dev)};
+    delta_chunks_forward(o, states, state, in, &s, dev);
+    delta_chunks_backward(d, dstate, (const bf16*)dout, states, in, &s, dev);
+    from_device_as<bf16>(r.o, o, n_values(p), dev);
+    from_device_as<bf16>(r.d[0], d.dq, n_keys(p), dev), from_device_as<bf16>(r.d[1], d.dk, n_keys(p), dev);
+    from_device_as<bf16>(r.d[2], d.dv, n_values(p), dev);
+    from_device(r.d[3], d.dg, n_gates(p), dev), from_device(r.d[4], d.dbeta, n_gates(p), dev);
+    from_device_or_null(r.state, state, n_states(p), dev), from_device_or_null(r.dstate, dstate, n_states(p), dev);
+    device_release(states, n_bytes);
+    device_drop(dout), shape_drop(&s);
+    device_drop((void*)in.q), device_drop((void*)in.k), device_drop((void*)in.v);
+    device_drop((void*)in.g), device_drop((void*)in.beta);
+    return r;
+}
+
+static double largest(const float* x, size_t n) {
+    double most = 0.0;
+    for (size_t i = 0; i < n; i++) { most = fabs((double)x[i]) > most ? fabs((double)x[i]) : most; }
+    return most;
+}
+
+// An operand is off by 2^-9 of itself, and of what follows from S, r, D and their gradients some five lie on the way of
+// each number: 2^-6.7, and as much again for sums whose terms are larger than themselves. Measured: 2^-7 of the largest
+static void check_bf16(Test* t, const char* what, const float* got, const float* want, size_t n) {
+    double* in_double = double_array(want, n);
+    check_close(t, what, got, in_double, n, 0x1p-6 * (0.125 + largest(want, n)));
+    free(in_double);
+}
+
+static void test_bf16(Test* t) {
+    const int shapes[][6] = {{1, 1, 1, 1, 8, 8},        {1, 64, 1, 1, 64, 64}, {2, 63, 1, 2, 16, 16},
+                             {1, 130, 2, 4, 128, 128}, {1, 65, 1, 3, 40, 72}, {2, 200, 2, 2, 120, 64},
+                             {1, 70, 1, 1, 33, 7}};
+    for (size_t i = 0; i < 2 * (sizeof shapes / sizeof *shapes); i++) {
+        const int *n = shapes[i / 2], kind = i % 2 ? WITH_STATE | WITH_STARTS | EXTREME : 0;
+        Problem p = problem(n[0], n[1], n[2], n[3], n[4], n[5], kind);
+        store_bf16(p.q, n_keys(&p)), store_bf16(p.k, n_keys(&p)), store_bf16(p.v, n_values(&p));
+        store_bf16(p.dout, n_values(&p));
+        Device dev = test_device(1);
+        Result want = run(&p, 1), got = run_bf16(&p, &dev);
+        check_bf16(t, "o", got.o, want.o, n_values(&p));
+        if (got.state) {
+            check_bf16(t, "state", got.state, want.state, n_states(&p));
+            check_bf16(t, "dstate", got.dstate, want.dstate, n_states(&p));
+        }
+        for (int g = 0; g < N_GRADIENTS; g++) {
+            check_bf16(t, gradient_names[g], got.d[g], want.d[g], n_gradient(&p, g));
+        }
+        result_free(&want), result_free(&got);
+        device_free(&dev);
+        problem_free(&p);
+    }
+}
+#endif
 
 // the two forms, from one another; both are float
 static void test_forms(Test* t) {
@@ -292,6 +440,53 @@ static void test_example(Test* t) {
         }
         result_free(&r);
     }
+}
+
+// ---- what NumPy makes of it (dev/ref/gated_delta.py) ----
+
+static float* golden_copy(const Golden* g, const char* name, size_t n) {
+    return copied_array(golden_floats(g, name), n);
+}
+
+static Problem golden_problem(const Golden* g, int documents) {
+    Problem p;
+    memset(&p, 0, sizeof p);
+    p.s.B = golden_int(g, "B"), p.s.T = golden_int(g, "T"), p.s.Hk = golden_int(g, "Hk"), p.s.Hv = golden_int(g, "Hv");
+    p.s.DK = golden_int(g, "DK"), p.s.DV = golden_int(g, "DV");
+    p.q = golden_copy(g, "q", n_keys(&p)), p.k = golden_copy(g, "k", n_keys(&p));
+    p.v = golden_copy(g, "v", n_values(&p)), p.dout = golden_copy(g, "dout", n_values(&p));
+    p.g = golden_copy(g, "g", n_gates(&p)), p.beta = golden_copy(g, "beta", n_gates(&p));
+    p.state = golden_copy(g, "state", n_states(&p)), p.dstate = golden_copy(g, "dstate", n_states(&p));
+    const int* starts = (const int*)golden_tensor(g, "starts", DTYPE_I32)->data;
+    p.starts = documents ? (unsigned char*)new_array(n_positions(&p), 1) : NULL;
+    for (size_t i = 0; documents && i < n_positions(&p); i++) { p.starts[i] = (unsigned char)starts[i]; }
+    p.s.starts = p.starts;
+    const DeltaInputs in = {p.q, p.k, p.v, p.g, p.beta};
+    p.in = in;
+    return p;
+}
+
+static void test_golden(Test* t) {
+    Golden g;
+    golden_open(&g, "dev/golden/gated_delta.safetensors");
+    for (int i = 0; i < 4; i++) {
+        const int chunks = i / 2, documents = i % 2;
+        const char* names[] = {"o", "state", "dstate", "dq", "dk", "dv", "dg", "dbeta"};
+        Problem p = golden_problem(&g, documents);
+        Result r = run(&p, chunks);
+        const float* found[] = {r.o, r.state, r.dstate, r.d[0], r.d[1], r.d[2], r.d[3], r.d[4]};
+        const size_t n[] = {n_values(&p), n_states(&p), n_states(&p), n_keys(&p), n_keys(&p), n_values(&p),
+                            n_gates(&p), n_gates(&p)};
+        for (int j = 0; j < 8; j++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s.%s.%s", chunks ? "chunks" : "steps", documents ? "documents" : "row",
+                     names[j]);
+            check_bits(t, name, found[j], golden_floats(&g, name), n[j]);
+        }
+        result_free(&r);
+        problem_free(&p);
+    }
+    golden_close(&g);
 }
 
 // ---- windows and documents: always bits ----
@@ -373,56 +568,23 @@ static void test_documents(Test* t) {
     }
 }
 
-// ---- l2norm.h ----
-
-enum { NORM_N = 7, NORM_C = 33 };
-typedef struct {
-    double* x;
-    const float* dout;
-    double scale;
-} Norm;
-
-static double norm_loss(const double* x, void* arg) {
-    const Norm* w = (const Norm*)arg;
-    double total = 0.0;
-    for (int n = 0; n < NORM_N; n++) {
-        double sum = 1e-6, dot = 0.0;
-        for (int c = 0; c < NORM_C; c++) {
-            sum += x[n * NORM_C + c] * x[n * NORM_C + c], dot += x[n * NORM_C + c] * (double)w->dout[n * NORM_C + c];
-        }
-        total += dot * w->scale / sqrt(sum);
-    }
-    return total;
-}
-
-static void test_l2norm(Test* t) {
-    const size_t n = NORM_N * NORM_C;
-    Device dev = test_device(3);
-    float *x = random_array(n, 1.0f, 1), *dout = random_array(n, 1.0f, 2), *out = filled_array(n, NAN);
-    float *dx = filled_array(n, NAN), rstd[NORM_N];
-    Norm w = {double_array(x, n), dout, 0.25};
-    double *dwant = finite_differences(norm_loss, w.x, n, &w), total = 0.0;
-    l2norm_forward(out, rstd, x, 0.25f, 1e-6f, NORM_N, NORM_C, &dev);
-    l2norm_backward(dx, dout, x, rstd, 0.25f, NORM_N, NORM_C, &dev);
-    for (size_t i = 0; i < n; i++) { total += (double)out[i] * (double)dout[i]; }
-    check(t, fabs(total - norm_loss(w.x, &w)) < 1e-6, "out: the sum is %g", total);
-    check_close(t, "dinp", dx, dwant, n, 1e-6);  // a chain of 33 terms and 6 roundings of numbers below 1
-    free(x), free(dout), free(out), free(dx), free(dwant), free(w.x);
-    device_free(&dev);
-}
-
 int main(int argc, char** argv) {
     Promise promises[] = {
         {"example", "outputs and gradients of both forms on an example that was computed elsewhere", test_example},
+        {"golden", "outputs and all gradients have the bits that NumPy gives, both forms, with and without documents",
+         test_golden},
         {"forward in double", "both forms agree with double, T 1 to 130, documents, g 0 and -60, beta 0 and 1",
          test_double},
         {"finite differences", "every gradient of both forms, of the state too, agrees with differences in double",
          test_differences},
         {"forms", "outputs and gradients of the two forms are as near as rounding", test_forms},
-        {"bits", "fast chunks equal the plain loop to the last bit at odd shapes, 1, 2, 3 and 7 threads", test_bits},
+        {"bits", "fast steps and chunks equal the plain loops to the last bit at odd shapes, 1, 2, 3 and 7 threads",
+         test_bits},
         {"windows", "a row cut anywhere (steps) or at multiples of DELTA_CHUNK (chunks) has the bits of the whole",
          test_cut},
-        {"l2norm", "of q and k: the sum and the gradient agree with differences in double", test_l2norm},
+#if defined(__CUDACC__) && !defined(EXACT)
+        {"bf16", "outputs and gradients of bf16 are near those of floats, on tensor cores and at odd sizes", test_bf16},
+#endif
         {"documents", "a packed row has the bits of its documents alone", test_documents},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -20,17 +20,19 @@ static const int shapes[][OP_DIMS] = {  // N, C
     {0},
 };
 
+#define EPS LAYERNORM_EPS
+
 // ---- layernorm ----
 
 enum { INP, WEIGHT, BIAS, OUT, MEAN, RSTD, DOUT, DINP, DWEIGHT, DBIAS };
 
 static void forward_ref(float* const* a, const int* d) {
-    layernorm_forward_ref(a[OUT], a[MEAN], a[RSTD], a[INP], a[WEIGHT], a[BIAS], d['N'], d['C']);
+    layernorm_forward_ref(a[OUT], a[MEAN], a[RSTD], a[INP], a[WEIGHT], a[BIAS], EPS, d['N'], d['C']);
 }
 
 OP_STORED(X)
 static void forward(X* const* x, float* const* a, const int* d, const Device* dev) {
-    layernorm_forward(x[OUT], a[MEAN], a[RSTD], x[INP], x[WEIGHT], x[BIAS], d['N'], d['C'], dev);
+    layernorm_forward(x[OUT], a[MEAN], a[RSTD], x[INP], x[WEIGHT], x[BIAS], EPS, d['N'], d['C'], dev);
 }
 
 static void backward_ref(float* const* a, const int* d) {
@@ -128,21 +130,21 @@ enum { LEFT, RIGHT, RESIDUAL, NORM_WEIGHT, NORM_BIAS, NORM_OUT, NORM_MEAN, NORM_
 
 static void residual_ref(float* const* a, const int* d) {
     residual_layernorm_forward_ref(a[RESIDUAL], a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[LEFT], a[RIGHT],
-                                   a[NORM_WEIGHT], a[NORM_BIAS], d['N'], d['C']);
+                                   a[NORM_WEIGHT], a[NORM_BIAS], EPS, d['N'], d['C']);
 }
 
 // what is normalised is what was stored
 static void residual_bf16_ref(float* const* a, const int* d) {
     residual_ref(a, d);
     op_store_bf16(a[RESIDUAL], (size_t)d['N'] * (size_t)d['C']);
-    layernorm_forward_ref(a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[RESIDUAL], a[NORM_WEIGHT], a[NORM_BIAS], d['N'],
-                          d['C']);
+    layernorm_forward_ref(a[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], a[RESIDUAL], a[NORM_WEIGHT], a[NORM_BIAS], EPS,
+                          d['N'], d['C']);
 }
 
 OP_STORED(X)
 static void residual(X* const* x, float* const* a, const int* d, const Device* dev) {
     residual_layernorm_forward(x[RESIDUAL], x[NORM_OUT], a[NORM_MEAN], a[NORM_RSTD], x[LEFT], x[RIGHT], x[NORM_WEIGHT],
-                               x[NORM_BIAS], d['N'], d['C'], dev);
+                               x[NORM_BIAS], EPS, d['N'], d['C'], dev);
 }
 
 static double residual_apart(const OpProblem* p, int array, size_t i) {

@@ -279,6 +279,11 @@ static void test_wrong(Test* t) {
         {"--max-step|4", "--max-step: unknown option, did you mean --max-steps? (--help lists all)"},
         {"--hlep", "--hlep: unknown option, did you mean --help? (--help lists all)"},
         {"--arg|x", "--arg: unknown option, did you mean --args? (--help lists all)"},
+        {"--pp|2", "--pp: expected an option of this program, found one of train_gpt2, train_gpt2cu, train_moe, "
+                   "train_qwen3 and train_qwen36"},
+        {"--ep-room=2", "--ep-room: expected an option of this program, found one of train_moe, train_qwen3 and "
+                        "train_qwen36"},
+        {"--ep-roo|2", "--ep-roo: unknown option (--help lists all)"},
         {"--lernrate|3", "--lernrate: unknown option (--help lists all)"},
         {"--l", "--l: unknown option (--help lists all)"},
         {"--ir|3", "--ir: unknown option, did you mean --lr? (--help lists all)"},

@@ -125,6 +125,75 @@ static Op rmsnorm_written(void) {
     return op;
 }
 
+// ---- a float weight, also where rows are bf16 ----
+
+OP_STORED(X)
+static void forward_float_gain(X* const* x, float* const* a, const int* d, const Device* dev) {
+    rmsnorm_forward(x[OUT], a[RSTD], x[INP], a[WEIGHT], EPS, d['N'], d['C'], dev);
+}
+
+OP_STORED(X)
+static void backward_float_gain(X* const* x, float* const* a, const int* d, const Device* dev) {
+    rmsnorm_backward(x[DINP], a[DWEIGHT], x[DOUT], x[INP], a[WEIGHT], a[RSTD], 1, d['N'], d['C'], dev);
+}
+
+static const int float_gain_shapes[][OP_DIMS] = {{7, 33}, {8, 128}, {9, 264}, {35, 64}, {2, 5640}, {1, 12296}, {0}};
+
+static Op rmsnorm_float_gain(void) {
+    static const OpFast fast_forward = OP_FAST(forward_float_gain), fast_backward = OP_FAST(backward_float_gain);
+    Op op = rmsnorm;
+    op.name = "float gain";
+    op.arrays[WEIGHT].role |= FLOAT;
+    op.shapes = float_gain_shapes;
+    op.forward = fast_forward, op.backward = fast_backward;
+    op.in_double = NULL;
+    return op;
+}
+
+// ---- the gain of a zero-centred norm ----
+
+enum { CENTRED, GAIN };
+
+static void gain_ref(float* const* a, const int* d) { rmsnorm_gain_ref(a[GAIN], a[CENTRED], d['C']); }
+
+OP_STORED(X)
+static void gain(X* const* x, float* const* a, const int* d, const Device* dev) {
+    rmsnorm_gain(a[GAIN], x[CENTRED], d['C'], dev);
+}
+
+static void gain_in_double(double* const* a, const int* d) {
+    for (int c = 0; c < d['C']; c++) { a[GAIN][c] = 1.0 + a[CENTRED][c]; }
+}
+
+static double gain_error(int array, const int* d) { return 0x1p-23; }  // one rounding of a number below 4
+
+static const int gain_shapes[][OP_DIMS] = {{1}, {7}, {33}, {257}, {2048}, {0}};
+
+static const Op zero_centred = {
+    .name = "gain", .dims = "C",
+    .arrays = {
+        {CENTRED, "centred", "C", GIVEN, 1.5f},
+        {GAIN, "gain", "C", MADE | FLOAT},
+    },
+    .shapes = gain_shapes, .traits = ANYWHERE | SPECIAL_KERNELS,
+    .forward_ref = gain_ref, .forward = OP_FAST(gain),
+    .in_double = gain_in_double, .error = gain_error, .judged = {{257}},
+};
+
+static void test_gain(Test* t) {
+    enum { C = 5 };
+    const float weight[C] = {0.0f, -0.0f, -1.0f, 0x1p-24f, 0x1.8p-23f}, want[C] = {1, 1, 0, 1, 1.0f + 0x1p-22f};
+    const int shape[] = {C};
+    OpProblem p = op_problem(&zero_centred, shape, EASY, 0);
+    Device dev = test_device(1);
+    memcpy(p.a[CENTRED], weight, sizeof weight);
+    op_answer(t, &p, &dev);
+    check_bits(t, "gain", p.a[GAIN], want, C);
+    rmsnorm_gain(p.a[GAIN], p.a[CENTRED], 0, &dev);  // no channels: nothing is done
+    device_free(&dev);
+    op_problem_free(&p);
+}
+
 // ---- residual = left + right, and its rmsnorm ----
 
 enum { LEFT, RIGHT, RESIDUAL, NORM_WEIGHT, NORM_OUT, NORM_RSTD };
@@ -286,13 +355,14 @@ static void test_zeros(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    const Op op_written = rmsnorm_written();
-    const Op* ops[] = {&rmsnorm, &op_written, &residual_rmsnorm};
+    const Op op_written = rmsnorm_written(), op_float_gain = rmsnorm_float_gain();
+    const Op* ops[] = {&rmsnorm, &op_written, &op_float_gain, &zero_centred, &residual_rmsnorm};
     const Promise promises[] = {
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"obvious", "a row of zeros stays 0, +-1000 becomes +-1 times the weight", test_obvious},
         {"underflow", "sums whose products are too small for floats keep their sign", test_underflow},
         {"zeros", "dinp that is written has the bits of zeros to which it is added", test_zeros},
+        {"gain of 0", "a weight of 0 gives 1, one of -1 gives 0, halves of the last place go to even", test_gain},
     };
-    return op_main(argc, argv, ops, 3, promises, 4);
+    return op_main(argc, argv, ops, 5, promises, 5);
 }

@@ -577,11 +577,20 @@ static void test_parts(Test* t) {
     Tensor qkv = tensor("h.%d.qkv", 0, 2, 36, 5, INIT_NONE, 0.0f, DECAY, AS_IS), bias = qkv;
     bias = tensor("h.%d.bias", 0, 2, 1, 36, INIT_NONE, 0.0f, DECAY, VECTOR);
     tensor_sections(&qkv, 12, 12, 12, 0), tensor_sections(&bias, 12, 12, 12, 0);
+    Tensor unequal = tensor("h.%d.unequal", 0, 2, 60, 5, INIT_NONE, 0.0f, DECAY, AS_IS), four = unequal;
+    Tensor conv = tensor("h.%d.conv", 0, 3, 48, 4, INIT_NONE, 0.0f, DECAY, CONV);
+    tensor_sections(&unequal, 12, 12, 36, 0), tensor_sections(&four, 24, 12, 12, 12);
+    tensor_sections(&conv, 12, 12, 24, 0);
     for (int ranks = 1; ranks <= 4; ranks++) {
         check_parts(t, qkv, SPLIT_ROWS, 12, ranks);
         check_parts(t, bias, SPLIT_ROWS, 12, ranks);
+        check_parts(t, unequal, SPLIT_ROWS, 12, ranks), check_parts(t, four, SPLIT_ROWS, 12, ranks);
+        check_parts(t, conv, SPLIT_ROWS, 12, ranks);
         check_parts(t, tensor("h.%d.{gate,up}", 0, 2, 24, 7, INIT_NONE, 0.0f, DECAY, AS_IS), SPLIT_ROWS, 0, ranks);
         check_parts(t, tensor("h.%d.down", 0, 3, 7, 24, INIT_NONE, 0.0f, DECAY, AS_IS), SPLIT_COLUMNS, 0, ranks);
+        Tensor vocabulary = tensor("wte", 0, 0, 24, 5, INIT_NONE, 0.0f, DECAY, AS_IS);
+        vocabulary.disk_rows = 17;  // of which the last ranks have less, or none
+        check_parts(t, vocabulary, SPLIT_VOCABULARY, 0, ranks);
     }
 }
 

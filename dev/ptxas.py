@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECORD = "doc/gpu/ptxas.md"
-SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "dev/bench/gpu_ops.cu"]  # together they use every kernel as training does
+# together they use every kernel as training does
+SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu"]
 HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "layernorm", "lora", "matmul", "residual",
        "rmsnorm", "rope", "router", "swiglu"]
 

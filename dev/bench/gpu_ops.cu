@@ -149,7 +149,7 @@ static void run_layernorm(Bench* b, const Shape* s) {
     float* rstd = one_way_float(b, (size_t)N);
     const floatX* inp = one_way(b, N * C);
     const floatX* weight = one_way(b, C);
-    layernorm_forward(out, mean, rstd, inp, weight, one_way(b, C), N, s->C, &b->dev);
+    layernorm_forward(out, mean, rstd, inp, weight, one_way(b, C), LAYERNORM_EPS, N, s->C, &b->dev);
 }
 
 static void run_residual_layernorm(Bench* b, const Shape* s) {
@@ -162,7 +162,8 @@ static void run_residual_layernorm(Bench* b, const Shape* s) {
     const floatX* left = one_way(b, N * C);
     const floatX* right = one_way(b, N * C);
     const floatX* weight = one_way(b, C);
-    residual_layernorm_forward(residual, out, mean, rstd, left, right, weight, one_way(b, C), N, s->C, &b->dev);
+    residual_layernorm_forward(residual, out, mean, rstd, left, right, weight, one_way(b, C), LAYERNORM_EPS, N, s->C,
+                               &b->dev);
 }
 
 static void run_layernorm_backward(Bench* b, const Shape* s) {

@@ -97,6 +97,20 @@ def measure_machine(fields):
     return max(float(rate) for rate in rates), float(re.search(r"update ([0-9.]+)", run("{work}/bandwidth {threads}", fields)[0]).group(1))
 
 
+def run_rounds(programs, options, fields, compare=compare_losses, what=""):
+    """All programs in turn; compare(programs) after the first round. Returns what the machine had, before and after."""
+    machine = (0.0, 0.0)
+    for i in range(options.rounds):
+        if i in (0, options.rounds - 1):
+            machine = tuple(map(max, machine, measure_machine(fields)))
+        for program in programs:
+            program.measure(fields)
+            print(f"{what}round {i + 1} of {options.rounds}: {program.name}: {program.problem or f'{program.best():.0f} ms so far'}", flush=True)
+        if i == 0:
+            compare(programs)
+    return machine
+
+
 # ---- reports ----
 
 
@@ -147,15 +161,7 @@ def main():
         print(f"{n_parameters:,} parameters", flush=True)
         write_tokens(fields["tokens"], options.steps, options.batch * options.seq, shape["vocab_size"])
         build_meters(fields)
-        machine = (0.0, 0.0)
-        for i in range(options.rounds):
-            if i in (0, options.rounds - 1):
-                machine = tuple(map(max, machine, measure_machine(fields)))
-            for program in programs:
-                program.measure(fields)
-                print(f"round {i + 1} of {options.rounds}: {program.name}: {program.problem or f'{program.best():.0f} ms so far'}", flush=True)
-            if i == 0:
-                compare_losses(programs)
+        machine = run_rounds(programs, options, fields)
     limit = print_table(programs, options, flop_of(shape, options.batch, options.seq), n_parameters, machine)
     if options.json:
         write_json(options.json, programs, options, machine, limit)

@@ -1,9 +1,8 @@
 """
 The gated delta rule by chunks beside transformers' own fallback of it in PyTorch, float32, the same sizes, calls in turn; prints
 the smallest milliseconds of each: python dev/bench/pytorch_gated_delta.py BENCH [threads 2] [rounds 3] [T 4096] [heads 16]
-BENCH is dev/bench/gated_delta.c, built as it says. Needs torch and transformers (measured: 2.13.0, 5.23.0).
+BENCH is dev/bench/gated_delta.cu, built as it says. Needs torch and transformers (measured: 2.13.0, 5.23.0).
 """
-import re
 import subprocess
 import sys
 import time
@@ -27,8 +26,9 @@ for _ in range(rounds):
     o.backward(dout)
     end = time.perf_counter()
     del o
-    out = subprocess.run([bench, str(threads), "2", str(T), str(heads)], capture_output=True, text=True, check=True).stdout
-    ours = [float(x) for x in re.findall(r"([\d.]+) ms", out)]
+    command = [bench, "--threads", str(threads), "--rounds", "2", "--T", str(T), "--heads", str(heads)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ours = [float(line.split("\t")[2]) for line in out.splitlines()]
     best = [min(x) for x in zip(best, [1e3 * (middle - start), 1e3 * (end - middle)] + ours)]
 print(f"torch {torch.__version__}: forward {best[0]:.0f} ms, backward {best[1]:.0f} ms")
 print(f"ours: forward {best[2]:.0f} ms, backward {best[3]:.0f} ms; {(best[0] + best[1]) / (best[2] + best[3]):.2f} times as fast")

@@ -1,4 +1,5 @@
-"""Training steps of transformers' MixtralForCausalLM, float32, on the CPU: forward, backward, clip, AdamW. moe_step.py runs it.
+"""Training steps of a mixture of experts in transformers, float32, on the CPU: forward, backward, clip, AdamW. moe_step.py and
+qwen36_step.py run it.
 
     python pytorch_moe.py EXPERTS --from DIR --tokens FILE --seq 256 [--batch 4 --threads 2 --steps 5 --lr 3e-4]
 
@@ -22,9 +23,9 @@ def main():
     parser.add_argument("--lr", type=float, default=3e-4)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    from transformers import MixtralForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model = MixtralForCausalLM.from_pretrained(options.folder, dtype=torch.float32, experts_implementation=options.experts)
+    model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32, experts_implementation=options.experts)
     if model.config._experts_implementation != options.experts:
         raise SystemExit(f"transformers took {model.config._experts_implementation} for {options.experts}")
     model.train()

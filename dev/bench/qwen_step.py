@@ -22,7 +22,7 @@ import tempfile
 import time
 
 import numpy as np
-from moe_step import build_meters, measure_machine, print_table, write_json
+from moe_step import build_meters, print_table, run_rounds, write_json
 from qwen_shape import shape_of, write_tokenizer
 from safetensors.numpy import save_file
 from side_by_side import Program, compare_losses, our_program, print_load, run, step_fields, step_options, step_parser, write_tokens
@@ -104,15 +104,7 @@ def measure_steps(task, options, fields, shape, n_parameters):
     command, other = TASKS[task]
     programs = [our_program("ours", command, options),
                 Program("pytorch", other, PYTORCH.replace("{task}", task), options.steps, options.warmup)]
-    machine = (0.0, 0.0)
-    for i in range(options.rounds):
-        if i in (0, options.rounds - 1):
-            machine = tuple(map(max, machine, measure_machine(fields)))
-        for program in programs:
-            program.measure(fields)
-            print(f"{task}, round {i + 1} of {options.rounds}: {program.name}: {program.problem or f'{program.best():.0f} ms so far'}", flush=True)
-        if i == 0:
-            same_losses(task, programs)
+    machine = run_rounds(programs, options, fields, lambda ran: same_losses(task, ran), f"{task}, ")
     n_learning = shape["num_hidden_layers"] * adapter_size(shape, options.rank) if task == "lora" else n_parameters
     print(f"\n{task}: {n_learning:,} parameters learn")
     limit = print_table(programs, options, flop_of(shape, task, options.rank, options.batch, options.seq), n_learning, machine)

@@ -180,16 +180,16 @@ static void registers(const LayerNorm* l, const Device* dev) {
 // ---- forward 6 to 8: llmc/ops/layernorm.h ----
 
 static void kept(const LayerNorm* l, const Device* dev) {
-    layernorm_forward(l->out, l->mean, l->rstd, l->left, l->weight, l->bias, l->N, l->C, dev);
+    layernorm_forward(l->out, l->mean, l->rstd, l->left, l->weight, l->bias, LAYERNORM_EPS, l->N, l->C, dev);
 }
 
 static void two_ops(const LayerNorm* l, const Device* dev) {
     residual_forward(l->residual, l->left, l->right, (size_t)l->N * l->C, dev);
-    layernorm_forward(l->out, l->mean, l->rstd, l->residual, l->weight, l->bias, l->N, l->C, dev);
+    layernorm_forward(l->out, l->mean, l->rstd, l->residual, l->weight, l->bias, LAYERNORM_EPS, l->N, l->C, dev);
 }
 
 static void fused(const LayerNorm* l, const Device* dev) {
-    residual_layernorm_forward(l->residual, l->out, l->mean, l->rstd, l->left, l->right, l->weight, l->bias, l->N, l->C,
+    residual_layernorm_forward(l->residual, l->out, l->mean, l->rstd, l->left, l->right, l->weight, l->bias, LAYERNORM_EPS, l->N, l->C,
                                dev);
 }
 
@@ -314,7 +314,7 @@ static void check_step(Test* t, const Step* step, int N, int C, const Device* de
                    to_device(dweight, channels, dev),
                    to_device(dbias, channels, dev)};
     for (size_t i = 0; step->residual && i < n; i++) { left[i] = (float)(bf16)(left[i] + right[i]); }
-    layernorm_forward_ref(out, mean, rstd, left, weight, bias, N, C);
+    layernorm_forward_ref(out, mean, rstd, left, weight, bias, LAYERNORM_EPS, N, C);
     l.mean = to_device(mean, n_rows, dev), l.rstd = to_device(rstd, n_rows, dev);
     step->run(&l, dev);
     cudaCheck(cudaGetLastError());

@@ -73,14 +73,14 @@ static void sweep_layernorm(Sweep* s, int N, int C) {
     float *left = numbers(s, n), *right = numbers(s, n), *w = numbers(s, C), *b = numbers(s, C), *dout = numbers(s, n);
     float *dl = given(s, left, n), *dr = given(s, right, n), *dw = given(s, w, C), *db = given(s, b, C), *dd = given(s, dout, n);
     Output residual = output(s, n), out = output(s, n), mean = output(s, N), rstd = output(s, N);
-    residual_layernorm_forward_ref(residual.expected, out.expected, mean.expected, rstd.expected, left, right, w, b, N, C);
-    residual_layernorm_forward(residual.device, out.device, mean.device, rstd.device, dl, dr, dw, db, N, C, &s->dev);
+    residual_layernorm_forward_ref(residual.expected, out.expected, mean.expected, rstd.expected, left, right, w, b, LAYERNORM_EPS, N, C);
+    residual_layernorm_forward(residual.device, out.device, mean.device, rstd.device, dl, dr, dw, db, LAYERNORM_EPS, N, C, &s->dev);
     Output dinp = changed(s, n, -1.0f), dweight = output(s, C), dbias = output(s, C);
     layernorm_backward_ref(dinp.expected, dweight.expected, dbias.expected, dout, residual.expected, w, mean.expected, rstd.expected, N, C);
     layernorm_backward(dinp.device, dweight.device, dbias.device, dd, residual.device, dw, mean.device, rstd.device, N, C, &s->dev);
     Output plain = output(s, n), mean2 = output(s, N), rstd2 = output(s, N);
-    layernorm_forward_ref(plain.expected, mean2.expected, rstd2.expected, left, w, b, N, C);
-    layernorm_forward(plain.device, mean2.device, rstd2.device, dl, dw, db, N, C, &s->dev);
+    layernorm_forward_ref(plain.expected, mean2.expected, rstd2.expected, left, w, b, LAYERNORM_EPS, N, C);
+    layernorm_forward(plain.device, mean2.device, rstd2.device, dl, dw, db, LAYERNORM_EPS, N, C, &s->dev);
     compare(s, "residual_layernorm: residual", residual), compare(s, "out", out), compare(s, "mean", mean), compare(s, "rstd", rstd);
     compare(s, "layernorm_backward: dinp", dinp), compare(s, "dweight", dweight), compare(s, "dbias", dbias);
     compare(s, "layernorm_forward: out", plain), compare(s, "mean", mean2), compare(s, "rstd", rstd2);

@@ -51,6 +51,7 @@ typedef struct {
     cublasLtHandle_t blas;
     CublasPlans* plans;
     int n_sms;             // multiprocessors of this GPU
+    int most_shared;       // bytes of shared memory that a block may ask for
 #endif
 } Device;
 
@@ -155,6 +156,7 @@ static inline void device_init(Device* dev, int n_threads) {
     int gpu = 0;
     cudaCheck(cudaGetDevice(&gpu));
     cudaCheck(cudaDeviceGetAttribute(&dev->n_sms, cudaDevAttrMultiProcessorCount, gpu));
+    cudaCheck(cudaDeviceGetAttribute(&dev->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu));
     cudaCheck(cudaStreamCreate(&dev->stream));
     cublasCheck(cublasLtCreate(&dev->blas));
     dev->plans = (CublasPlans*)calloc(1, sizeof(CublasPlans));

@@ -122,13 +122,18 @@ static inline int* freeze_slices(const char* text, Tensor* table, int n, const c
 
 // The lowest layer in which a slice learns; the number of layers where none does. Backward has to come down to it, and
 // where *below is 1 through the layers under it: then something learns that belongs to no layer and stands in the table
-// before those that do, as embeddings. frozen: of each slice in table order, NULL: none
+// before those that do, as embeddings, or to a stack before layer 0 (tensor_before). frozen: of each slice in table
+// order, NULL: none
 static inline int learning_from(const Tensor* table, int n, const int* frozen, int* below) {
     const int n_layers = tensors_layers(table, n);
     int lowest = n_layers, has_layers = 0;
     *below = 0;
     for (int i = 0, slice = 0; i < n; slice += tensor_slices(&table[i++])) {
         const int n_each = tensor_layer_slices(&table[i]);
+        if (table[i].is_before) {
+            *below |= slices_learn(frozen, slice, tensor_slices(&table[i]));
+            continue;
+        }
         has_layers |= table[i].layers > 0;
         if (!has_layers) { *below |= slices_learn(frozen, slice, n_each); }
         for (int l = 0; l < lowest && l < table[i].layers; l++) {

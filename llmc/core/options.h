@@ -23,8 +23,8 @@ with options_set.
 What an option names outside the program (a file that is read, a folder that is written) stands in the last column of
 its row, OPTION_READS and its neighbours: no code guesses it from a name.
 Errors: status 2 and one line, `train_gpt2: --batch-size: expected an integer 1..65536, found "4x"`; from a file with
-`conf.txt:3: ` in front. Of the ranks that dev/tools/launch or torchrun starts on a machine the first says it, or
-prints --help.
+`conf.txt:3: ` in front; an option that other trainers have is refused with their names. Of the ranks that
+dev/tools/launch or torchrun starts on a machine the first says it, or prints --help.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -282,11 +282,33 @@ static inline ShortText options_nearest_(const Option* table, int n, const char*
     return best;
 }
 
+// Options that the pages name side by side and only some trainers have: which. NULL: none of these
+static inline const char* options_of_others_(const char* word, size_t length) {
+    static const char* const rows[][2] = {
+        {"--pp --pp-chunks", "train_gpt2, train_gpt2cu, train_moe, train_qwen3 and train_qwen36"},
+        {"--cp-by", "train_gpt2cu, train_moe and train_qwen3"},
+        {"--tp", "train_gpt2cu, train_moe and train_qwen3"},
+        {"--cp", "train_gpt2cu, train_mamba_hpn, train_moe and train_qwen3"},
+        {"--ep --ep-room", "train_moe, train_qwen3 and train_qwen36"},
+        {"--recompute", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3 and train_qwen36"},
+        {"--graph", "train_gpt2cu, train_moe, train_qwen3 and train_qwen36"},
+        {"--weights --chat --pack", "train_moe, train_qwen3 and train_qwen36"},
+        {"--lora --lora-rank", "train_qwen3 and train_qwen36"},
+        {"--dropout", "train_gpt2 and train_gpt2cu"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (option_in_list_(rows[i][0], word, length)) { return rows[i][1]; }
+    }
+    return NULL;
+}
+
 static inline Option* options_row_(Option* table, int n, const char* word, size_t length, const char* where) {
     int i = options_find_(table, n, word, length);
     if (i >= 0) { return &table[i]; }
+    const char* others = options_of_others_(word, length);
     ShortText typed, nearest = options_nearest_(table, n, word, length);
     snprintf(typed.s, sizeof typed.s, "%.*s", length < 100 ? (int)length : 100, word);
+    if (others) { fail_input("%s%s: expected an option of this program, found one of %s", where, typed.s, others); }
     if (!nearest.s[0]) { fail_input("%s%s: unknown option (--help lists all)", where, format_text(typed.s).s); }
     fail_input("%s%s: unknown option, did you mean %s? (--help lists all)", where, format_text(typed.s).s, nearest.s);
 }
@@ -299,12 +321,18 @@ static inline const char* option_path(const Option* o, int ways) {
     return is_word ? "" : text;
 }
 
-// the row named `name` in our own code
-static inline Option* options_named_(const Option* table, int n, const char* name) {
+// the row named `name` in our own code; NULL: this trainer has none
+static inline Option* options_at(const Option* table, int n, const char* name) {
     for (int i = 0; i < n; i++) {
         if (strcmp(table[i].name, name) == 0) { return (Option*)&table[i]; }
     }
-    fail_run("options: no row is named %s", name);
+    return NULL;
+}
+
+static inline Option* options_named_(const Option* table, int n, const char* name) {
+    Option* row = options_at(table, n, name);
+    if (!row) { fail_run("options: no row is named %s", name); }
+    return row;
 }
 
 // ---- --help ----

@@ -120,19 +120,31 @@ static inline uint32_t noise_key_of(uint64_t seed, uint64_t step, uint64_t tenso
     return (uint32_t)(splitmix64(splitmix64(splitmix64(seed, 0), step), tensor) >> 32);
 }
 
+enum { NUMBERS_CUTS = 3 };
+
 // The numbers that elements have in the whole model: of element i `first` plus its place, where after `run` that follow
-// each other come those of other ranks, until the next begin `step` behind; run 0: all follow each other
+// each other come those of other ranks, until the next begin `step` behind; run 0: all follow each other. Inside of a
+// run others' come in, too: from its element cut[k] on numbers are jump[k] larger; jump 0: there are none
 typedef struct {
     size_t first, begin, run, step;  // begin: element 0 is this one of them
+    size_t cut[NUMBERS_CUTS], jump[NUMBERS_CUTS];
 } ElementNumbers;
 
 FM_FUNCTION size_t element_number(ElementNumbers x, size_t i) {
     const size_t at = x.begin + i;
-    return x.run == 0 ? x.first + at : x.first + at / x.run * x.step + at % x.run;
+    if (x.run == 0) { return x.first + at; }
+    size_t number = x.first + at / x.run * x.step + at % x.run;
+    for (int k = 0; k < NUMBERS_CUTS; k++) { number += at % x.run >= x.cut[k] ? x.jump[k] : 0; }
+    return number;
 }
 
 static inline ElementNumbers numbers_from(size_t first) {
-    const ElementNumbers x = {first, 0, 0, 0};
+    const ElementNumbers x = {first, 0, 0, 0, {0}, {0}};
+    return x;
+}
+
+static inline ElementNumbers numbers_by(size_t first, size_t run, size_t step) {
+    const ElementNumbers x = {first, 0, run, step, {0}, {0}};
     return x;
 }
 

@@ -15,8 +15,10 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has
     tensor_stored          in which type releases have it
     tensor_adaptable       where adapters (LoRA) may be put beside it
-A *slice* is what has one name on disk: the matrix of a layer, of one of its experts, or a part of one that has a name
-of its own. A tensor holds its slices one after the other, row-major: (layers that have it, experts, rows, columns);
+A *slice* is the matrix of a layer, of one of its experts, or a part of one that has a name of its own on disk. There
+each is a tensor, but for experts that are one tensor together, in which slices of one name follow each other
+(tensor_joined). A tensor of the table holds its slices one after the other, row-major: (layers that have it, experts,
+rows, columns);
 tensors start at multiples of 64 bytes. So slice and layer number are two things: tensor_slice, tensor_slice_layer.
 Layers are numbered in the order of the forward pass, through all stacks of a model.
 Slices that are not in memory are counted all the same, and have names: they have no place (tensor_is_held), and the
@@ -36,7 +38,8 @@ Cost:   a row owns nothing; what is asked layer by layer is counted anew, for mo
 #include <stdio.h>
 #include <string.h>
 
-typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL, INIT_UNIFORM, INIT_NONE } Init;  // NONE: the trainer's, left alone
+// NONE: the trainer's, left alone
+typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL, INIT_UNIFORM, INIT_LOG_UNIFORM, INIT_NONE } Init;
 typedef enum { NO_DECAY, DECAY } Decay;
 // TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns); CONV: (rows, 1, columns), a convolution of each
 // channel by itself
@@ -47,7 +50,8 @@ typedef enum { FUSED, APART, STACKED, WOVEN } ExpertsOnDisk;
 // How ranks of tensor parallelism share a matrix (out, in): each has all of it; some of its rows, and so some outputs;
 // some of its columns, and so some inputs (linear.h gathers them, nothing is added); some rows of a vocabulary
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_VOCABULARY } Split;
-enum { SECTIONS_MAX = 4, DISK_DIMS_MAX = 6 };
+enum { SECTIONS_MAX = NUMBERS_CUTS + 1, DISK_DIMS_MAX = 6 };
+#define INIT_LOG_LEAST 0.01f
 
 #define TENSOR_NO_FIELD SIZE_MAX  // the field of a row to which no struct points, such as an adapter's
 
@@ -59,16 +63,19 @@ typedef struct {
     int rows, columns;   // of one matrix; a vector has 1 row
     int disk_rows;       // rows that a file holds; the padding up to `rows` is zero and stays zero
     Init init;
-    float std;           // of INIT_NORMAL; of INIT_UNIFORM the bound: from -std to std
+    float std;           // of INIT_NORMAL; of INIT_UNIFORM the bound: from -std to std; INIT_LOG_UNIFORM: the logarithm
+                         // of a number between INIT_LOG_LEAST and std
     Decay decay;
     OnDisk on_disk;
     int frozen;          // all of its slices are (freeze_slices of layers.h)
-    int is_cache;        // of activations: what generation keeps of each position (activations.h)
+    int is_cache;        // of activations: what generation keeps of each position (activations.h),
+    int is_state;        // of each text
     int is_input;        // of activations: layers read it again in backward, as those that have layers (tensor_waits)
     size_t offset;       // first element in an arena; set by tensors_layout
     int first_layer, layer_step;     // tensor_in_layers
     const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all
     int named_from;                  // the layer whose name has number 0
+    int is_before;                   // tensor_before
     int experts, first_expert;       // 0: none; the first of them has this number in names
     int all_experts;                 // of a layer on all ranks; 0: these are all (tensor_hold_experts)
     const char* held;                // of each layer, whether it is in memory (tensor_hold_layers); NULL: all are
@@ -138,6 +145,9 @@ static inline void tensor_in_kinds(Tensor* t, const char* kinds, const char* of_
 
 static inline void tensor_under(Tensor* t, const char* prefix) { t->prefix = prefix; }
 
+// of a stack whose output goes into layer 0, though it stands behind in the table: a tower that reads images
+static inline void tensor_before(Tensor* t) { t->is_before = 1; }
+
 // the name of layer l has the number l - layer
 static inline void tensor_named_from(Tensor* t, int layer) { t->named_from = layer; }
 
@@ -161,13 +171,12 @@ static inline void tensor_experts(Tensor* t, int E, ExpertsOnDisk on_disk) {
     t->experts_on_disk = on_disk;
 }
 
-// of the E experts only n from number `first` on: the row of a table for what lies in memory, no longer for files that
-// have all in one tensor
+// of the E experts only n from number `first` on: the row of a table for what lies in memory
 static inline void tensor_hold_experts(Tensor* t, int first, int n) {
-    assert(first >= 0 && n > 0 && first + n <= t->experts && t->experts_on_disk == APART);
+    assert(first >= 0 && n > 0 && first + n <= t->experts);
+    assert(t->experts_on_disk == APART || t->experts_on_disk == FUSED);
     const size_t matrix = (size_t)t->rows * (size_t)t->columns;
-    const ElementNumbers numbers = {matrix * (size_t)first, 0, matrix * (size_t)n, matrix * (size_t)t->experts};
-    t->numbers = numbers;
+    t->numbers = numbers_by(matrix * (size_t)first, matrix * (size_t)n, matrix * (size_t)t->experts);
     t->all_experts = t->experts;
     t->first_expert += first;
     t->experts = n;
@@ -189,6 +198,9 @@ static inline void tensor_dims(Tensor* t, int a, int b, int c, int d) {
     const int dims[DISK_DIMS_MAX] = {a, b, c, d};
     memcpy(t->dims, dims, sizeof dims);
 }
+
+// is it a factor of products, neither a vector nor the taps of a convolution?
+static inline int tensor_is_matrix(const Tensor* t) { return t->on_disk != VECTOR && t->on_disk != CONV; }
 
 // rows of its output: a vector has one for each element
 static inline int tensor_outputs(const Tensor* t) { return t->on_disk == VECTOR ? t->columns : t->rows; }
@@ -242,11 +254,19 @@ static inline int tensor_names(const Tensor* t) {
     return n;
 }
 
-static inline int tensor_experts_apart_(const Tensor* t) { return t->experts > 0 && t->experts_on_disk == APART; }
+// does each expert have slices of its own?
+static inline int tensor_experts_are_slices(const Tensor* t) {
+    return t->experts > 0 && (t->experts_on_disk == APART || t->experts_on_disk == FUSED);
+}
+
+// so many slices, one after the other, are one tensor on disk
+static inline int tensor_joined(const Tensor* t) {
+    return t->experts > 0 && t->experts_on_disk == FUSED ? t->experts : 1;
+}
 
 // of one layer, or of a tensor that belongs to none
 static inline int tensor_layer_slices(const Tensor* t) {
-    return tensor_names(t) * (tensor_experts_apart_(t) ? t->experts : 1);
+    return tensor_names(t) * (tensor_experts_are_slices(t) ? t->experts : 1);
 }
 
 static inline int tensor_slices(const Tensor* t) {
@@ -339,7 +359,7 @@ static inline void tensor_check_(const Tensor* t) {
     assert(t->rows % names == 0);
     assert(t->disk_rows == t->rows || (names == 1 && t->experts == 0));
     assert(names == 1 || t->experts == 0 || t->experts_on_disk == APART);
-    assert(t->experts == 0 || t->on_disk == AS_IS || t->experts_on_disk == FUSED || t->experts_on_disk == APART);
+    assert(t->experts == 0 || t->on_disk == AS_IS || tensor_experts_are_slices(t));
     assert(t->on_disk != VECTOR || t->rows == names);
     (void)names, (void)t;
 }
@@ -349,7 +369,7 @@ static inline void tensor_check_(const Tensor* t) {
 // rows of a matrix whose blocks begin anew: those that have a name of their own, as gate's and up's have
 static inline int tensor_part_rows(const Tensor* t) { return t->rows / tensor_names(t); }
 
-// bands of a slice, of all experts that it has
+// bands of a slice
 static inline int tensor_bands(const Tensor* t) {
     const size_t n_rows = tensor_slice_elements(t) / (size_t)t->columns, part = (size_t)tensor_part_rows(t);
     return (int)(n_rows / part) * fp8_blocks((int)part);
@@ -490,7 +510,7 @@ static inline void tensor_name_expand_(char* buffer, size_t n_bytes, const char*
 
 // the name of one slice: "transformer.h.%d.ln_1.weight" of layer 3 is "transformer.h.3.ln_1.weight"
 static inline const char* tensor_slice_name(char* buffer, size_t n_bytes, const Tensor* t, int slice) {
-    const int names = tensor_names(t), expert = tensor_experts_apart_(t) ? slice / names % t->experts : 0;
+    const int names = tensor_names(t), expert = tensor_experts_are_slices(t) ? slice / names % t->experts : 0;
     const int layer = tensor_slice_layer(t, slice) - t->named_from;
     const int numbers[2] = {layer, t->first_expert + expert}, *number = numbers;
     assert(n_bytes > 0);
@@ -531,7 +551,7 @@ static inline int tensor_share_(int length, int units, int rank, int size, int* 
 }
 
 // rows of a section, counted from 0; 0: there is none such
-static inline int tensor_section_(const Tensor* t, int section) {
+static inline int tensor_section(const Tensor* t, int section) {
     const int names = tensor_names(t);
     if (t->sections[0] > 0) { return section < SECTIONS_MAX ? t->sections[section] : 0; }
     return section >= names ? 0 : t->on_disk == VECTOR ? t->columns : t->rows / names;
@@ -539,16 +559,16 @@ static inline int tensor_section_(const Tensor* t, int section) {
 
 static inline int tensor_sections_count(const Tensor* t) {
     int n = 0;
-    while (tensor_section_(t, n) > 0) { n++; }
+    while (tensor_section(t, n) > 0) { n++; }
     return n;
 }
 
 // Rank `rank` of `size` has rows, or with SPLIT_COLUMNS columns, first .. first + n - 1 of a matrix, from each of its
 // sections: `section` counts from 0. Returns 0 where it cannot be shared so, and for a section that there is not
 static inline int tensor_share(const Tensor* t, int section, int rank, int size, int* first, int* n) {
-    const int length = tensor_section_(t, section);
+    const int length = tensor_section(t, section);
     int begin = 0;
-    for (int k = 0; k < section; k++) { begin += tensor_section_(t, k); }
+    for (int k = 0; k < section; k++) { begin += tensor_section(t, k); }
     if (t->split == SPLIT_COLUMNS) { return section == 0 && tensor_share_(t->columns, t->units, rank, size, first, n); }
     if (length == 0) { return 0; }
     if (!tensor_share_(length, t->split == SPLIT_NONE ? 1 : t->units, rank, size, first, n)) { return 0; }
@@ -556,21 +576,29 @@ static inline int tensor_share(const Tensor* t, int section, int rank, int size,
     return 1;
 }
 
+// the numbers of its rows, n in all; from section to section those of other ranks come between
+static inline ElementNumbers tensor_part_numbers_(const Tensor* t, int rank, int size, int n) {
+    const size_t C = t->on_disk == VECTOR ? 1 : (size_t)t->columns;
+    int first = 0, each = 0, sum = 0, skipped = 0;
+    tensor_share(t, 0, rank, size, &first, &each);
+    ElementNumbers x = numbers_by((size_t)first * C, (size_t)n * C, (size_t)tensor_outputs(t) * C);
+    for (int k = 0, begin = first; tensor_share(t, k, rank, size, &first, &each); k++, sum += each) {
+        const int gap = first - begin - sum;
+        if (k > 0) { x.cut[k - 1] = (size_t)sum * C, x.jump[k - 1] = (size_t)(gap - skipped) * C; }
+        skipped = gap;
+    }
+    return x;
+}
+
 // Of every slice the part of rank `rank` of `size`: the row of a table for what lies in memory, no longer for files
 static inline void tensor_hold_part(Tensor* t, int rank, int size) {
-    const size_t C = t->on_disk == VECTOR ? 1 : (size_t)t->columns, rows = (size_t)tensor_section_(t, 0);
     int first = 0, n = 0, sum = 0;
     t->is_copy = t->split == SPLIT_NONE && rank > 0;
     if (t->split == SPLIT_NONE) { return; }
-    for (int k = 0; tensor_share(t, k, rank, size, &first, &n); k++) {
-        assert(tensor_section_(t, k) == (int)rows);  // numbers go by one step
-        sum += n;
-    }
+    for (int k = 0; tensor_share(t, k, rank, size, &first, &n); k++) { sum += n; }
     assert(sum > 0 && t->experts == 0);
-    tensor_share(t, 0, rank, size, &first, &n);
-    const ElementNumbers by_columns = {(size_t)first, 0, (size_t)n, C};
-    const ElementNumbers by_rows = {(size_t)first * C, 0, (size_t)n * C, rows * C};
-    t->numbers = t->split == SPLIT_COLUMNS ? by_columns : by_rows;
+    t->numbers = t->split == SPLIT_COLUMNS ? numbers_by((size_t)first, (size_t)n, (size_t)t->columns)
+                                           : tensor_part_numbers_(t, rank, size, sum);
     if (t->split == SPLIT_COLUMNS || t->on_disk == VECTOR) { t->columns = sum; } else { t->rows = t->disk_rows = sum; }
     for (int k = 0; k < SECTIONS_MAX; k++) { t->sections[k] /= size; }
 }
@@ -660,6 +688,8 @@ static inline void tensors_init_into(const SliceSink* sink, const Tensor* table,
                 float* x = (float*)memset(sink->room(sink->to, t, k), 0, sizeof(float) * tensor_slice_elements(t));
                 if (t->init == INIT_NORMAL) { normal_fill(&mt, x, n_disk, 0.0f, t->std); }
                 if (t->init == INIT_UNIFORM) { uniform_fill(&mt, x, n_disk, -t->std, t->std); }
+                if (t->init == INIT_LOG_UNIFORM) { uniform_fill(&mt, x, n_disk, INIT_LOG_LEAST, t->std); }
+                for (size_t j = 0; t->init == INIT_LOG_UNIFORM && j < n_disk; j++) { x[j] = fm_log(x[j]); }
                 for (size_t j = 0; t->init == INIT_ONES && j < n_disk; j++) { x[j] = 1.0f; }
                 slice_sink_done(sink, t, k);
             }

@@ -2,7 +2,8 @@
 AttentionShape: which query sees which key, and where the rows of q, k, v and out lie: what attention.h and
 flash_attention.h share.
     q    queries t0..T-1 of B sequences, NH heads of HS channels each: its pointer is at query t0 of the first sequence
-    k, v keys 0..T-1 of B sequences, NKV heads: query head h reads head h / (NH / NKV); those that read one form a group
+    k, v keys 0..keys-1 of B sequences, NKV heads: query head h reads head h / (NH / NKV); those that read one form a
+         group
     out  as q; max, inv (B, NH, T-t0)
     rows may be parts of longer ones: a packed row (q, k, v), or a cache with room for more positions than T
 A gradient lies as what it belongs to: dq as q, dk and dv as k and v, dout as out.
@@ -13,7 +14,8 @@ A gradient lies as what it belongs to: dq as q, dk and dv as k and v, dout as ou
 #include "../core/fmath.h"   // FM_FUNCTION: for the host and, in a CUDA build, for kernels
 
 typedef struct {
-    int B, T, t0;             // sequences; keys of each; first query, 0 in training
+    int B, T, t0;             // sequences; positions of each; first query, 0 in training
+    int keys;                 // that exist: T, or fewer in a block of them that ends before the queries
     int NH, NKV, HS;          // heads of q; heads of k and v, a divisor of NH; channels of a head
     int window;               // query t sees the keys u with t - window < u <= t; 0: all u <= t
     float scale;              // of the scores, above 0
@@ -25,7 +27,7 @@ typedef struct {
 // GPT-2's: qkv (B, T, 3C) holds q, k and v side by side, out is (B, T-t0, C)
 FM_FUNCTION AttentionShape attention_packed_shape(int B, int T, int C, int NH, int t0) {
     AttentionShape s;
-    s.B = B, s.T = T, s.t0 = t0;
+    s.B = B, s.T = s.keys = T, s.t0 = t0;
     s.NH = s.NKV = NH, s.HS = C / NH;
     s.window = 0, s.scale = 1.0f / sqrtf((float)s.HS);
     s.q_row = s.kv_row = 3 * (size_t)C, s.q_seq = s.kv_seq = T * s.q_row;
@@ -35,11 +37,12 @@ FM_FUNCTION AttentionShape attention_packed_shape(int B, int T, int C, int NH, i
 
 FM_FUNCTION int attention_queries(const AttentionShape* s) { return s->T - s->t0; }
 
-// query t sees the keys first_key..t; key u is seen by the queries first_query..last_query, by none if they are the
-// wrong way round
+// query t sees the keys first_key..last_key, key u is seen by the queries first_query..last_query: by none, or none, if
+// they are the wrong way round
 FM_FUNCTION int attention_first_key(const AttentionShape* s, int t) {
     return s->window > 0 && t >= s->window ? t - s->window + 1 : 0;
 }
+FM_FUNCTION int attention_last_key(const AttentionShape* s, int t) { return t < s->keys ? t : s->keys - 1; }
 FM_FUNCTION int attention_first_query(const AttentionShape* s, int u) { return u > s->t0 ? u : s->t0; }
 FM_FUNCTION int attention_last_query(const AttentionShape* s, int u) {
     return s->window > 0 && s->window < s->T - u ? u + s->window - 1 : s->T - 1;

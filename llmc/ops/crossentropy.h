@@ -8,6 +8,14 @@ Backward: dlogits = (probs - [column == target]) * dloss, written; a row that is
 crossentropy_fused is both in one: logits become dlogits in place, and probabilities are never stored; without the
 gradient, for validation, logits stay as they are. crossentropy_losses_sum: the sum of N losses, to where the device can
 read it.
+The same of rows whose columns lie in several parts, each on a rank (--tp, models/vocabulary.h). Of its part, the V
+columns from number `first` on in rows of Vp, a rank knows, in a CrossEntropyRow for each position,
+    crossentropy_part_begin   the largest logit, and the target's where it has that
+    crossentropy_part_join    of all parts (P, N): those of the whole row
+    crossentropy_part_add     its exponentials, in place of the logits, added to the sum of the parts before; in order
+                              of parts. Where CROSSENTROPY_CHAINS is 0 there is none: begin and join have made the sum
+    crossentropy_part_end     losses (N), on every rank; with the gradient dlogits in place of what add has left
+What P parts give are the bits of one; what becomes of a row that is not counted before the end is left open.
 Cost:   C: three passes over rows of 4*V bytes, which fit in the second cache, and one exp per column, 0.7 ns with
         AVX-512. CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it),
         since the second pass finds the row in L2: two blocks per multiprocessor keep 26 MB of rows there at Vp = 50304.
@@ -20,7 +28,7 @@ Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24,
         bf16: 2^-8 of itself more.
 Order:  max from -10000, then the sum of exp(logit - max) chains over columns from 0, then every column is divided by
         it. crossentropy_losses_sum chains over positions from 0. Fast kernels: each thread sums its columns online,
-        then a fixed tree.
+        then a fixed tree; sums of parts join in their order.
 Source: sums online: Milakov & Gimelshein 2018, arXiv:1805.02867; derived in doc/crossentropy.md. Slower and faster
         kernels: dev/cuda/crossentropy.cu
 */
@@ -30,6 +38,18 @@ Source: sums online: Milakov & Gimelshein 2018, arXiv:1805.02867; derived in doc
 #include "../core/fmath.h"   // fm_exp, fm_log
 #include "../core/kernel.h"  // row_add, row_max, Pack
 #include "../core/vec.h"     // v_load_columns: rows of one column side by side
+
+// of a position, of the columns seen so far
+typedef struct {
+    float max, sum;  // of exp(logit - max)
+    float target;    // its logit; -INFINITY: it is in another part
+} CrossEntropyRow;
+
+#if defined(__CUDACC__) && !defined(EXACT)
+#define CROSSENTROPY_CHAINS 0
+#else
+#define CROSSENTROPY_CHAINS 1
+#endif
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -80,6 +100,55 @@ static inline void crossentropy_fused_ref(float* losses, float* logits, const in
     }
 }
 
+// ---- in parts: the columns first .. first + V - 1 ----
+
+static inline void crossentropy_part_begin_ref(CrossEntropyRow* rows, const float* logits, const int* targets,
+                                               int first, int N, int V, int Vp) {
+    for (int n = 0; n < N; n++) {
+        const float* x = logits + (size_t)n * Vp;
+        const int target = targets[n] - first;
+        CrossEntropyRow row = {-10000.0f, 0.0f, target >= 0 && target < V ? x[target] : -INFINITY};
+        for (int v = 0; v < V; v++) { row.max = x[v] > row.max ? x[v] : row.max; }
+        rows[n] = row;
+    }
+}
+
+static inline void crossentropy_part_join_ref(CrossEntropyRow* rows, const CrossEntropyRow* parts, int P, int N) {
+    for (int n = 0; n < N; n++) {
+        CrossEntropyRow row = parts[n];
+        for (int p = 1; p < P; p++) {
+            const CrossEntropyRow other = parts[(size_t)p * N + n];
+            row.max = other.max > row.max ? other.max : row.max;
+            row.target = other.target > row.target ? other.target : row.target;
+        }
+        rows[n] = row;
+    }
+}
+
+static inline void crossentropy_part_add_ref(CrossEntropyRow* rows, float* logits, int N, int V, int Vp) {
+    for (int n = 0; n < N; n++) {
+        float* x = logits + (size_t)n * Vp;
+        for (int v = 0; v < V; v++) {
+            x[v] = fm_exp(x[v] - rows[n].max);
+            rows[n].sum += x[v];
+        }
+    }
+}
+
+static inline void crossentropy_part_end_ref(float* losses, float* logits, const CrossEntropyRow* rows,
+                                             const int* targets, int first, float dloss, int with_gradient, int N,
+                                             int V, int Vp) {
+    for (int n = 0; n < N; n++) {
+        const CrossEntropyRow row = rows[n];
+        float* x = logits + (size_t)n * Vp;
+        losses[n] = targets[n] < 0 ? 0.0f : -fm_log(fm_exp(row.target - row.max) / row.sum);
+        for (int v = 0; with_gradient && v < Vp; v++) {
+            const float p = v < V ? x[v] / row.sum : 0.0f;
+            x[v] = v >= V || targets[n] < 0 ? 0.0f : (p - (first + v == targets[n] ? 1.0f : 0.0f)) * dloss;
+        }
+    }
+}
+
 static inline void crossentropy_losses_sum_ref(float* sum, const float* losses, int N) {
     float total = 0.0f;
     for (int n = 0; n < N; n++) { total += losses[n]; }
@@ -101,12 +170,11 @@ static inline float crossentropy_max_(const float* logits, int V) {
     return lane[0];
 }
 
-// probs = exp(logits - max) for VLANES rows, and their sums
-static inline void crossentropy_exponentials_(float* probs, const float* logits, float* sums, int V, int Vp) {
+// probs = exp(logits - max) for VLANES rows, and their sums, which go on from what they are
+static inline void crossentropy_exponentials_(float* probs, const float* logits, const float* max, float* sums, int V,
+                                              int Vp) {
     const int width = 4 * VLANES;  // columns at a time: all rows' share of them stays in the first cache
-    float max[VLANES];
-    vfloat sum = v_fill(0.0f), columns[VLANES];
-    for (int r = 0; r < VLANES; r++) { max[r] = crossentropy_max_(logits + (size_t)r * Vp, V); }
+    vfloat sum = v_load(sums), columns[VLANES];
     for (int v0 = 0; v0 < V; v0 += width) {
         int n_valid = V - v0 < width ? V - v0 : width;
         for (int r = 0; r < VLANES; r++) {
@@ -130,12 +198,13 @@ static inline void crossentropy_exponentials_(float* probs, const float* logits,
 // VLANES rows, or fewer at the end
 static inline void crossentropy_rows_(float* losses, float* probs, const float* logits, const int* targets, int n,
                                       int V, int Vp) {
-    float sums[VLANES];
+    float max[VLANES], sums[VLANES];
     if (n < VLANES) {
         crossentropy_forward_ref(losses, probs, logits, targets, n, V, Vp);
         return;
     }
-    crossentropy_exponentials_(probs, logits, sums, V, Vp);
+    for (int r = 0; r < VLANES; r++) { max[r] = crossentropy_max_(logits + (size_t)r * Vp, V), sums[r] = 0.0f; }
+    crossentropy_exponentials_(probs, logits, max, sums, V, Vp);
     for (int r = 0; r < VLANES; r++) {
         float *p = probs + (size_t)r * Vp, sum = sums[r];
         int target = targets[r];
@@ -194,6 +263,62 @@ static inline void crossentropy_fused(float* losses, float* logits, const int* t
     }
 }
 
+// ---- in parts ----
+
+static inline void crossentropy_part_begin(CrossEntropyRow* rows, const float* logits, const int* targets, int first,
+                                           int N, int V, int Vp, const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        const float* x = logits + (size_t)n * Vp;
+        const int target = targets[n] - first;
+        const CrossEntropyRow row = {crossentropy_max_(x, V), 0.0f, target >= 0 && target < V ? x[target] : -INFINITY};
+        rows[n] = row;
+    }
+}
+
+static inline void crossentropy_part_join(CrossEntropyRow* rows, const CrossEntropyRow* parts, int P, int N,
+                                          const Device* dev) {
+    (void)dev;
+    crossentropy_part_join_ref(rows, parts, P, N);
+}
+
+static inline void crossentropy_part_add(CrossEntropyRow* rows, float* logits, int N, int V, int Vp,
+                                         const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for schedule(dynamic)
+    for (int first = 0; first < N; first += VLANES) {
+        float *x = logits + (size_t)first * Vp, max[VLANES], sums[VLANES];
+        CrossEntropyRow* row = rows + first;
+        if (N - first < VLANES) {
+            crossentropy_part_add_ref(row, x, N - first, V, Vp);
+            continue;
+        }
+        for (int r = 0; r < VLANES; r++) { max[r] = row[r].max, sums[r] = row[r].sum; }
+        crossentropy_exponentials_(x, x, max, sums, V, Vp);
+        for (int r = 0; r < VLANES; r++) { row[r].sum = sums[r]; }
+    }
+}
+
+static inline void crossentropy_part_end(float* losses, float* logits, const CrossEntropyRow* rows, const int* targets,
+                                         int first, float dloss, int with_gradient, int N, int V, int Vp,
+                                         const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        float *x = logits + (size_t)n * Vp, sum = rows[n].sum;
+        const int target = targets[n] - first, is_here = target >= 0 && target < V, counts = targets[n] >= 0;
+        losses[n] = counts ? -fm_log(fm_exp(rows[n].target - rows[n].max) / sum) : 0.0f;
+        if (!with_gradient) { continue; }
+        const float dtarget = is_here ? (x[target] / sum - 1.0f) * dloss : 0.0f;  // before the row is overwritten
+        if (!counts) { memset(x, 0, sizeof(float) * V); }
+        #pragma omp simd
+        for (int v = 0; v < (counts ? V : 0); v++) { x[v] = x[v] / sum * dloss; }
+        if (is_here) { x[target] = dtarget; }
+        memset(x + V, 0, sizeof(float) * (Vp - V));
+    }
+}
+
 static inline void crossentropy_losses_sum(float* sum, const float* losses, int N, const Device* dev) {
     (void)dev;
     crossentropy_losses_sum_ref(sum, losses, N);
@@ -219,13 +344,19 @@ __device__ inline float crossentropy_prob_(float x, Softmax row) {
 }
 
 #ifdef EXACT
+// block is (32)
+template <typename X>
+__device__ inline float crossentropy_row_max_(const X* x, int V) {
+    float max = -10000.0f;
+    // fmaxf of a NaN and a number is the number
+    for (int v = threadIdx.x; v < V; v += WARP) { max = fmaxf(max, to_float(x[v])); }
+    return row_max(max);
+}
+
 template <int W, typename X>
 __device__ inline Softmax crossentropy_softmax_(const X* x, int V) {
-    Softmax row = {-10000.0f, 0.0f};
-    const int lane = threadIdx.x;  // block is (32)
-    // fmaxf of a NaN and a number is the number
-    for (int v = lane; v < V; v += WARP) { row.max = fmaxf(row.max, to_float(x[v])); }
-    row.max = row_max(row.max);
+    Softmax row = {crossentropy_row_max_(x, V), 0.0f};
+    const int lane = threadIdx.x;
     for (int v = lane; v - lane < V; v += WARP) {
         row.sum = row_add(row.sum, v < V ? kernel_exp(to_float(x[v]) - row.max) : 0.0f);
     }
@@ -325,6 +456,89 @@ __global__ void crossentropy_backward_kernel(X* dlogits, const X* probs, const i
     }
 }
 
+// ---- in parts ----
+
+// grid is (N)
+template <int W, typename X>
+__global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_part_begin_kernel(
+    CrossEntropyRow* rows, const X* logits, const int* targets, int first, int V, int Vp) {
+    const int n = blockIdx.x, target = targets[n] - first, n_columns = targets[n] < 0 ? 0 : V;
+    const X* x = logits + (size_t)n * Vp;
+#ifdef EXACT
+    const Softmax row = {crossentropy_row_max_(x, n_columns), 0.0f};
+#else
+    const Softmax row = crossentropy_softmax_<W>(x, n_columns);
+#endif
+    if (threadIdx.x > 0) { return; }
+    const int is_here = target >= 0 && target < n_columns;
+    const CrossEntropyRow found = {row.max, row.sum, is_here ? to_float(x[target]) : -INFINITY};
+    rows[n] = found;
+}
+
+// a thread for each row
+static __global__ void crossentropy_part_join_kernel(CrossEntropyRow* rows, const CrossEntropyRow* parts, int P,
+                                                     int N) {
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) { return; }
+    CrossEntropyRow row = parts[n];
+    for (int p = 1; p < P; p++) {
+        const CrossEntropyRow other = parts[(size_t)p * N + n];
+        const float max = other.max > row.max ? other.max : row.max;
+#if !CROSSENTROPY_CHAINS
+        row.sum = row.sum * kernel_exp(row.max - max) + other.sum * kernel_exp(other.max - max);
+#endif
+        row.max = max;
+        row.target = other.target > row.target ? other.target : row.target;
+    }
+    rows[n] = row;
+}
+
+#if CROSSENTROPY_CHAINS
+// grid is (N), block is (32)
+template <typename X>
+__global__ void crossentropy_part_add_kernel(CrossEntropyRow* rows, X* logits, int V, int Vp) {
+    X* x = logits + (size_t)blockIdx.x * Vp;
+    const CrossEntropyRow row = rows[blockIdx.x];
+    const int lane = threadIdx.x;
+    float sum = row.sum;
+    for (int v = lane; v - lane < V; v += WARP) {
+        const float e = v < V ? kernel_exp(to_float(x[v]) - row.max) : 0.0f;
+        if (v < V) { x[v] = from_float<X>(e); }
+        sum = row_add(sum, e);
+    }
+    if (lane == 0) { rows[blockIdx.x].sum = sum; }
+}
+#endif
+
+// of what stands in place of a logit
+__device__ inline float crossentropy_part_prob_(float x, Softmax row) {
+#if CROSSENTROPY_CHAINS
+    return x / row.sum;  // its exponential
+#else
+    return crossentropy_prob_(x, row);
+#endif
+}
+
+// grid is (N)
+template <int W, typename X>
+__global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_part_end_kernel(
+    float* losses, X* logits, const CrossEntropyRow* rows, const int* targets, int first, float dloss,
+    int with_gradient, int V, int Vp) {
+    const int n = blockIdx.x, target = targets[n] - first, n_columns = targets[n] < 0 ? 0 : V;
+    const Softmax row = {rows[n].max, rows[n].sum};
+    X* x = logits + (size_t)n * Vp;
+    const float p_target = crossentropy_prob_(rows[n].target, row);
+    if (threadIdx.x == 0) { losses[n] = targets[n] < 0 ? 0.0f : -fm_log(p_target); }
+    for (int v = W * threadIdx.x; with_gradient && v < Vp; v += W * blockDim.x) {
+        Pack<X, W> pack = pack_load<W>(x + v);
+        for (int i = 0; i < W; i++) {
+            const float p = v + i == target ? p_target - 1.0f : crossentropy_part_prob_(to_float(pack.x[i]), row);
+            pack.x[i] = from_float<X>(v + i < n_columns ? p * dloss : 0.0f);
+        }
+        pack_store(x + v, pack);
+    }
+}
+
 // block is a multiple of 32, at most CROSSENTROPY_THREADS; grid is (1)
 static __global__ void crossentropy_losses_sum_kernel(float* sum, const float* losses, int N) {
     __shared__ float of_warp[WARP];
@@ -386,6 +600,53 @@ static inline void crossentropy_fused(float* losses, X* logits, const int* targe
     } else {
         crossentropy_launch_<WRITE_NOTHING, X>(losses, logits, logits, targets, dloss, N, V, Vp, dev);
     }
+}
+
+template <typename X>
+static inline void crossentropy_part_begin(CrossEntropyRow* rows, const X* logits, const int* targets, int first, int N,
+                                           int V, int Vp, const Device* dev) {
+    const int W = pack_width<X>();
+    if (N == 0) { return; }
+    if (pack_fits(logits, Vp)) {
+        crossentropy_part_begin_kernel<W>
+            <<<N, crossentropy_threads_(Vp / W), 0, dev->stream>>>(rows, logits, targets, first, V, Vp);
+    } else {
+        crossentropy_part_begin_kernel<1>
+            <<<N, crossentropy_threads_(Vp), 0, dev->stream>>>(rows, logits, targets, first, V, Vp);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void crossentropy_part_join(CrossEntropyRow* rows, const CrossEntropyRow* parts, int P, int N,
+                                          const Device* dev) {
+    if (N == 0) { return; }
+    crossentropy_part_join_kernel<<<(unsigned)ceil_div(N, 128), 128, 0, dev->stream>>>(rows, parts, P, N);
+    cudaCheck(cudaGetLastError());
+}
+
+#if CROSSENTROPY_CHAINS
+template <typename X>
+static inline void crossentropy_part_add(CrossEntropyRow* rows, X* logits, int N, int V, int Vp, const Device* dev) {
+    if (N == 0) { return; }
+    crossentropy_part_add_kernel<<<N, WARP, 0, dev->stream>>>(rows, logits, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+#endif
+
+template <typename X>
+static inline void crossentropy_part_end(float* losses, X* logits, const CrossEntropyRow* rows, const int* targets,
+                                         int first, float dloss, int with_gradient, int N, int V, int Vp,
+                                         const Device* dev) {
+    const int W = pack_width<X>();
+    if (N == 0) { return; }
+    if (pack_fits(logits, Vp)) {
+        crossentropy_part_end_kernel<W><<<N, crossentropy_threads_(Vp / W), 0, dev->stream>>>(
+            losses, logits, rows, targets, first, dloss, with_gradient, V, Vp);
+    } else {
+        crossentropy_part_end_kernel<1><<<N, crossentropy_threads_(Vp), 0, dev->stream>>>(
+            losses, logits, rows, targets, first, dloss, with_gradient, V, Vp);
+    }
+    cudaCheck(cudaGetLastError());
 }
 
 static inline void crossentropy_losses_sum(float* sum, const float* losses, int N, const Device* dev) {

@@ -4,6 +4,10 @@ Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     t0  position of the first column, 0 in training
 token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row; in C also of a table that
         does not learn and is stored as bf16 or fp8 (core/stored.h), _forward_stored.
+A token below 0 has its row of wte elsewhere: forward leaves its row of out as it is, backward has no dwte for it.
+Of a table whose rows lie in P parts of R, each on a rank (--tp, models/vocabulary.h):
+    embedding_own     own (N): the numbers that tokens have in the part from row `first` on, -1 where it is another's
+    embedding_owned   out (N, C) from parts (P, N, C): each row from the part that has its token
 Backward: dwte[token] and dwpe[t] are ADDED to, so the caller starts them: a tied head has already written dwte. NULL
 for either: nobody asks for it, and nothing is done for it.
 Cost:   memory bound: 3*B*T*C elements moved forward, as many backward. On a GPU backward reads dout twice, and moves
@@ -26,6 +30,7 @@ static inline void embedding_forward_ref(float* out, const int* tokens, const fl
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) {
             size_t n = (size_t)b * T + t;
+            if (tokens[n] < 0) { continue; }
             const float* token = wte + (size_t)tokens[n] * C;
             const float* position = wpe + (size_t)(t0 + t) * C;
             for (int c = 0; c < C; c++) { out[n * C + c] = token[c] + position[c]; }
@@ -38,7 +43,8 @@ static inline void embedding_backward_ref(float* dwte, float* dwpe, const float*
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) {
             size_t n = (size_t)b * T + t;
-            for (int c = 0; dwte && c < C; c++) { dwte[(size_t)tokens[n] * C + c] += dout[n * C + c]; }
+            float* dtoken = dwte && tokens[n] >= 0 ? dwte + (size_t)tokens[n] * C : NULL;
+            for (int c = 0; dtoken && c < C; c++) { dtoken[c] += dout[n * C + c]; }
             for (int c = 0; dwpe && c < C; c++) { dwpe[(size_t)t * C + c] += dout[n * C + c]; }
         }
     }
@@ -46,12 +52,25 @@ static inline void embedding_backward_ref(float* dwte, float* dwpe, const float*
 
 static inline void token_embedding_forward_ref(float* out, const int* tokens, const float* wte, int N, int C) {
     for (size_t n = 0; n < (size_t)N; n++) {
-        for (int c = 0; c < C; c++) { out[n * C + c] = wte[(size_t)tokens[n] * C + c]; }
+        for (int c = 0; tokens[n] >= 0 && c < C; c++) { out[n * C + c] = wte[(size_t)tokens[n] * C + c]; }
     }
 }
 
 static inline void token_embedding_backward_ref(float* dwte, const float* dout, const int* tokens, int N, int C) {
     embedding_backward_ref(dwte, NULL, dout, tokens, 1, N, C);
+}
+
+static inline void embedding_own_ref(int* own, const int* tokens, int first, int R, int N) {
+    for (int n = 0; n < N; n++) {
+        own[n] = tokens[n] >= first && tokens[n] < first + R ? tokens[n] - first : -1;
+    }
+}
+
+static inline void embedding_owned_ref(float* out, const float* parts, const int* tokens, int R, int N, int C) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        const float* from = parts + ((size_t)(tokens[n] / R) * N + n) * C;
+        for (int c = 0; c < C; c++) { out[n * C + c] = from[c]; }
+    }
 }
 
 #ifndef __CUDACC__  // ---- fast C: rows over threads forward, channels over threads backward ----
@@ -80,7 +99,7 @@ static inline void embedding_backward(float* dwte, float* dwpe, const float* dou
         int n_channels = C - first < width ? C - first : width;
         for (int n = 0; n < B * T; n++) {
             const float* d = dout + (size_t)n * C + first;
-            if (dwte) { embedding_add_(dwte + (size_t)tokens[n] * C + first, d, n_channels); }
+            if (dwte && tokens[n] >= 0) { embedding_add_(dwte + (size_t)tokens[n] * C + first, d, n_channels); }
             if (dwpe) { embedding_add_(dwpe + (size_t)(n % T) * C + first, d, n_channels); }
         }
     }
@@ -98,12 +117,25 @@ static inline void token_embedding_forward_stored(float* out, const int* tokens,
                                                   const Device* dev) {
     (void)dev;
     #pragma omp parallel for
-    for (int n = 0; n < N; n++) { stored_row(out + (size_t)n * (size_t)wte.columns, &wte, tokens[n]); }
+    for (int n = 0; n < N; n++) {
+        if (tokens[n] >= 0) { stored_row(out + (size_t)n * (size_t)wte.columns, &wte, tokens[n]); }
+    }
 }
 
 static inline void token_embedding_backward(float* dwte, const float* dout, const int* tokens, int N, int C,
                                             const Device* dev) {
     embedding_backward(dwte, NULL, dout, tokens, 1, N, C, dev);
+}
+
+static inline void embedding_own(int* own, const int* tokens, int first, int R, int N, const Device* dev) {
+    (void)dev;
+    embedding_own_ref(own, tokens, first, R, N);
+}
+
+static inline void embedding_owned(float* out, const float* parts, const int* tokens, int R, int N, int C,
+                                   const Device* dev) {
+    (void)dev;
+    embedding_owned_ref(out, parts, tokens, R, N, C);
 }
 #else  // ---- CUDA forward: one warp per position, sums of two, so both builds give the same ----
 
@@ -113,7 +145,7 @@ template <int W, typename X>
 __global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T, int C,
                                          int t0) {
     int n = blockIdx.x * blockDim.y + threadIdx.y;
-    if (n >= N) { return; }
+    if (n >= N || tokens[n] < 0) { return; }
     const X* token = wte + (size_t)tokens[n] * C;
     const X* position = wpe ? wpe + (size_t)(t0 + n % T) * C : NULL;
     for (int c = threadIdx.x * W; c < C; c += WARP * W) {
@@ -146,10 +178,41 @@ static inline void token_embedding_forward(X* out, const int* tokens, const X* w
     embedding_forward(out, tokens, wte, (const X*)NULL, 1, N, C, 0, dev);
 }
 
+// ---- CUDA, a table in parts ----
+
+static __global__ void embedding_own_kernel(int* own, const int* tokens, int first, int R, int N) {
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n < N) { own[n] = tokens[n] >= first && tokens[n] < first + R ? tokens[n] - first : -1; }
+}
+
+static inline void embedding_own(int* own, const int* tokens, int first, int R, int N, const Device* dev) {
+    if (N == 0) { return; }
+    embedding_own_kernel<<<(unsigned)ceil_div(N, 256), 256, 0, dev->stream>>>(own, tokens, first, R, N);
+    cudaCheck(cudaGetLastError());
+}
+
+// one warp for each row
+template <typename X>
+__global__ void embedding_owned_kernel(X* out, const X* parts, const int* tokens, int R, int N, int C) {
+    const int n = blockIdx.x * blockDim.y + threadIdx.y;
+    if (n >= N) { return; }
+    const X* from = parts + ((size_t)(tokens[n] / R) * N + n) * C;
+    for (int c = threadIdx.x; c < C; c += WARP) { out[(size_t)n * C + c] = from[c]; }
+}
+
+template <typename X>
+static inline void embedding_owned(X* out, const X* parts, const int* tokens, int R, int N, int C, const Device* dev) {
+    const dim3 block(WARP, EMBEDDING_ROWS);
+    if (N == 0) { return; }
+    embedding_owned_kernel<<<(unsigned)ceil_div(N, EMBEDDING_ROWS), block, 0, dev->stream>>>(out, parts, tokens, R, N,
+                                                                                             C);
+    cudaCheck(cudaGetLastError());
+}
+
 // ---- CUDA backward, first part: positions sorted by token ----
 // A radix sort by 8 bits of the token at a time that keeps the order of equals: afterwards the positions of one token
 // stand side by side, ascending. A pass has three kernels: count the digits of each block, add the counts up, put every
-// position in its place.
+// position in its place. Tokens below 0 are sorted as if they were 2^24 - 1.
 
 enum { SORT_BLOCK = 1024, SORT_BITS = 8, SORT_DIGITS = 1 << SORT_BITS, SORT_PASSES = 3 };  // tokens below 2^24
 // blocks have whole warps, SORT_BLOCK threads where there are as many positions
@@ -290,6 +353,7 @@ __global__ void embedding_runs_kernel(float* dwte, float* rows, const X* dout, c
     if (i >= N) { return; }
     int goes_on = embedding_goes_on_(order, tokens, i);
     if (goes_on && i % piece != 0) { return; }
+    if (embedding_token_(order, tokens, i) < 0) { return; }
     int token = embedding_token_(order, tokens, i), last = i / piece * piece + min(piece, N - i / piece * piece);
     float* to = goes_on ? rows + (size_t)(i / piece) * C : dwte + (size_t)token * C;
     Pack<float, W> sum = {};
@@ -305,6 +369,7 @@ __global__ void embedding_rows_kernel(float* dwte, const float* rows, const int*
     int i = (int)blockIdx.x * piece, c = (blockIdx.y * WARP + threadIdx.x) * W;
     if (!embedding_goes_on_(order, tokens, i)) { return; }
     int token = embedding_token_(order, tokens, i);
+    if (token < 0) { return; }
     if (embedding_token_(order, tokens, i - piece) == token && embedding_goes_on_(order, tokens, i - piece)) { return; }
     float* to = dwte + (size_t)token * C + c;
     Pack<float, W> sum = {};

@@ -28,6 +28,7 @@ enum {
 // out (n, T): of n rows x the dot products with rows first..t of y, which are as far apart as those of k and v
 static inline void few_attention_dots_(float* out, const float* x, const float* y, int n, int first, int t,
                                        const AttentionShape* s) {
+    if (first > t) { return; }
     const GemmPart part = {out, NULL, 0, gemm_matrix(x, (size_t)s->HS), gemm_transposed(y, s->kv_row), n, s->HS, NULL,
                            0, 0, 0};
     gemm_few_task_(&part, (size_t)s->T, first, t + 1, first);
@@ -80,13 +81,13 @@ static inline void few_attention_scatter_(float* dy, const float* weights, const
 // query t of all heads that read head g of k and v. weights: FEW_HEADS * T floats of this thread
 static inline void few_attention_query_(float* out, float* max, float* inv, const float* q, const float* k,
                                         const float* v, float* weights, int b, int g, int t, const AttentionShape* s) {
-    const int group = s->NH / s->NKV, first = attention_first_key(s, t);
+    const int group = s->NH / s->NKV, first = attention_first_key(s, t), last = attention_last_key(s, t);
     const size_t kv = attention_at_kv(s, b, g, 0);
     for (int h = g * group; h < (g + 1) * group; h += FEW_HEADS) {
         const int n = gemm_min_(FEW_HEADS, (g + 1) * group - h);
-        few_attention_dots_(weights, q + attention_at_q(s, b, h, t), k + kv, n, first, t, s);
-        few_attention_softmax_(weights, max, inv, attention_at_row(s, b, h, t), n, first, t, s);
-        few_attention_gather_(out + attention_at_out(s, b, h, t), weights, v + kv, n, first, t, s);
+        few_attention_dots_(weights, q + attention_at_q(s, b, h, t), k + kv, n, first, last, s);
+        few_attention_softmax_(weights, max, inv, attention_at_row(s, b, h, t), n, first, last, s);
+        few_attention_gather_(out + attention_at_out(s, b, h, t), weights, v + kv, n, first, last, s);
     }
 }
 
@@ -105,29 +106,32 @@ static inline int few_attention_forward(float* out, float* max, float* inv, cons
     return 1;
 }
 
-// Query t of head h, which reads head g. dk and dv go on from the queries and heads before. row (2, T): scratch
-static inline void few_attention_backward_query_(float* dq, float* dk, float* dv, const float* dout, const float* max,
-                                                 const float* inv, const float* q, const float* k, const float* v,
-                                                 float* row, int b, int g, int h, int t, const AttentionShape* s) {
-    const int first = attention_first_key(s, t);
+// Query t of head h, which reads head g. dk and dv go on from the queries and heads before. given: D of all keys, or
+// NULL. row (2, T): scratch
+static inline void few_attention_backward_query_(float* dq, float* dk, float* dv, const float* dout, const float* given,
+                                                 const float* max, const float* inv, const float* q, const float* k,
+                                                 const float* v, float* row, int b, int g, int h, int t,
+                                                 const AttentionShape* s) {
+    const int first = attention_first_key(s, t), last = attention_last_key(s, t);
     const size_t kv = attention_at_kv(s, b, g, 0), at = attention_at_q(s, b, h, t);
     const float *d = dout + attention_at_out(s, b, h, t), most = max[attention_at_row(s, b, h, t)],
                 one = inv[attention_at_row(s, b, h, t)];
     float *att = row, *ds = row + s->T, D = 0.0f;
-    few_attention_dots_(att, q + at, k + kv, 1, first, t, s);
-    few_attention_dots_(ds, d, v + kv, 1, first, t, s);  // datt
+    few_attention_dots_(att, q + at, k + kv, 1, first, last, s);
+    few_attention_dots_(ds, d, v + kv, 1, first, last, s);  // datt
     #pragma omp simd
-    for (int u = first; u <= t; u++) { att[u] = fm_exp(att[u] * s->scale - most) * one; }
-    for (int u = first; u <= t; u++) { D = madd(att[u], ds[u], D); }
-    for (int u = first; u <= t; u++) { ds[u] = att[u] * (ds[u] - D) * s->scale; }
-    few_attention_gather_(dq + at, ds, k + kv, 1, first, t, s);
-    few_attention_scatter_(dk + kv, ds, q + at, first, t, s);
-    few_attention_scatter_(dv + kv, att, d, first, t, s);
+    for (int u = first; u <= last; u++) { att[u] = fm_exp(att[u] * s->scale - most) * one; }
+    for (int u = first; u <= last; u++) { D = madd(att[u], ds[u], D); }
+    D = given ? given[attention_at_row(s, b, h, t)] : D;
+    for (int u = first; u <= last; u++) { ds[u] = att[u] * (ds[u] - D) * s->scale; }
+    few_attention_gather_(dq + at, ds, k + kv, 1, first, last, s);
+    few_attention_scatter_(dk + kv, ds, q + at, first, last, s);
+    few_attention_scatter_(dv + kv, att, d, first, last, s);
 }
 
-static inline int few_attention_backward(float* dq, float* dk, float* dv, const float* dout, const float* max,
-                                         const float* inv, const float* q, const float* k, const float* v,
-                                         const AttentionShape* s, const Device* dev) {
+static inline int few_attention_backward(float* dq, float* dk, float* dv, const float* dout, const float* given,
+                                         const float* max, const float* inv, const float* q, const float* k,
+                                         const float* v, const AttentionShape* s, const Device* dev) {
     const int group = s->NH / s->NKV;
     if (s->window == 0) { return 0; }
     float* workspace = device_workspace(dev, sizeof(float) * dev->n_threads * 2 * s->T);
@@ -135,13 +139,13 @@ static inline int few_attention_backward(float* dq, float* dk, float* dv, const 
     for (int task = 0; task < s->B * s->NKV; task++) {
         const int b = task / s->NKV, g = task % s->NKV;
         float* row = workspace + (size_t)thread_number() * 2 * s->T;
-        for (int u = 0; u < s->T; u++) {
+        for (int u = 0; u < s->keys; u++) {
             memset(dk + attention_at_kv(s, b, g, u), 0, sizeof(float) * s->HS);
             memset(dv + attention_at_kv(s, b, g, u), 0, sizeof(float) * s->HS);
         }
         for (int i = 0; i < group * attention_queries(s); i++) {  // a head after the other
             const int h = g * group + i / attention_queries(s), t = s->t0 + i % attention_queries(s);
-            few_attention_backward_query_(dq, dk, dv, dout, max, inv, q, k, v, row, b, g, h, t, s);
+            few_attention_backward_query_(dq, dk, dv, dout, given, max, inv, q, k, v, row, b, g, h, t, s);
         }
     }
     return 1;

@@ -54,10 +54,10 @@ __device__ inline float flash_exp2_(float x) {
 
 // are all keys u..u+n_keys-1 seen by all queries t..t+n-1?
 __device__ inline bool flash_all_seen_(const AttentionShape& s, int t, int n, int u, int n_keys) {
-    return u + n_keys - 1 <= t && (s.window == 0 || t + n - 1 - u < s.window);
+    return u + n_keys - 1 <= t && u + n_keys <= s.keys && (s.window == 0 || t + n - 1 - u < s.window);
 }
 __device__ inline bool flash_seen_(const AttentionShape& s, int t, int u) {
-    return u <= t && (s.window == 0 || t - u < s.window);
+    return u <= t && u < s.keys && (s.window == 0 || t - u < s.window);
 }
 
 // ---- forward ----
@@ -119,12 +119,13 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_forward_kernel(bf16* out,
     bf16 *q_tile = tiles, *k_tile = q_tile + QUERIES * W, *v_tile = k_tile + 2 * TILE;
     int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, row = threadIdx.x / WARP * 16 * M;
     int t = s.t0 + (gridDim.y - 1 - blockIdx.y) * QUERIES, n_queries = min(QUERIES, s.T - t);
-    int first = attention_first_key(&s, t) / FLASH_KEYS, last = (t + n_queries - 1) / FLASH_KEYS;
+    int last = attention_last_key(&s, t + n_queries - 1) / FLASH_KEYS;
+    int first = min(attention_first_key(&s, t) / FLASH_KEYS, last);  // a window may have left all keys behind
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0);
     auto load_keys = [&](int tile) {
         int u = tile * FLASH_KEYS, stage = tile % 2 * TILE;
-        tile_load<FLASH_KEYS, W, FLASH_THREADS>(k_tile + stage, k + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
-        tile_load<FLASH_KEYS, W, FLASH_THREADS>(v_tile + stage, v + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
+        tile_load<FLASH_KEYS, W, FLASH_THREADS>(k_tile + stage, k + kv + u * s.kv_row, s.kv_row, s.keys - u, s.HS);
+        tile_load<FLASH_KEYS, W, FLASH_THREADS>(v_tile + stage, v + kv + u * s.kv_row, s.kv_row, s.keys - u, s.HS);
         cp_async_commit();
     };
     float sums[M][W / 8][4], m[M][2], sum[M][2];
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
          *dout_tile = q_tile + 2 * TILE;
     FlashRow* row_tile = (FlashRow*)(dout_tile + 2 * TILE);
     int b = blockIdx.x / s.NKV, g = blockIdx.x % s.NKV, group = s.NH / s.NKV, row = threadIdx.x / WARP * 16;
-    int u = blockIdx.y * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.T - u);
+    int u = blockIdx.y * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.keys - u);
     int first = attention_first_query(&s, u), n_tiles = 0;
     first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
     int n_queries = attention_last_query(&s, u + n_keys - 1) - first + 1;
@@ -305,12 +306,13 @@ __global__ void __launch_bounds__(FLASH_THREADS)
          *v_tile = k_tile + 2 * TILE;
     int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, row = threadIdx.x / WARP * 16;
     int t = s.t0 + (gridDim.y - 1 - blockIdx.y) * QUERIES, n_queries = min(QUERIES, s.T - t);
-    int first = attention_first_key(&s, t) / KEYS, last = (t + n_queries - 1) / KEYS;
+    int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
+    int first = min(attention_first_key(&s, t) / KEYS, last);
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0), at = attention_at_q(&s, b, h, t);
     auto load_keys = [&](int tile) {
         int u = tile * KEYS, stage = tile % 2 * TILE;
-        tile_load<KEYS, W, FLASH_THREADS>(k_tile + stage, k + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
-        tile_load<KEYS, W, FLASH_THREADS>(v_tile + stage, v + kv + u * s.kv_row, s.kv_row, s.T - u, s.HS);
+        tile_load<KEYS, W, FLASH_THREADS>(k_tile + stage, k + kv + u * s.kv_row, s.kv_row, s.keys - u, s.HS);
+        tile_load<KEYS, W, FLASH_THREADS>(v_tile + stage, v + kv + u * s.kv_row, s.kv_row, s.keys - u, s.HS);
         cp_async_commit();
     };
     FlashRow mine[2];  // of this lane's two queries
@@ -374,7 +376,7 @@ template <int W, int N>
 static inline void flash_backward_(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q,
                                    const bf16* k, const bf16* v, const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16) * W * (2 * 64 + 4 * N), n_keys_bytes = n_bytes + 2 * N * (int)sizeof(FlashRow);
-    dim3 key_grid = flash_grid_(s->B * s->NKV, s->T, FLASH_KEYS),
+    dim3 key_grid = flash_grid_(s->B * s->NKV, s->keys, FLASH_KEYS),
          query_grid = flash_grid_(s->B * s->NH, attention_queries(s), 64);
     cudaCheck(cudaFuncSetAttribute(flash_backward_keys_kernel<W, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_keys_bytes));

@@ -4,7 +4,7 @@ table (DK, DV) that answers a key with a value. With q and k already normalised 
     S~ = exp(g_t) S_(t-1)      delta = beta_t (v_t - S~' k_t)      S_t = S~ + k_t delta'      o_t = S_t' q_t
     q, k (B, T, Hk, DK)   v, o (B, T, Hv, DV)   g, beta (B, T, Hv)   value head h has key head h / (Hv / Hk)
     state (B, Hv, DK, DV)   S before the first position, and afterwards S after the last; NULL: 0 before each row
-    starts (B, T)   1 where a document begins: S before it is 0. NULL: nowhere. g is finite, and at most 0
+    starts (B, T)   1 where a document begins: S before it is 0. NULL: nowhere. g <= 0, its sum in a chunk finite
 Two forms, equal but for rounding (test_gated_delta.c bounds it):
     delta_steps_*   position by position: the law of generation. A row may be cut anywhere, `state` joins the windows
     delta_chunks_*  DELTA_CHUNK positions at once as matrix products: the law of training. Chunks are counted from the
@@ -34,8 +34,9 @@ Backward, with dS+ what later chunks ask of S+:
 Cost:   flops for each position and value head, C = DELTA_CHUNK, triangles counted half but for products of keys and
         values, which are whole squares: forward 6 DK DV + C (4 DK + 2 DV), backward, with u and o made again, 16 DK DV
         + C (7 DK + 8 DV). T 4096, 16 heads of 128 x 128, two threads of a busy AMD EPYC with AVX-512, gcc 12, the
-        smallest of 6: forward 72 ms, backward 195 ms, both some 135 GFLOP/s; the fallback in PyTorch of transformers
+        smallest of 6: forward 72 ms, backward 195 ms, 134 and 129 GFLOP/s; the fallback in PyTorch of transformers
         5.23, in turn with it, 316 and 4354 ms (dev/bench/pytorch_gated_delta.py). With others at work: 150 and 390 ms.
+        CUDA: gated_delta_kernels.h, flash_delta.h (bf16); not measured on a GPU yet.
         Memory: `states` keeps S before each chunk: DK DV / C floats for each position and value head; backward makes
         all else again.
 Order:  every sum is a chain of madd and terms outside the stated range do not exist. Chunks (the reference's rule
@@ -49,66 +50,24 @@ Order:  every sum is a chain of madd and terms outside the stated range do not e
         each column, these added over DV. 15: descending from 0. 16: value heads of a key head are added from 0.
         Steps: St = exp(g) * S; u from v over DK of -k * St; S = madd(k, D, St); o over DK from 0. Their backward: dS =
         madd(q, do, dS); dq over DV; dk over DV of dS * D, goes on over DV of St * -dv; dD over DK; dbeta over DV; dg
-        over DV, these added over DK. Threads share heads, lanes columns: neither changes a bit.
+        over DK for each column, these added over DV. Threads share heads, lanes columns: neither changes a bit.
 Error:  fp32 against fp64 at DK 12, DV 7, T 130, |v| < 1, unit keys: |o| and |S| within 8e-6, gradients 4e-5, in both
         forms. Strong decay costs the chunks more: exp(G_i - G_j) has |G_i| 2^-24 of relative error, 2.4e-5 where G
         falls to -400 in a chunk; steps have no such term.
-Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; spec qwen36.md 2.3, 4.1 (steps), 4.2 and 4.3 (chunks)
+Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; spec qwen36.md 2.3, 4.1 (steps), 4.2 and 4.3 (chunks); derived
+        in doc/gated_delta.md
 */
 #ifndef LLMC_GATED_DELTA_H
 #define LLMC_GATED_DELTA_H
 #include "../core/device.h"  // Device, device_workspace, thread_number, ceil_div
 #include "../core/fmath.h"   // fm_exp
 #include "../core/madd.h"    // madd
+#include "delta_shape.h"     // DeltaShape, DeltaInputs, DELTA_CHUNK
 #include <string.h>
 #ifndef __CUDACC__
 #include "gemm.h"  // gemm_pack_a_tile_, gemm_pack_b_panel_, gemm_panel_, gemm_tile_
 #endif
 
-enum { DELTA_CHUNK = 64 };
-
-typedef struct {
-    int B, T, Hk, Hv, DK, DV;
-    const unsigned char* starts;
-} DeltaShape;
-
-// what both passes read
-typedef struct {
-    const float *q, *k, *v, *g, *beta;
-} DeltaInputs;
-
-// what backward is asked for; NULL: nobody asks
-typedef struct {
-    float *dq, *dk, *dv, *dg, *dbeta;
-} DeltaGradients;
-
-static inline size_t delta_state_floats_(const DeltaShape* s) { return (size_t)s->DK * (size_t)s->DV; }
-// floats of `states`
-static inline size_t delta_states_floats(const DeltaShape* s) {
-    return (size_t)s->B * (size_t)ceil_div(s->T, DELTA_CHUNK) * (size_t)s->Hv * delta_state_floats_(s);
-}
-// where position t of row b begins in q and k, v and o, g and beta, at this value head
-static inline size_t delta_qk_(const DeltaShape* s, int b, int t, int h) {
-    return (((size_t)b * s->T + t) * s->Hk + h / (s->Hv / s->Hk)) * s->DK;
-}
-static inline size_t delta_v_(const DeltaShape* s, int b, int t, int h) {
-    return (((size_t)b * s->T + t) * s->Hv + h) * s->DV;
-}
-static inline size_t delta_g_(const DeltaShape* s, int b, int t, int h) { return ((size_t)b * s->T + t) * s->Hv + h; }
-static inline int delta_starts_(const DeltaShape* s, int b, int t) {
-    return s->starts && s->starts[(size_t)b * s->T + t];
-}
-// how many positions the chunk has that begins at t
-static inline int delta_chunk_length_(const DeltaShape* s, int b, int t) {
-    int n = 1;
-    while (n < DELTA_CHUNK && t + n < s->T && !delta_starts_(s, b, t + n)) { n++; }
-    return n;
-}
-// Where `states` has S before the chunk that begins at t. A chunk that goes on follows a whole one of its document, so
-// no two of them begin in the same DELTA_CHUNK positions; one that begins a document needs no place
-static inline size_t delta_slot_(const DeltaShape* s, int b, int t, int h) {
-    return (((size_t)b * ceil_div(s->T, DELTA_CHUNK) + t / DELTA_CHUNK) * s->Hv + h) * delta_state_floats_(s);
-}
 static inline void delta_zero_(float* x, size_t n) {
     for (size_t i = 0; i < n; i++) { x[i] = 0.0f; }
 }
@@ -119,7 +78,7 @@ static inline void delta_add_head_(float* dx, const float* x, const DeltaShape* 
 
 // ---- plain C: read this first; it defines every bit ----
 
-static inline float delta_dot_ref_(float sum, const float* a, size_t a_step, const float* b, size_t b_step, int n) {
+DELTA_FUNCTION float delta_dot_ref_(float sum, const float* a, size_t a_step, const float* b, size_t b_step, int n) {
     for (int i = 0; i < n; i++) { sum = madd(a[i * a_step], b[i * b_step], sum); }
     return sum;
 }
@@ -175,18 +134,15 @@ static inline void delta_step_backward_ref_(float* dq, float* dk, float* dv, flo
         *dbeta = madd(ddelta, u[c], *dbeta);
         dv[c] = beta * ddelta;
     }
-    *dg = 0.0f;
     for (int d = 0; d < DK; d++) {
-        float sum = 0.0f;
         for (int c = 0; c < DV; c++) {
-            const int i = d * DV + c;
-            dk[d] = madd(decayed[i], -dv[c], dk[d]);
-            D[i] = madd(k[d], -dv[c], D[i]);
-            sum = madd(D[i], decayed[i], sum);
-            D[i] = a * D[i];
+            dk[d] = madd(decayed[d * DV + c], -dv[c], dk[d]);
+            D[d * DV + c] = madd(k[d], -dv[c], D[d * DV + c]);
         }
-        *dg += sum;
     }
+    *dg = 0.0f;
+    for (int c = 0; c < DV; c++) { *dg += delta_dot_ref_(0.0f, D + c, (size_t)DV, decayed + c, (size_t)DV, DK); }
+    for (int i = 0; i < DK * DV; i++) { D[i] = a * D[i]; }
 }
 
 // state (B, Hv, DK, DV): S before the first position, or NULL. Keeps the states of all positions of a head: for tests
@@ -243,11 +199,11 @@ typedef struct {
 
 enum { DELTA_K_ARRAYS_ = 10, DELTA_V_ARRAYS_ = 6 };
 
-static inline size_t delta_chunk_floats_(const DeltaShape* s) {
+DELTA_FUNCTION size_t delta_chunk_floats_(const DeltaShape* s) {
     return (size_t)DELTA_CHUNK * (size_t)(DELTA_K_ARRAYS_ * s->DK + DELTA_V_ARRAYS_ * s->DV);
 }
 
-static inline void delta_chunk_init_(DeltaChunk_* c, float* memory, const DeltaShape* s) {
+DELTA_FUNCTION void delta_chunk_init_(DeltaChunk_* c, float* memory, const DeltaShape* s) {
     float** of_k[] = {&c->q, &c->k, &c->qg, &c->kg, &c->kf, &c->B, &c->X, &c->Z, &c->dq, &c->dk};
     float** of_v[] = {&c->v, &c->u, &c->D, &c->o, &c->dout, &c->du};
     c->DK = s->DK, c->DV = s->DV;
@@ -362,64 +318,81 @@ static inline void delta_chunk_du_ref_(DeltaChunk_* c, const float* dS) {
     }
 }
 
-// rules 10 to 13
+// rule 10, of positions j <= i
+DELTA_FUNCTION void delta_chunk_pair_ref_(DeltaChunk_* c, int i, int j) {
+    const int DV = c->DV, at = i * DELTA_CHUNK + j;
+    const float* D_j = c->D + j * DV;
+    float dA = 0.0f;
+    for (int x = 0; x < DV && j < i; x++) { dA = madd(-c->du[i * DV + x], D_j[x], dA); }
+    c->dA[at] = dA;
+    c->dP[at] = delta_dot_ref_(0.0f, c->dout + i * DV, 1, D_j, 1, DV);
+}
+
+// rule 11, of channel d of position i
+DELTA_FUNCTION void delta_chunk_states_ref_(DeltaChunk_* c, const float* S, const float* dS, int i, int d) {
+    const int DV = c->DV, id = i * c->DK + d;
+    c->B[id] = delta_dot_ref_(0.0f, S + d * DV, 1, c->dout + i * DV, 1, DV);
+    c->X[id] = delta_dot_ref_(0.0f, S + d * DV, 1, c->du + i * DV, 1, DV);
+    c->Z[id] = delta_dot_ref_(0.0f, dS + d * DV, 1, c->D + i * DV, 1, DV);
+}
+
+// rules 12 and 13, of channel d of position i
+DELTA_FUNCTION void delta_chunk_key_ref_(DeltaChunk_* c, int i, int d) {
+    const int DK = c->DK, C = DELTA_CHUNK, n = c->n, id = i * DK + d;
+    float dq = c->eG[i] * c->B[id], dk = madd(-c->eG[i], c->X[id], c->fG[i] * c->Z[id]);
+    for (int j = 0; j <= i; j++) { dq = madd(c->dP[i * C + j] * c->decay[i * C + j], c->k[j * DK + d], dq); }
+    for (int j = 0; j < i; j++) { dk = madd(c->dA[i * C + j] * c->decay[i * C + j], c->k[j * DK + d], dk); }
+    for (int j = i + 1; j < n; j++) { dk = madd(c->dA[j * C + i] * c->decay[j * C + i], c->k[j * DK + d], dk); }
+    for (int j = i; j < n; j++) { dk = madd(c->dP[j * C + i] * c->decay[j * C + i], c->q[j * DK + d], dk); }
+    c->dq[id] = dq, c->dk[id] = dk;
+}
+
 static inline void delta_chunk_keys_ref_(DeltaChunk_* c, const float* S, const float* dS) {
-    const int DK = c->DK, DV = c->DV, C = DELTA_CHUNK, n = c->n;
-    for (int i = 0; i < n; i++) {
-        for (int j = 0; j <= i; j++) {
-            const float* D_j = c->D + j * DV;
-            float dA = 0.0f;
-            for (int x = 0; x < DV && j < i; x++) { dA = madd(-c->du[i * DV + x], D_j[x], dA); }
-            c->dA[i * C + j] = dA;
-            c->dP[i * C + j] = delta_dot_ref_(0.0f, c->dout + i * DV, 1, D_j, 1, DV);
-        }
-        for (int d = 0; d < DK; d++) {
-            c->B[i * DK + d] = delta_dot_ref_(0.0f, S + d * DV, 1, c->dout + i * DV, 1, DV);
-            c->X[i * DK + d] = delta_dot_ref_(0.0f, S + d * DV, 1, c->du + i * DV, 1, DV);
-            c->Z[i * DK + d] = delta_dot_ref_(0.0f, dS + d * DV, 1, c->D + i * DV, 1, DV);
-        }
+    for (int i = 0; i < c->n; i++) {
+        for (int j = 0; j <= i; j++) { delta_chunk_pair_ref_(c, i, j); }
+        for (int d = 0; d < c->DK; d++) { delta_chunk_states_ref_(c, S, dS, i, d); }
     }
-    for (int i = 0; i < n; i++) {
-        for (int d = 0; d < DK; d++) {
-            const int id = i * DK + d;
-            float dq = c->eG[i] * c->B[id], dk = madd(-c->eG[i], c->X[id], c->fG[i] * c->Z[id]);
-            for (int j = 0; j <= i; j++) { dq = madd(c->dP[i * C + j] * c->decay[i * C + j], c->k[j * DK + d], dq); }
-            for (int j = 0; j < i; j++) { dk = madd(c->dA[i * C + j] * c->decay[i * C + j], c->k[j * DK + d], dk); }
-            for (int j = i + 1; j < n; j++) { dk = madd(c->dA[j * C + i] * c->decay[j * C + i], c->k[j * DK + d], dk); }
-            for (int j = i; j < n; j++) { dk = madd(c->dP[j * C + i] * c->decay[j * C + i], c->q[j * DK + d], dk); }
-            c->dq[id] = dq, c->dk[id] = dk;
-        }
+    for (int i = 0; i < c->n; i++) {
+        for (int d = 0; d < c->DK; d++) { delta_chunk_key_ref_(c, i, d); }
     }
 }
 
-// rules 14 and 15, by S and dS+: dG becomes dg
-static inline void delta_chunk_decay_ref_(DeltaChunk_* c, const float* S, const float* dS) {
-    const int DK = c->DK, DV = c->DV, C = DELTA_CHUNK, n = c->n;
-    float z_sum = 0.0f, product = 0.0f;
-    for (int i = 0; i < n; i++) {
-        const size_t at = (size_t)i * DK;
-        float a = c->eG[i] * delta_dot_ref_(0.0f, c->q + at, 1, c->B + at, 1, DK);
-        a = a - c->eG[i] * delta_dot_ref_(0.0f, c->k + at, 1, c->X + at, 1, DK);
-        for (int j = 0; j < i; j++) {
-            a = madd(c->dP[i * C + j], c->P[i * C + j], a);
-            a = madd(c->dA[i * C + j], c->A[i * C + j], a);
-        }
-        for (int j = i + 1; j < n; j++) {
-            a = madd(-c->dP[j * C + i], c->P[j * C + i], a);
-            a = madd(-c->dA[j * C + i], c->A[j * C + i], a);
-        }
-        const float z = c->fG[i] * delta_dot_ref_(0.0f, c->k + at, 1, c->Z + at, 1, DK);
-        c->dG[i] = a - z;
-        z_sum += z;
+// rule 14, of position i, but for what the last one has besides; z_i comes back
+DELTA_FUNCTION float delta_chunk_position_ref_(DeltaChunk_* c, int i) {
+    const int DK = c->DK, C = DELTA_CHUNK, n = c->n, at = i * DK;
+    float a = c->eG[i] * delta_dot_ref_(0.0f, c->q + at, 1, c->B + at, 1, DK);
+    a = a - c->eG[i] * delta_dot_ref_(0.0f, c->k + at, 1, c->X + at, 1, DK);
+    for (int j = 0; j < i; j++) {
+        a = madd(c->dP[i * C + j], c->P[i * C + j], a);
+        a = madd(c->dA[i * C + j], c->A[i * C + j], a);
     }
-    for (int x = 0; x < DV; x++) { product += delta_dot_ref_(0.0f, S + x, (size_t)DV, dS + x, (size_t)DV, DK); }
-    c->dG[n - 1] = c->dG[n - 1] + z_sum;
-    c->dG[n - 1] = c->dG[n - 1] + c->eG[n - 1] * product;
+    for (int j = i + 1; j < n; j++) {
+        a = madd(-c->dP[j * C + i], c->P[j * C + i], a);
+        a = madd(-c->dA[j * C + i], c->A[j * C + i], a);
+    }
+    const float z = c->fG[i] * delta_dot_ref_(0.0f, c->k + at, 1, c->Z + at, 1, DK);
+    c->dG[i] = a - z;
+    return z;
+}
+
+// what the last position has besides, and rule 15: dG becomes dg. z_sum: of z; product: <S, dS+>
+DELTA_FUNCTION void delta_chunk_dg_ref_(DeltaChunk_* c, float z_sum, float product) {
+    const int last = c->n - 1;
     float dg = 0.0f;
-    for (int i = n - 1; i >= 0; i--) {
+    c->dG[last] = c->dG[last] + z_sum;
+    c->dG[last] = c->dG[last] + c->eG[last] * product;
+    for (int i = last; i >= 0; i--) {
         dg += c->dG[i];
         c->dG[i] = dg;
     }
+}
+
+static inline void delta_chunk_decay_ref_(DeltaChunk_* c, const float* S, const float* dS) {
+    const size_t DV = (size_t)c->DV;
+    float z_sum = 0.0f, product = 0.0f;
+    for (int i = 0; i < c->n; i++) { z_sum += delta_chunk_position_ref_(c, i); }
+    for (int x = 0; x < c->DV; x++) { product += delta_dot_ref_(0.0f, S + x, DV, dS + x, DV, c->DK); }
+    delta_chunk_dg_ref_(c, z_sum, product);
 }
 
 // rule 9: dS+ becomes dS
@@ -486,7 +459,7 @@ static inline void delta_chunks_backward_ref(DeltaGradients d, float* dstate, co
     free(c);
 }
 
-#ifndef __CUDACC__  // ---- fast C: threads share heads; products by gemm.h's tiles ----
+#ifndef __CUDACC__  // ---- fast C: a chunk, products by gemm.h's tiles ----
 
 static inline size_t delta_line_(size_t n_floats) { return (n_floats + GEMM_LINE - 1) / GEMM_LINE * GEMM_LINE; }
 
@@ -652,7 +625,7 @@ static inline void delta_chunk_backward_(DeltaChunk_* c, const float* S, float* 
     const int n = c->n, DK = c->DK, DV = c->DV, C = DELTA_CHUNK;
     const size_t k = (size_t)DK, v = (size_t)DV;
     float square[DELTA_SQUARE_] = {0}, symmetric[DELTA_SQUARE_] = {0}, dots[3][DELTA_CHUNK];
-    float product = 0.0f, z_sum = 0.0f, dg = 0.0f;
+    float product = 0.0f, z_sum = 0.0f;
     float *dD = c->v, *minus_du = c->o;  // both have been used
     // rule 8
     delta_product_(dD, v, NULL, 0, gemm_matrix(c->kf, k), gemm_matrix(dS, v), n, DV, DK, pack);
@@ -727,17 +700,54 @@ static inline void delta_chunk_backward_(DeltaChunk_* c, const float* S, float* 
         }
         for (int l = 0; l < width; l++) { product += columns[l]; }
     }
-    c->dG[n - 1] = c->dG[n - 1] + z_sum;
-    c->dG[n - 1] = c->dG[n - 1] + c->eG[n - 1] * product;
-    for (int i = n - 1; i >= 0; i--) {
-        dg += c->dG[i];
-        c->dG[i] = dg;
-    }
+    delta_chunk_dg_ref_(c, z_sum, product);
     // 9
     delta_scale_(dS, c->eG[n - 1], k * v);
     delta_product_(dS, v, dS, v, gemm_transposed(c->qg, k), gemm_matrix(c->dout, v), DK, DV, n, pack);
     delta_product_(dS, v, dS, v, gemm_transposed(c->kg, k), gemm_matrix(c->du, v), DK, DV, n, pack);
 }
+
+// ---- fast C: steps. Lanes are columns, threads heads ----
+
+// as delta_step_ref_; u (DV): room
+static inline void delta_step_(float* o, float* S, float* u, const float* q, const float* k, const float* v, float g,
+                               float beta, int DK, int DV) {
+    const float a = fm_exp(g);
+    for (int x = 0; x < DV; x++) { u[x] = v[x], o[x] = 0.0f; }
+    for (int d = 0; d < DK; d++) {
+        const float *row = S + (size_t)d * DV, minus_k = -k[d];
+        #pragma omp simd
+        for (int x = 0; x < DV; x++) { u[x] = madd(minus_k, a * row[x], u[x]); }
+    }
+    for (int x = 0; x < DV; x++) { u[x] = beta * u[x]; }
+    for (int d = 0; d < DK; d++) {
+        float *row = S + (size_t)d * DV, k_d = k[d], q_d = q[d];
+        #pragma omp simd
+        for (int x = 0; x < DV; x++) {
+            row[x] = madd(k_d, u[x], a * row[x]);
+            o[x] = madd(row[x], q_d, o[x]);
+        }
+    }
+}
+
+static inline void delta_steps_forward(float* o, float* state, DeltaInputs in, const DeltaShape* s,
+                                       const Device* dev) {
+    const size_t n_state = delta_state_floats_(s), n_thread = delta_line_(n_state) + delta_line_((size_t)s->DV);
+    float* workspace = (float*)device_workspace(dev, sizeof(float) * n_thread * (size_t)dev->n_threads);
+    #pragma omp parallel for
+    for (int bh = 0; bh < s->B * s->Hv; bh++) {
+        float* S = workspace + n_thread * (size_t)thread_number(), *u = S + delta_line_(n_state);
+        const int b = bh / s->Hv, h = bh % s->Hv;
+        if (state) { S = state + bh * n_state; } else { delta_zero_(S, n_state); }
+        for (int t = 0; t < s->T; t++) {
+            const size_t qk = delta_qk_(s, b, t, h), v = delta_v_(s, b, t, h), g = delta_g_(s, b, t, h);
+            if (delta_starts_(s, b, t)) { delta_zero_(S, n_state); }
+            delta_step_(o + v, S, u, in.q + qk, in.k + qk, in.v + v, in.g[g], in.beta[g], s->DK, s->DV);
+        }
+    }
+}
+
+// ---- fast C: chunks, whole rows ----
 
 // floats of a thread: a chunk, S and dS, packed operands
 static inline size_t delta_struct_floats_(void) { return delta_line_(sizeof(DeltaChunk_) / sizeof(float) + 1); }
@@ -828,5 +838,7 @@ static inline void delta_chunks_backward(DeltaGradients d, float* dstate, const 
         }
     }
 }
+#else
+#include "gated_delta_kernels.h"
 #endif  // __CUDACC__
 #endif  // LLMC_GATED_DELTA_H

@@ -1,6 +1,6 @@
 /*
-LayerNorm: out = (inp - mean) * rstd * weight + bias, statistics over each row of C channels, rstd = 1/sqrt(var + 1e-5).
-    inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward
+LayerNorm: out = (inp - mean) * rstd * weight + bias, statistics over each row of C channels, rstd = 1/sqrt(var + eps).
+    inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward   eps  LAYERNORM_EPS of GPT-2
 residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may
 be left or right.
 Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md). NULL for any of the
@@ -28,19 +28,19 @@ Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; doc/layernorm.md. Slower kern
 #include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
 #endif
 
-#define LAYERNORM_EPS 1e-5f
+#define LAYERNORM_EPS 1e-5f  // of GPT-2
 
 // ---- plain C: read this first; it defines every bit ----
 
 static inline void layernorm_forward_ref(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                                         const float* bias, int N, int C) {
+                                         const float* bias, float eps, int N, int C) {
     for (int n = 0; n < N; n++) {
         const float* x = inp + (size_t)n * C;
         float sum = 0.0f, sum2 = 0.0f;
         for (int c = 0; c < C; c++) { sum += x[c]; }
         float m = sum / (float)C;
         for (int c = 0; c < C; c++) { sum2 = madd(x[c] - m, x[c] - m, sum2); }
-        float s = 1.0f / sqrtf(sum2 / (float)C + LAYERNORM_EPS);
+        float s = 1.0f / sqrtf(sum2 / (float)C + eps);
         for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = s * (x[c] - m) * weight[c] + bias[c]; }
         mean[n] = m;
         rstd[n] = s;
@@ -49,9 +49,9 @@ static inline void layernorm_forward_ref(float* out, float* mean, float* rstd, c
 
 static inline void residual_layernorm_forward_ref(float* residual, float* out, float* mean, float* rstd,
                                                   const float* left, const float* right, const float* weight,
-                                                  const float* bias, int N, int C) {
+                                                  const float* bias, float eps, int N, int C) {
     residual_forward_ref(residual, left, right, (size_t)N * C);
-    layernorm_forward_ref(out, mean, rstd, residual, weight, bias, N, C);
+    layernorm_forward_ref(out, mean, rstd, residual, weight, bias, eps, N, C);
 }
 
 // dinp of one row
@@ -92,7 +92,7 @@ static inline vfloat layernorm_column_(const float* x, int C, int c) {
 }
 
 // mean and rstd of VLANES rows
-static inline void layernorm_statistics_(float* mean, float* rstd, const float* x, int C) {
+static inline void layernorm_statistics_(float* mean, float* rstd, const float* x, float eps, int C) {
     vfloat sum = v_fill(0.0f), sum2 = v_fill(0.0f), columns[VLANES];
     int c_squares = C / VLANES * VLANES;
     for (int c = 0; c < c_squares; c += VLANES) {
@@ -111,22 +111,22 @@ static inline void layernorm_statistics_(float* mean, float* rstd, const float* 
     }
     for (int r = 0; r < VLANES; r++) {
         mean[r] = m[r];
-        rstd[r] = 1.0f / sqrtf(sum2[r] / (float)C + LAYERNORM_EPS);
+        rstd[r] = 1.0f / sqrtf(sum2[r] / (float)C + eps);
     }
 }
 
 static inline void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                                     const float* bias, int N, int C, const Device* dev) {
+                                     const float* bias, float eps, int N, int C, const Device* dev) {
     (void)dev;
     #pragma omp parallel for
     for (int first = 0; first < N; first += VLANES) {
         const float* x = inp + (size_t)first * C;
         float* y = out + (size_t)first * C;
         if (first + VLANES > N) {
-            layernorm_forward_ref(y, mean + first, rstd + first, x, weight, bias, N - first, C);
+            layernorm_forward_ref(y, mean + first, rstd + first, x, weight, bias, eps, N - first, C);
             continue;
         }
-        layernorm_statistics_(mean + first, rstd + first, x, C);
+        layernorm_statistics_(mean + first, rstd + first, x, eps, C);
         for (int n = first; n < first + VLANES; n++, x += C, y += C) {
             float m = mean[n], s = rstd[n];
             #pragma omp simd
@@ -136,10 +136,10 @@ static inline void layernorm_forward(float* out, float* mean, float* rstd, const
 }
 
 static inline void residual_layernorm_forward(float* residual, float* out, float* mean, float* rstd, const float* left,
-                                              const float* right, const float* weight, const float* bias, int N, int C,
-                                              const Device* dev) {
+                                              const float* right, const float* weight, const float* bias, float eps,
+                                              int N, int C, const Device* dev) {
     residual_forward(residual, left, right, (size_t)N * C, dev);
-    layernorm_forward(out, mean, rstd, residual, weight, bias, N, C, dev);
+    layernorm_forward(out, mean, rstd, residual, weight, bias, eps, N, C, dev);
 }
 
 // mean of g and of g * xhat for VLANES rows
@@ -258,7 +258,7 @@ __device__ inline float layernorm_sum_(const X* row, float m, int C) {
 // looks at them, nobody waits. ADD: the row is left + right, rounded to X
 template <int W, int ADD, typename X>
 __global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float* rstd, const X* left, const X* right,
-                                         const X* weight, const X* bias, int N, int C) {
+                                         const X* weight, const X* bias, float eps, int N, int C) {
     extern __shared__ float4 layernorm_kept[];
     int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
     if (n >= N) { return; }  // a warp shares threadIdx.y, so it leaves whole and shuffles stay legal
@@ -276,7 +276,7 @@ __global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float
         if (W > 1) { pack_store(kept + c, x); }
     }
     float m = layernorm_sum_<W, 0>(row, 0.0f, C) / (float)C;
-    float s = 1.0f / sqrtf(layernorm_sum_<W, 1>(row, m, C) / (float)C + LAYERNORM_EPS);
+    float s = 1.0f / sqrtf(layernorm_sum_<W, 1>(row, m, C) / (float)C + eps);
     for (int c = lane; c < C; c += WARP * W) {
         Pack<float, W> x = load_floats<W>(row + c), w = load_floats<W>(weight + c), b = load_floats<W>(bias + c);
         for (int i = 0; i < W; i++) { x.x[i] = s * (x.x[i] - m) * w.x[i] + b.x[i]; }
@@ -291,7 +291,7 @@ __global__ void layernorm_forward_kernel(X* residual, X* out, float* mean, float
 // ADD 0: residual and right are not used
 template <int ADD, typename X>
 static inline void layernorm_forward_launch_(X* residual, X* out, float* mean, float* rstd, const X* left,
-                                             const X* right, const X* weight, const X* bias, int N, int C,
+                                             const X* right, const X* weight, const X* bias, float eps, int N, int C,
                                              const Device* dev) {
     constexpr int W = pack_width<X>();
     int row_bytes = C * (int)sizeof(X), rows = row_bytes > 0 ? LAYERNORM_SHARED / row_bytes : 0;
@@ -299,26 +299,26 @@ static inline void layernorm_forward_launch_(X* residual, X* out, float* mean, f
     if (rows > 0 && C % W == 0 && pack_aligned(residual, out, left, right, weight, bias)) {
         dim3 block(WARP, (unsigned)rows);
         layernorm_forward_kernel<W, ADD><<<(unsigned)ceil_div(N, rows), block, (size_t)rows * row_bytes, dev->stream>>>(
-            residual, out, mean, rstd, left, right, weight, bias, N, C);
+            residual, out, mean, rstd, left, right, weight, bias, eps, N, C);
     } else {
         dim3 block(WARP, LAYERNORM_ROWS);
         layernorm_forward_kernel<1, ADD><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
-            residual, out, mean, rstd, left, right, weight, bias, N, C);
+            residual, out, mean, rstd, left, right, weight, bias, eps, N, C);
     }
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
 static inline void layernorm_forward(X* out, float* mean, float* rstd, const X* inp, const X* weight, const X* bias,
-                                     int N, int C, const Device* dev) {
-    layernorm_forward_launch_<0>((X*)NULL, out, mean, rstd, inp, (const X*)NULL, weight, bias, N, C, dev);
+                                     float eps, int N, int C, const Device* dev) {
+    layernorm_forward_launch_<0>((X*)NULL, out, mean, rstd, inp, (const X*)NULL, weight, bias, eps, N, C, dev);
 }
 
 template <typename X>
 static inline void residual_layernorm_forward(X* residual, X* out, float* mean, float* rstd, const X* left,
-                                              const X* right, const X* weight, const X* bias, int N, int C,
+                                              const X* right, const X* weight, const X* bias, float eps, int N, int C,
                                               const Device* dev) {
-    layernorm_forward_launch_<1>(residual, out, mean, rstd, left, right, weight, bias, N, C, dev);
+    layernorm_forward_launch_<1>(residual, out, mean, rstd, left, right, weight, bias, eps, N, C, dev);
 }
 
 // ---- CUDA backward in two kernels that each build can run: dinp by rows, dweight and dbias by channels ----

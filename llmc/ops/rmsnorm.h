@@ -1,6 +1,9 @@
 /*
 RMSNorm: out = inp * rstd * weight, rstd = 1/sqrt(mean(inp^2) + eps) over each row of C channels.
     inp, out (N, C)   weight (C)   rstd (N) float, kept for backward
+On a GPU weight may be stored otherwise than the rows: a float gain of bf16 rows.
+rmsnorm_gain: gain = 1 + weight (C), float: of a zero-centred norm, whose weight starts at 0 and decays to 0 (Gemma,
+Qwen3-Next). gain then is the weight of the norm, and its gradient is dweight: d gain / d weight is 1.
 residual_rmsnorm_forward adds before it normalises: residual = left + right, out = rmsnorm(residual). residual may be
 left or right. The norm of each head (Qwen3's q and k) is that of N = positions * heads rows of C = head size, one after
 the other.
@@ -49,6 +52,10 @@ static inline void residual_rmsnorm_forward_ref(float* residual, float* out, flo
                                                 const float* right, const float* weight, float eps, int N, int C) {
     residual_forward_ref(residual, left, right, (size_t)N * C);
     rmsnorm_forward_ref(out, rstd, residual, weight, eps, N, C);
+}
+
+static inline void rmsnorm_gain_ref(float* gain, const float* weight, int C) {
+    for (int c = 0; c < C; c++) { gain[c] = 1.0f + weight[c]; }
 }
 
 // dinp of one row
@@ -124,6 +131,13 @@ static inline void residual_rmsnorm_forward(float* residual, float* out, float* 
                                             const Device* dev) {
     residual_forward(residual, left, right, (size_t)N * C, dev);
     rmsnorm_forward(out, rstd, residual, weight, eps, N, C, dev);
+}
+
+// one row: to start threads would take longer
+static inline void rmsnorm_gain(float* gain, const float* weight, int C, const Device* dev) {
+    (void)dev;
+    #pragma omp simd
+    for (int c = 0; c < C; c++) { gain[c] = 1.0f + weight[c]; }
 }
 
 // mean of g * xhat for VLANES rows
@@ -216,8 +230,8 @@ enum { RMSNORM_SHARED = 48 << 10 };  // bytes of shared memory that a block may 
 
 // With packs the row comes from memory once: each lane keeps its own packs in shared memory, and since no other lane
 // looks at them, nobody waits. ADD: the row is left + right, rounded to X
-template <int W, int ADD, typename X>
-__global__ void rmsnorm_forward_kernel(X* residual, X* out, float* rstd, const X* left, const X* right, const X* weight,
+template <int W, int ADD, typename X, typename G>
+__global__ void rmsnorm_forward_kernel(X* residual, X* out, float* rstd, const X* left, const X* right, const G* weight,
                                        float eps, int N, int C) {
     extern __shared__ float4 rmsnorm_kept[];
     int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
@@ -251,9 +265,9 @@ __global__ void rmsnorm_forward_kernel(X* residual, X* out, float* rstd, const X
 }
 
 // ADD 0: residual and right are not used
-template <int ADD, typename X>
+template <int ADD, typename X, typename G>
 static inline void rmsnorm_forward_launch_(X* residual, X* out, float* rstd, const X* left, const X* right,
-                                           const X* weight, float eps, int N, int C, const Device* dev) {
+                                           const G* weight, float eps, int N, int C, const Device* dev) {
     constexpr int W = pack_width<X>();
     int row_bytes = C * (int)sizeof(X), rows = row_bytes > 0 ? RMSNORM_SHARED / row_bytes : 0;
     rows = rows < RMSNORM_ROWS ? rows : RMSNORM_ROWS;
@@ -269,23 +283,37 @@ static inline void rmsnorm_forward_launch_(X* residual, X* out, float* rstd, con
     cudaCheck(cudaGetLastError());
 }
 
-template <typename X>
-static inline void rmsnorm_forward(X* out, float* rstd, const X* inp, const X* weight, float eps, int N, int C,
+template <typename X, typename G>
+static inline void rmsnorm_forward(X* out, float* rstd, const X* inp, const G* weight, float eps, int N, int C,
                                    const Device* dev) {
     rmsnorm_forward_launch_<0>((X*)NULL, out, rstd, inp, (const X*)NULL, weight, eps, N, C, dev);
 }
 
-template <typename X>
+template <typename X, typename G>
 static inline void residual_rmsnorm_forward(X* residual, X* out, float* rstd, const X* left, const X* right,
-                                            const X* weight, float eps, int N, int C, const Device* dev) {
+                                            const G* weight, float eps, int N, int C, const Device* dev) {
     rmsnorm_forward_launch_<1>(residual, out, rstd, left, right, weight, eps, N, C, dev);
+}
+
+template <typename X>
+__global__ void rmsnorm_gain_kernel(float* gain, const X* weight, int C) {
+    const int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c < C) { gain[c] = 1.0f + to_float(weight[c]); }
+}
+
+template <typename X>
+static inline void rmsnorm_gain(float* gain, const X* weight, int C, const Device* dev) {
+    if (C > 0) {
+        rmsnorm_gain_kernel<<<(unsigned)ceil_div(C, GRID_BLOCK), GRID_BLOCK, 0, dev->stream>>>(gain, weight, C);
+        cudaCheck(cudaGetLastError());
+    }
 }
 
 // ---- CUDA backward in two kernels that each build can run: dinp by rows, dweight by channels ----
 
 // one warp per row
-template <int W, typename X>
-__global__ void rmsnorm_backward_rows_kernel(X* dinp, const X* dout, const X* inp, const X* weight, const float* rstd,
+template <int W, typename X, typename G>
+__global__ void rmsnorm_backward_rows_kernel(X* dinp, const X* dout, const X* inp, const G* weight, const float* rstd,
                                              int add, int N, int C) {
     int n = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x * W;
     if (n >= N) { return; }
@@ -370,9 +398,9 @@ __device__ inline void rmsnorm_block_sums_(float (&x)[RMSNORM_PAIR], float sums[
 // pairs lie side by side. Block b takes the pairs b * side .., then those gridDim.x * side further, and leaves its sum
 // over them in parts (blocks, C). C is a multiple of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT:
 // dinp is asked for; WEIGHT: dweight is
-template <int INPUT, int WEIGHT, int SHORT, typename X>
+template <int INPUT, int WEIGHT, int SHORT, typename X, typename G>
 __global__ void __launch_bounds__(RMSNORM_THREADS)
-rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* rstd, int add,
+rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const G* weight, const float* rstd, int add,
                         int N, int C) {
     const int W = RMSNORM_OWNED, R = RMSNORM_PAIR;
     __shared__ float sums[2][RMSNORM_THREADS / WARP][R];
@@ -451,8 +479,8 @@ static inline void rmsnorm_add_parts_(float* dweight, const float* parts, int n_
     rmsnorm_backward_parts_kernel<<<(unsigned)ceil_div(C, WARP), block, 0, dev->stream>>>(dweight, parts, n_parts, C);
 }
 
-template <int W, typename X>
-static inline void rmsnorm_backward_two_passes_(X* dinp, float* dweight, const X* dout, const X* inp, const X* weight,
+template <int W, typename X, typename G>
+static inline void rmsnorm_backward_two_passes_(X* dinp, float* dweight, const X* dout, const X* inp, const G* weight,
                                                 const float* rstd, int add, int N, int C, const Device* dev) {
     if (dinp) {
         dim3 block(WARP, RMSNORM_ROWS);
@@ -469,8 +497,8 @@ static inline void rmsnorm_backward_two_passes_(X* dinp, float* dweight, const X
     }
 }
 
-template <int SHORT, typename X>
-static inline void rmsnorm_backward_one_pass_(X* dinp, float* dweight, const X* dout, const X* inp, const X* weight,
+template <int SHORT, typename X, typename G>
+static inline void rmsnorm_backward_one_pass_(X* dinp, float* dweight, const X* dout, const X* inp, const G* weight,
                                               const float* rstd, int add, int N, int C, const Device* dev) {
     int n_parts = rmsnorm_parts_(N, C, 1, dev), threads = rmsnorm_threads_(C);
     float* parts = dweight ? (float*)device_workspace(dev, sizeof(float) * (size_t)C * n_parts) : NULL;
@@ -487,9 +515,9 @@ static inline void rmsnorm_backward_one_pass_(X* dinp, float* dweight, const X* 
     if (dweight) { rmsnorm_add_parts_(dweight, parts, n_parts, C, dev); }
 }
 
-template <typename X>
+template <typename X, typename G>
 static inline void rmsnorm_backward(typename MaybeNull<X>::type* dinp, float* dweight, const X* dout, const X* inp,
-                                    const X* weight, const float* rstd, int add, int N, int C, const Device* dev) {
+                                    const G* weight, const float* rstd, int add, int N, int C, const Device* dev) {
     constexpr int W = pack_width<X>();
     int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs && C % RMSNORM_OWNED == 0;
 #ifdef EXACT

@@ -11,7 +11,7 @@ Table:  cos, sin (T, rotated/2), float also where x is bf16, made on the host. W
             x_i = base^e_i     frequency_i = 1 / x_i     angle[t][i] = t * frequency_i
         each rounded to float, x_i and then cos and sin correctly (rope_power_, fmath.h): Hugging Face's table, where
         its C library's functions round so too. NTK scaling only changes the base: rope_scaled_base. Other frequencies
-        (YaRN) are another array for rope_table_init; other positions (of patches, several axes) another table.
+        (YaRN) are another array for rope_table_init; other positions (of patches, several axes) are rope_table_at's.
 Cost:   memory bound, 2 elements moved for each; the table stays in the cache. One thread, AMD EPYC (Zen 4), head size
         64, ns per element: 0.08 in halves, 0.10
         interleaved, where memcpy has 0.08. A table of 2^18 positions and 32 pairs takes 0.1 to 0.4 s.
@@ -151,12 +151,37 @@ typedef struct {
 
 static inline size_t rope_table_bytes(int T, int rotated) { return sizeof(float) * 2 * (size_t)T * (rotated / 2); }
 
+// room for N positions
+static inline void rope_table_room(RopeTable* table, int N, int rotated) {
+    table->n_bytes = rope_table_bytes(N, rotated);
+    table->cosines = (float*)device_alloc(table->n_bytes, "cos and sin of RoPE");
+    table->sines = table->cosines + (size_t)N * (size_t)(rotated / 2);
+}
+
+// Of N positions with several axes, positions (axes, N) on the host: pair i turns by frequencies[i] and the position on
+// axis[i]. table: has room for them, or for more
+static inline void rope_table_at(RopeTable* table, const float* frequencies, const int* positions, const int* axis,
+                                 int N, int rotated, const Device* dev) {
+    const size_t half = (size_t)rotated / 2, n = (size_t)N * half;
+    float* made = (float*)device_pinned(2 * sizeof(float) * n, "cos and sin of RoPE");
+    #pragma omp parallel for
+    for (size_t t = 0; t < (size_t)N; t++) {
+        for (size_t i = 0; i < half; i++) {
+            const float angle = (float)positions[(size_t)axis[i] * (size_t)N + t] * frequencies[i];
+            made[t * half + i] = fm_cos(angle);
+            made[n + t * half + i] = fm_sin(angle);
+        }
+    }
+    device_upload(table->cosines, made, sizeof(float) * n, dev);
+    device_upload(table->sines, made + n, sizeof(float) * n, dev);
+    device_sync(dev);
+    device_pinned_free(made);
+}
+
 // T below 2^24: a float has every position
 static inline void rope_table_init(RopeTable* table, const float* frequencies, int T, int rotated, const Device* dev) {
     const size_t half = (size_t)rotated / 2, n = T * half;
-    table->n_bytes = rope_table_bytes(T, rotated);
-    table->cosines = (float*)device_alloc(table->n_bytes, "cos and sin of RoPE");
-    table->sines = table->cosines + n;
+    rope_table_room(table, T, rotated);
     float* made = (float*)device_pinned(table->n_bytes, "cos and sin of RoPE");
     #pragma omp parallel for
     for (int t = 0; t < T; t++) {

@@ -176,7 +176,7 @@ static inline void split_forward_(const bf16* q, const bf16* k, const bf16* v, A
 static inline int split_attention_forward(bf16* out, float* max, float* inv, const bf16* q, const bf16* k,
                                           const bf16* v, const AttentionShape* s, const Device* dev) {
     const int is_short = s->T - attention_first_key(s, s->T - 1) <= SPLIT_KEYS;
-    if (attention_queries(s) != 1 || is_short || !flash_fits_(q, k, v, out, s)) { return 0; }
+    if (attention_queries(s) != 1 || is_short || s->keys < s->T || !flash_fits_(q, k, v, out, s)) { return 0; }
     const int n_blocks = s->B * s->NKV * (int)ceil_div(s->NH / s->NKV, SPLIT_HEADS);
     const AttentionSplits a = split_plan_(s, n_blocks, dev);
     if (s->HS <= 64) {

@@ -73,12 +73,49 @@ __device__ inline void tile_load_b(unsigned (&b)[2][2], bf16* tile, int row, int
     b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 
+// two numbers as one register holds them, the first in its lower half
+__device__ inline unsigned tile_pair_(float low, float high) {
+    return (unsigned)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16 |
+           __bfloat16_as_ushort(__float2bfloat16_rn(low));
+}
+
+// where this lane's two columns of sums[m][n] lie in a row of a tile: 8n + 2 (lane % 4) and the next
+template <int W>
+__device__ inline bf16* tile_pair_at(bf16* tile, int row, int n) {
+    return tile_chunk<W>(tile, row, n) + threadIdx.x % 4 * 2;
+}
+template <int W>
+__device__ inline void tile_set_pair(bf16* tile, int row, int n, float low, float high) {
+    *(unsigned*)tile_pair_at<W>(tile, row, n) = tile_pair_(low, high);
+}
+
 // ---- products of a warp ----
 
-// sums += x y', x: M*16 rows of a tile from row_x on, y: N*8 rows of a tile
-template <int W, int M, int N>
+// sums += x y, x: M*16 rows from row_x on and K*16 channels of a tile of width WX, y: K*16 rows of a tile and N*8 of
+// its channels, from 8 * first on. TRANSPOSED: x is K*16 rows of a tile, and M*16 of its channels from row_x on
+template <int WX, int W, int K, int TRANSPOSED, int M, int N>
+__device__ inline void tile_add_product_of(float (&sums)[M][N][4], bf16* x, int row_x, bf16* y, int first) {
+    #pragma unroll 2  // all at once would keep too many addresses in registers
+    for (int k = 0; k < K; k++) {
+        unsigned a[M][4], b[2][2];
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            if (TRANSPOSED) { tile_load_a_transposed<WX>(a[m], x, 16 * k, row_x / 16 + m); }
+            else { tile_load_a<WX>(a[m], x, row_x + 16 * m, k); }
+        }
+        #pragma unroll
+        for (int n = 0; n < N; n++) {
+            if (n % 2 == 0) { tile_load_b<W>(b, y, 16 * k, (first + n) / 2); }
+            #pragma unroll
+            for (int m = 0; m < M; m++) { mma_m16n8k16(sums[m][n], a[m], b[n % 2], sums[m][n]); }
+        }
+    }
+}
+
+// sums += x y', x: M*16 rows of a tile from row_x on, y: N*8 rows of a tile. STEPS of 16 channels are unrolled
+template <int W, int STEPS = W / 16, int M, int N>
 __device__ inline void tile_add_product_transposed(float (&sums)[M][N][4], bf16* x, int row_x, bf16* y) {
-    #pragma unroll
+    #pragma unroll STEPS
     for (int k = 0; k < W / 16; k++) {
         unsigned a[M][4], b[2][2];
         #pragma unroll
@@ -105,12 +142,6 @@ __device__ inline void tile_add_product(float (&sums)[M][W / 8][4], const unsign
             for (int m = 0; m < M; m++) { mma_m16n8k16(sums[m][n], p[m][k], b[n % 2], sums[m][n]); }
         }
     }
-}
-
-// two numbers as one register holds them, the first in its lower half
-__device__ inline unsigned tile_pair_(float low, float high) {
-    return (unsigned)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16 |
-           __bfloat16_as_ushort(__float2bfloat16_rn(low));
 }
 
 // sums, rounded, as operands a: a lane already holds the elements that mma wants from it
@@ -149,10 +180,8 @@ __device__ inline void tile_store_rows(bf16* x, size_t stride, int n_rows, int C
         for (int n = 0; n < W / 8; n++) {
             const float(&s)[4] = sums[m][n];
             int r = row + 16 * m + lane / 4;
-            unsigned* upper = (unsigned*)(tile_chunk<W>(tile, r, n) + lane % 4 * 2);
-            unsigned* lower = (unsigned*)(tile_chunk<W>(tile, r + 8, n) + lane % 4 * 2);
-            *upper = tile_pair_(s[0] * factor[m][0], s[1] * factor[m][0]);
-            *lower = tile_pair_(s[2] * factor[m][1], s[3] * factor[m][1]);
+            tile_set_pair<W>(tile, r, n, s[0] * factor[m][0], s[1] * factor[m][0]);
+            tile_set_pair<W>(tile, r + 8, n, s[2] * factor[m][1], s[3] * factor[m][1]);
         }
     }
     __syncwarp();
