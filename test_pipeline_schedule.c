@@ -127,6 +127,27 @@ static const PpOp* find_op(const PpSchedule* x, int rank, PpOp like) {
     return op;
 }
 
+// of how many micro-batches a rank keeps activations at once, at most; each chunk counts
+static int held_by_rank(const PpSchedule* x, int rank) {
+    const PpOp* op = x->ops + (size_t)rank * x->n_ops;
+    int held = 0, most = 0;
+    for (int i = 0; i < x->n_ops; i++) {
+        held += op[i].is_backward ? -1 : 1;
+        most = held > most ? held : most;
+    }
+    return most;
+}
+
+// where the input of a rank's operation is made: 1, and by which rank in which operation; 0: it needs none from others
+static int source_of(const PpShape* s, int rank, const PpOp* op, int* from, PpOp* made) {
+    const int stage = pp_stage(s, rank, op), source = op->is_backward ? stage + 1 : stage - 1;
+    if (source < 0 || source == s->p * s->v || s->p == 1) { return 0; }
+    const PpOp there = {op->micro, source / s->p, op->is_backward, -1};
+    *from = source % s->p;
+    *made = there;
+    return 1;
+}
+
 // forward's outputs, or gradients: those that another rank has made in an earlier tick and this one uses in a later
 static int waiting_inputs(const PpSchedule* x, int rank, int is_backward) {
     const PpOp* ops = ops_of(x, rank);
@@ -134,7 +155,7 @@ static int waiting_inputs(const PpSchedule* x, int rank, int is_backward) {
     for (int i = 0; i < x->n_ops; i++) {
         int from;
         PpOp made;
-        if (ops[i].is_backward != is_backward || !pp_source(&x->shape, rank, &ops[i], &from, &made)) { continue; }
+        if (ops[i].is_backward != is_backward || !source_of(&x->shape, rank, &ops[i], &from, &made)) { continue; }
         change[find_op(x, from, made)->tick + 1]++;
         change[ops[i].tick + 1]--;
     }
@@ -150,7 +171,7 @@ static void examine_memory(Test* t, const PpSchedule* x) {
     const int n = s->v * s->m;
     for (int rank = 0; rank < s->p; rank++) {
         const int warmup = pp_warmup(s, rank), expected = warmup < n ? warmup + 1 : n;
-        const int held = pp_held(x, rank);
+        const int held = held_by_rank(x, rank);
         check(t, held == expected, "%s, rank %d: expected %d held, found %d", named(s), rank, expected, held);
         check(t, s->v > 1 || held <= s->p - rank, "%s, rank %d: more than p - rank: %d", named(s), rank, held);
         for (int back = 0; back < 2; back++) {
@@ -171,7 +192,7 @@ static void examine_queues(Test* t, const PpSchedule* x) {
             const PpOp* op = &ops_of(x, rank)[i];
             int from;
             PpOp made;
-            if (!pp_source(s, rank, op, &from, &made)) { continue; }
+            if (!source_of(s, rank, op, &from, &made)) { continue; }
             const int expected = (rank + (op->is_backward ? 1 : s->p - 1)) % s->p;
             check(t, from == expected, "%s, rank %d: expected an input of rank %d, found %d", named(s), rank, expected,
                   from);
@@ -185,29 +206,133 @@ static void examine_queues(Test* t, const PpSchedule* x) {
 
 static void test_queues(Test* t) { each_pipeline(t, examine_queues); }
 
-// ---- by hand ----
+// ---- messages ----
 
-static void draw(char* text, const PpSchedule* x, int rank) {
-    for (int tick = 0; tick < x->n_ticks; tick++) { memcpy(text + 3 * tick, ".. ", 3); }
-    for (int i = 0; i < x->n_ops; i++) {
-        const PpOp op = ops_of(x, rank)[i];
-        text[3 * op.tick] = "FB"[op.is_backward];
-        text[3 * op.tick + 1] = (char)('0' + op.micro);
-    }
-    text[3 * x->n_ticks - 1] = '\0';
+// a rank on its way through its operations and messages
+typedef struct {
+    const PpOp* ops;
+    PpMessage* messages;
+    int n_messages, op, message, held[MOST_CHUNKS], most_unsent;
+    int came[2][MOST_CHUNKS], done[2][MOST_CHUNKS];  // inputs of each chunk, and operations: forward, backward
+    int waiting, unsent;                             // gradients that have come, and no operation has taken; outputs
+} Walker;
+
+// NULL: an operation is next
+static const PpMessage* next_message(const Walker* w, const PpSchedule* x) {
+    const PpMessage* next = &w->messages[w->message];
+    const int is_next = w->message < w->n_messages && (w->op == x->n_ops || next->time < w->ops[w->op].tick);
+    return is_next ? next : NULL;
 }
 
-static void test_picture(Test* t) {
-    const char* const expected[3] = {"F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3", ".. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..",
-                                     ".. .. F0 B0 F1 B1 F2 B2 F3 B3 .. .."};
-    PpSchedule x;
-    char text[256];
-    pp_open(&x, (PpShape){3, 1, 4});
-    for (int rank = 0; rank < 3; rank++) {
-        draw(text, &x, rank);
-        check(t, strcmp(text, expected[rank]) == 0, "rank %d: expected\n%s\nfound\n%s", rank, expected[rank], text);
+// a rank does what is next for it alone; returns 0 where this is a message, or nothing is left
+static int walk_operation(Test* t, const PpSchedule* x, Walker* all, int rank) {
+    const PpShape* s = &x->shape;
+    Walker *w = &all[rank], *last = &all[s->p - 1];
+    if (w->op == x->n_ops || next_message(w, x)) { return 0; }
+    const PpOp op = w->ops[w->op];
+    const int back = op.is_backward, stage = pp_stage(s, rank, &op), has_input = stage != (back ? s->p * s->v - 1 : 0);
+    if (back && stage == 0) {  // the tie is part of it
+        const PpMessage* tie = next_message(last, x);
+        if (!tie || tie->kind != PP_TIE || tie->micro != op.micro) { return 0; }
+        check(t, last->done[1][s->v - 1] > op.micro, "%s: the tie of %d goes before it is made", named(s), op.micro);
+        last->message++;
     }
-    pp_free(&x);
+    check(t, !has_input || w->came[back][op.chunk] > op.micro, "%s, rank %d: %s of %d, chunk %d, without its input",
+          named(s), rank, back ? "backward" : "forward", op.micro, op.chunk);
+    w->waiting -= back && has_input;
+    w->op++, w->done[back][op.chunk]++;
+    w->unsent += !back && stage < s->p * s->v - 1;
+    check(t, w->unsent <= w->most_unsent, "%s, rank %d: %d outputs in %d rooms", named(s), rank, w->unsent,
+          w->most_unsent);
+    const int ties = rank == s->p - 1 && back && op.chunk == s->v - 1 ? op.micro + 1 - all[0].done[1][0] : 0;
+    check(t, ties <= pp_tie_rooms(x), "%s: %d ties in %d rooms", named(s), ties, pp_tie_rooms(x));
+    return 1;
+}
+
+// a message goes where both ranks have come to it
+static int walk_message(Test* t, const PpSchedule* x, Walker* all, int rank) {
+    const PpShape* s = &x->shape;
+    const PpMessage *a = next_message(&all[rank], x), *b = NULL;
+    if (!a || a->kind == PP_TIE || !a->sends) { return 0; }
+    const int back = a->kind == PP_GRADIENT;
+    Walker *from = &all[rank], *to = &all[back ? a->edge : (a->edge + 1) % s->p];
+    b = next_message(to, x);
+    if (!b || b->sends || a->kind != b->kind || a->edge != b->edge || a->number != b->number) { return 0; }
+    check(t, a->time == b->time && a->micro == b->micro, "%s, edge %d, message %d: two of them", named(s), a->edge,
+          a->number);
+    check(t, from->done[back][a->chunk] > a->micro, "%s, edge %d: %d goes before it is made", named(s), a->edge,
+          a->micro);
+    check(t, to->came[back][b->chunk]++ == b->micro, "%s, edge %d: %d is not the next", named(s), a->edge, b->micro);
+    to->waiting += back;
+    from->unsent -= !back;
+    const int held = back ? 0 : to->came[0][b->chunk] - to->done[1][b->chunk];
+    check(t, to->waiting <= pp_rooms(s, 1), "%s: %d gradients in %d rooms", named(s), to->waiting, pp_rooms(s, 1));
+    check(t, held <= to->held[b->chunk], "%s: %d micro-batches in %d slots", named(s), held, to->held[b->chunk]);
+    from->message++, to->message++;
+    return 1;
+}
+
+static void examine_messages(Test* t, const PpSchedule* x) {
+    Walker all[MOST_RANKS];
+    int n_left = 0, moved = 1;
+    if (x->shape.p == 1) { return; }
+    memset(all, 0, sizeof all);
+    for (int rank = 0; rank < x->shape.p; rank++) {
+        all[rank].ops = ops_of(x, rank);
+        all[rank].messages = pp_messages(x, rank, &all[rank].n_messages);
+        pp_held_by(x, rank, all[rank].held);
+        all[rank].most_unsent = pp_unsent(x, rank);
+    }
+    while (moved) {
+        moved = 0;
+        for (int rank = 0; rank < x->shape.p; rank++) {
+            while (walk_operation(t, x, all, rank) || walk_message(t, x, all, rank)) { moved = 1; }
+        }
+    }
+    for (int rank = 0; rank < x->shape.p; rank++) {
+        n_left += x->n_ops - all[rank].op + all[rank].n_messages - all[rank].message;
+        free(all[rank].messages);
+    }
+    check(t, n_left == 0, "%s: ranks wait for each other, %d operations and messages are left", named(&x->shape),
+          n_left);
+}
+
+static void test_messages(Test* t) { each_pipeline(t, examine_messages); }
+
+// ---- by hand ----
+
+// several chunks have letters
+static void draw(char* text, const PpSchedule* x, int rank) {
+    const int width = x->shape.v > 1 ? 4 : 3;
+    for (int tick = 0; tick < x->n_ticks; tick++) { memcpy(text + width * tick, width == 4 ? "... " : ".. ", width); }
+    for (int i = 0; i < x->n_ops; i++) {
+        const PpOp op = ops_of(x, rank)[i];
+        char* at = text + width * op.tick;
+        at[0] = "FB"[op.is_backward], at[1] = (char)('0' + op.micro);
+        if (width == 4) { at[2] = (char)('a' + op.chunk); }
+    }
+    text[width * x->n_ticks - 1] = '\0';
+}
+
+// as doc/ranks.md has them
+static void test_picture(Test* t) {
+    const char* const expected[] = {
+        "F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3", ".. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..",
+        ".. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..",
+        "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a ... B2b ... B3b B2a B3a",
+        "... F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a ..."};
+    const PpShape shapes[] = {{3, 1, 4}, {2, 2, 4}};
+    for (int i = 0, row = 0; i < 2; i++) {
+        PpSchedule x;
+        pp_open(&x, shapes[i]);
+        for (int rank = 0; rank < shapes[i].p; rank++, row++) {
+            char text[256];
+            draw(text, &x, rank);
+            check(t, strcmp(text, expected[row]) == 0, "%s, rank %d: expected\n%s\nfound\n%s", named(&shapes[i]), rank,
+                  expected[row], text);
+        }
+        pp_free(&x);
+    }
 }
 
 static void test_sizes(Test* t) {
@@ -278,7 +403,9 @@ int main(int argc, char** argv) {
         {"time", "2 (v m + p - 1) ticks, and the idle share is the formula's", test_time},
         {"memory", "activations held are warm-up + 1, p - rank for v 1; inputs that wait are bounded", test_memory},
         {"queues", "inputs come from the neighbour and are used in the order in which they were made", test_queues},
-        {"picture", "three ranks, four micro-batches, by hand", test_picture},
+        {"messages", "each goes once it is made and there is room, and before it is needed; no rank waits for ever, "
+                     "whoever waits for whom", test_messages},
+        {"picture", "three ranks, two ranks with two chunks, four micro-batches, by hand", test_picture},
         {"stuck", "an order in which ranks wait for each other has no time", test_stuck},
         {"cut", "of all ways to cut layers into stages the one whose largest stage costs least", test_cut},
         {"sizes", "several chunks need several ranks and a multiple of them as micro-batches", test_sizes},

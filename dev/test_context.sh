@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3 and train_mamba_hpn, as their user starts them. The
-# same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
+# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_mamba_hpn, as their user starts
+# them. The same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
 # update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its neighbour.
 #     dev/test_context.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
@@ -8,6 +8,7 @@
 export OMP_NUM_THREADS=1 COMM_CHECK=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build qwen "CPU=1" train_qwen3
+need_build qwen36 "CPU=1" train_qwen36
 need_build gpt2 "CPU=1" train_gpt2cu
 need_build moe "CPU=1" train_moe
 need_build mamba "" train_mamba_hpn
@@ -17,19 +18,35 @@ trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 write_texts
 write_configs 3 4 '[1]'
+# linear and full layers, rows of chunks of 64; texts that are longer than one, whose chunks a rank's end cuts
+echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":20,"num_hidden_layers":4,"full_attention_interval":2,"num_attention_heads":4,
+"num_key_value_heads":2,"head_dim":8,"linear_num_key_heads":2,"linear_num_value_heads":4,"linear_key_head_dim":5,"linear_value_head_dim":6,
+"linear_conv_kernel_dim":4,"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":10,"shared_expert_intermediate_size":12,
+"max_position_embeddings":256,"rope_parameters":{"rope_theta":10000,"partial_rotary_factor":0.5,"mrope_section":[1,1,0]},
+"output_router_logits":true,"router_aux_loss_coef":0.05}' >linear.json
+edit linear.json mtp.json mtp_num_hidden_layers 1 mtp_weight 0.5 tie_word_embeddings true
+edit linear.json pure.json layer_types '["linear_attention","linear_attention"]' num_hidden_layers 2 linear_conv_kernel_dim 1 linear_num_value_heads 2
+edit linear.json full.json layer_types '["full_attention","full_attention"]' num_hidden_layers 2
+mkdir long && for i in {1..30}; do head -c $((300 + i * 137 % 900)) text | tail -c $((30 + i * 59 % 220)) >long/doc_$i; done
+chunks=(--seq-len 128 --grad-accum 2)  # of train_qwen36
+# Of a new model states fade within a few positions: nobody would miss what is asked of them. `lasting` keeps them for a thousand
+timeout 60 "$qwen36" --config mtp.json --export-hf new --train "" >out 2>err
+rewrite new lasting 'for name, (_, shape, x) in t.items():
+    if name.endswith("A_log"): t[name] = "F32", shape, struct.pack("<f", -7.0) * (len(x) // 4)'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-3 --grad-accum 4 --steps 20 --val-fraction 0.1 --eval-every 5 --eval-batches 3
      --sample-every 20 --max-new-tokens 8 --save-every 10)
 
 tiny=(--model tiny --base-layers 3 --d-model 20)
 
-# two runs: each loss within 1e-5 relative, and the validation before the first update to the last digit
+# two runs: each loss within 1e-5 relative, and the validation before the first update to the last digit, but for --cp-by ring and where
+# chunks of the delta rule are cut
 near() {
-    "$python" - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
+    "$python" - "$1/metrics.jsonl" "$2/metrics.jsonl" "${3:-}" <<'PYTHON'
 import json, sys
-one, other = ([json.loads(line) for line in open(path)] for path in sys.argv[1:])
+one, other = ([json.loads(line) for line in open(path)] for path in sys.argv[1:3])
 assert len(one) == len(other) > 20
 first = [[r["val_loss"] for r in run if r.get("val_loss") is not None][0] for run in (one, other)]
-assert first[0] == first[1], f"validation of the same parameters: {first}"
+assert first[0] == first[1] or "ring" in sys.argv[3] or "cut" in sys.argv[3], f"validation of the same parameters: {first}"
 worst = max(abs(a[key] / b[key] - 1) for a, b in zip(one, other) for key in ("loss", "val_loss", "norm") if a.get(key) is not None)
 print(f"{worst:.1e}")
 assert worst <= 1e-5, worst
@@ -48,7 +65,7 @@ shared() {
         timeout 60 "$launch" -n $ranks "$trainer" "${run[@]}" "$@" --cp $size ${more//,/ } --run several >out 2>err </dev/null
         status=$?
         if [ "$first" != $size ]; then
-            worst=$(near one several 2>&1)
+            worst=$(near one several "$more $promise" 2>&1)
             verdict $? "$promise, $ranks ranks, --cp $size ${more//,/ }: the losses of one rank within ${worst##*$'\n'}" "status $status: $(tail -n 1 err)"
             first=$size
             rm -rf as_first
@@ -65,7 +82,11 @@ if is_quick; then
     shared qwen "biases and windows" "2/2" --config bias.json
     shared gpt2 "GPT-2" "2/2 4/2/--pp,2" --config gpt2.json
     shared moe "experts" "2/2 4/2/--ep,2" --config experts.json
+    shared qwen "windows, documents, --cp-by heads" "2/2/--cp-by,heads 4/2/--cp-by,heads" --config bias.json --train documents --doc-reset 1
+    shared qwen "windows, documents, --cp-by ring" "2/2/--cp-by,ring 2/2/--cp-by,ring" --config bias.json --train documents --doc-reset 1
     shared mamba "Mamba, documents" "2/2 4/2" "${tiny[@]}" --train documents --doc-reset 1
+    shared qwen36 "linear and full layers" "2/2 4/2/--pp,2,--recompute,3" "${chunks[@]}" --config linear.json
+    shared qwen36 "... states that last, 4 ranks, documents whose chunks are cut" "4/4" "${chunks[@]}" --from lasting --seq-len 256 --train long --doc-reset 1
     finish
     exit
 fi
@@ -81,6 +102,16 @@ shared qwen "an adapter" "2/2 4/2 4/2/--tp,2 4/2/--pp,2 2/2/--recompute,3 4/4" -
 shared qwen "an adapter beside a base in fp8" "2/2 4/2" --config dense.json --lora-rank 3 --base-dtype fp8
 shared gpt2 "GPT-2" "2/2 4/2 8/2 4/2/--tp,2 4/2/--pp,2 8/2/--tp,2,--pp,2 2/2/--recompute,3 2/2/--recompute,1 4/4 8/8" --config gpt2.json --ema 0.9
 shared gpt2 "GPT-2, documents, some does not learn" "2/2 4/2/--tp,2" --config gpt2.json --train documents --doc-reset 1 --freeze '*.h.0.*,*c_attn*,*wpe*'
+echo "# --cp-by heads"
+shared qwen "norms of heads" "2/2/--cp-by,heads 2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3 4/4/--cp-by,heads 8/4/--cp-by,heads" --config dense.json
+shared qwen "two ranks have one head of keys" "4/2/--cp-by,heads,--tp,2 8/2/--cp-by,heads,--tp,2" --config dense.json
+shared qwen "windows, documents" "2/2/--cp-by,heads 4/4/--cp-by,heads" --config bias.json --train documents --doc-reset 1
+shared gpt2 "GPT-2" "2/2/--cp-by,heads 4/2/--cp-by,heads,--recompute,3 4/4/--cp-by,heads" --config gpt2.json
+echo "# --cp-by ring"
+shared qwen "norms of heads" "2/2/--cp-by,ring 2/2/--cp-by,ring 4/2/--cp-by,ring,--tp,2 4/2/--cp-by,ring,--pp,2,--recompute,3 4/4/--cp-by,ring 8/4/--cp-by,ring" --config dense.json
+shared qwen "windows, documents" "2/2/--cp-by,ring 2/2/--cp-by,ring 4/4/--cp-by,ring" --config bias.json --train documents --doc-reset 1
+shared gpt2 "GPT-2" "2/2/--cp-by,ring 4/2/--cp-by,ring,--recompute,3 4/4/--cp-by,ring" --config gpt2.json
+echo "# experts, Mamba"
 shared moe "experts" "2/2 4/2 4/2/--ep,2 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 8/2/--tp,2,--pp,2 8/2/--tp,2,--ep,4 2/2/--recompute,3 2/2/--recompute,0 4/4" --config experts.json --ema 0.9
 shared moe "experts, balanced by biases" "2/2 4/2/--ep,4 4/2/--pp,2" --config experts.json --balance bias
 shared moe "experts, balanced by a loss" "2/2 4/2/--ep,4 4/2/--pp,2 4/4" --config experts.json --balance loss --aux-alpha 0.05
@@ -88,6 +119,8 @@ shared qwen "Qwen3 with experts" "2/2 4/2/--ep,2 4/2/--tp,2 8/2/--pp,2,--ep,4" -
 shared mamba "Mamba" "2/2 2/2 4/2 6/2 2/2/--recompute,scan 2/2/--recompute,layer 2/2/--scan-chunk,3 4/4 8/4" "${tiny[@]}" --ema 0.9
 shared mamba "Mamba, fewer positions on each rank than the taps reach" "8/8" "${tiny[@]}" --batch-size 1 --head ce
 shared mamba "Mamba, documents, answering examples" "2/2 4/2 4/4" "${tiny[@]}" --train documents --doc-reset 1 --hellaswag examples
+answers 7 text >examples
+shared mamba "Mamba, more and shorter rows of examples than a batch has" "2/2" "${tiny[@]}" --seq-len 96 --hellaswag examples
 # rows of 6 whose only target is at the end: all ranks but one have none
 examples 40 6 "$(for i in {1..240}; do echo $((i * i % 11)); done)" "$(for i in {1..240}; do echo $((i % 6 == 0 ? i * i % 11 % 3 : -1)); done)" >classes.safetensors
 shared mamba "Mamba, a classifier" "2/2 3/3 6/6" "${tiny[@]}" --task cls --head hpn --proto fixed --proto-dim 8 --train classes.safetensors \
@@ -95,6 +128,23 @@ shared mamba "Mamba, a classifier" "2/2 3/3 6/6" "${tiny[@]}" --task cls --head 
 shared mamba "Mamba, some does not learn" "2/2 4/2" "${tiny[@]}" --freeze '*.layers.0.*,*A_log*,*conv1d*'
 shared mamba "Mamba, fixed prototypes" "2/2 4/2" "${tiny[@]}" --head hpn --proto fixed --proto-dim 256
 shared mamba "Mamba, prototypes with a softmax" "2/2 3/3" "${tiny[@]}" --head hpn-softmax --proto-dim 64 --seq-len 18
+echo "# linear layers"
+shared qwen36 "linear and full layers" "2/2 2/2 4/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--pp,2 4/2/--pp,2,--pp-chunks,2,--recompute,3 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--head-rows,3" "${chunks[@]}" --config linear.json --ema 0.9
+shared qwen36 "... 4 ranks" "4/4 4/4/--recompute,3 8/4/--ep,2" "${chunks[@]}" --seq-len 256 --config linear.json
+shared qwen36 "... rows one by one" "4/4 8/4/--pp,2" "${chunks[@]}" --seq-len 256 --config linear.json --batch-size 1 --grad-accum 3
+shared qwen36 "... heads" "2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3" "${chunks[@]}" --config linear.json
+shared qwen36 "... ring" "2/2/--cp-by,ring 4/2/--cp-by,ring,--pp,2,--recompute,3 4/4/--cp-by,ring" "${chunks[@]}" --seq-len 256 --config linear.json
+shared qwen36 "the token after the next" "2/2 4/2/--ep,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config mtp.json
+shared qwen36 "... and states that last" "2/2 4/2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --from lasting
+shared qwen36 "... which does not learn" "2/2 4/2" "${chunks[@]}" --config mtp.json --mtp-weight 0
+shared qwen36 "linear layers alone, without a halo" "2/2 4/2 4/4" "${chunks[@]}" --seq-len 256 --config pure.json
+shared qwen36 "full layers alone: rows of any length" "2/2 4/2" --config full.json --seq-len 18
+shared qwen36 "documents whose chunks are cut" "2/2 4/2/--pp,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config linear.json --train long --doc-reset 1
+shared qwen36 "conversations whose chunks are cut" "2/2 4/2 4/4" "${chunks[@]}" --seq-len 256 --config mtp.json --train talks.jsonl --chat-template chatml
+shared qwen36 "answering examples, more and shorter rows than a batch has" "2/2 4/2" "${chunks[@]}" --seq-len 256 --config linear.json --hellaswag examples
+shared qwen36 "some does not learn" "2/2 4/2" "${chunks[@]}" --config linear.json --freeze '*.layers.0.*,*q_proj*,*A_log*,*conv1d*'
+shared qwen36 "an adapter" "2/2 4/2/--pp,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config linear.json --lora-rank 3
+shared qwen36 "an adapter beside a base in fp8" "2/2 4/2" "${chunks[@]}" --config linear.json --lora-rank 3 --base-dtype fp8
 echo "# checkpoints"
 "$launch" -n 2 "$qwen" "${run[@]}" --config tied.json --cp 2 --run whole >out 2>err </dev/null
 for to in "2 --cp 2" "4 --cp 2" "4 --cp 2 --tp 2" "4 --cp 2 --pp 2"; do
@@ -106,6 +156,17 @@ for to in "2 --cp 2" "4 --cp 2" "4 --cp 2 --tp 2" "4 --cp 2 --pp 2"; do
     same_run whole several
     verdict $? "written by 4 ranks, --cp 2 --pp 2, resumed by $to" "status $status: $(tail -n 1 err)"
 done
+for grid in "--tp 2" "--pp 2"; do
+    rm -rf several
+    timeout 60 "$launch" -n 4 "$qwen" "${run[@]}" --config tied.json --cp 2 $grid --run several >out 2>err </dev/null
+    rm -rf several/step_000020
+    timeout 60 "$launch" -n 2 "$qwen" --run several --resume >out 2>err </dev/null
+    status=$?
+    same_run whole several
+    verdict $? "written by 4 ranks, --cp 2 $grid, resumed by 2: what changes no bit gives way" "status $status: $(tail -n 1 err)"
+done
+rm -rf several
+timeout 60 "$launch" -n 4 "$qwen" "${run[@]}" --config tied.json --cp 2 --pp 2 --run several >out 2>err </dev/null
 rm -rf several/step_000020
 timeout 60 "$qwen" --run several --resume >out 2>err </dev/null
 check "one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near whole several >/dev/null 2>&1; echo $?)" = "0 1 0"
@@ -117,6 +178,25 @@ for to in 2/2 4/4 4/2; do
     timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
     check "--eval-only by ${to%/*} ranks, --cp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
 done
+"$launch" -n 2 "$qwen36" "${run[@]}" "${chunks[@]}" --config mtp.json --cp 2 --run mixed >out 2>err </dev/null
+for grid in 2/2 4/2 4/2/--ep,2; do
+    rm -rf several
+    IFS=/ read -r ranks size more <<<"$grid"
+    timeout 60 "$launch" -n 4 "$qwen36" "${run[@]}" "${chunks[@]}" --config mtp.json --cp 2 --ep 4 --run several >out 2>err </dev/null
+    rm -rf several/step_000020
+    timeout 60 "$launch" -n $ranks "$qwen36" --run several --resume --ep 1 --cp $size ${more//,/ } >out 2>err </dev/null
+    status=$?
+    same_run mixed several
+    verdict $? "train_qwen36, written by 4 ranks, --cp 2 --ep 4, resumed by $ranks, --cp $size ${more//,/ }" "status $status: $(tail -n 1 err)"
+done
+rm -rf several/step_000020
+timeout 60 "$qwen36" --run several --resume >out 2>err </dev/null
+check "... one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near mixed several >/dev/null 2>&1; echo $?)" = "0 1 0"
+for to in 2/2 4/4; do
+    timeout 60 "$launch" -n ${to%/*} "$qwen36" --from mixed --eval-only --val text --seq-len 256 --batch-size 2 --cp ${to#*/} >loss_several 2>err
+    timeout 60 "$qwen36" --from mixed --eval-only --val text --seq-len 256 --batch-size 2 >loss 2>err
+    check "... --eval-only by ${to%/*} ranks, --cp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
+done
 echo "# what it costs"
 sends qwen "  keys sent|positions" 2 --cp 2 --config tied.json
 sends qwen "  keys sent|positions" 4 --cp 4 --recompute 3 --config tied.json
@@ -124,18 +204,36 @@ sends qwen "  keys sent|positions" 4 --cp 2 --tp 2 --config tied.json
 sends qwen "  keys sent|positions" 8 --cp 2 --pp 2 --recompute 3 --freeze 'first:1' --config tied.json
 sends qwen "  keys sent|positions" 4 --cp 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
 sends gpt2 "  keys sent|positions" 4 --cp 2 --recompute 3 --config gpt2.json
+sends qwen "  keys sent|positions" 4 --cp 4 --cp-by heads --recompute 3 --config tied.json
+sends gpt2 "  keys sent|positions" 2 --cp 2 --cp-by heads --config gpt2.json
+sends qwen "  keys sent|positions" 4 --cp 4 --cp-by ring --recompute 3 --config tied.json
+sends gpt2 "  keys sent|positions" 2 --cp 2 --cp-by ring --config gpt2.json
 sends moe "  keys sent|positions" 4 --cp 2 --config experts.json
 sends mamba "  states sent|positions" 4 --cp 2 "${tiny[@]}"
+check "... and back, and for how long ranks wait: 1 of 3 + 1 layers" test "$(grep -cE '^\| +idle +\| 25% of an update' out) $(tr -d '|\n' <out | tr -s ' ' | grep -c 'all but the last, [0-9.]* KiB back by all but the first')" = "1 1"
 sends mamba "  states sent|positions" 3 --cp 3 --seq-len 15 --recompute layer --freeze first:1 "${tiny[@]}"
+sends qwen36 "  keys sent|positions" 2 --cp 2 "${chunks[@]}" --config linear.json
+sends qwen36 "  keys sent|positions" 4 --cp 4 "${chunks[@]}" --seq-len 256 --recompute 3 --config mtp.json
+sends qwen36 "  keys sent|positions" 4 --cp 2 "${chunks[@]}" --config mtp.json --mtp-weight 0 --cp-by heads
+sends qwen36 "  keys sent|positions" 4 --cp 2 --pp 2 "${chunks[@]}" --recompute 3 --freeze 'first:1' --config linear.json
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
+refused "--cp-by of no way" "--cp-by" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --cp-by rings
 refused "without ranks" "--cp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --cp 2
 refused "that does not divide the ranks" "--cp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" "${go[@]}" --cp 2
 refused "rows that cannot be cut" "--cp: 2: expected rows of a multiple of 4 positions, found 18: --seq-len 16" "$launch" -n 2 "$qwen" "${go[@]}" --seq-len 18 --cp 2
 refused "rows that are too short" "--cp: 4: expected rows of a multiple of 8 positions, found 6: --seq-len 8" "$launch" -n 4 "$qwen" "${go[@]}" --seq-len 6 --cp 4
+refused "--cp-by without --cp" "--cp-by: is for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --cp-by heads
+refused "heads that cannot be shared" "--cp-by: heads: expected a --cp that divides the heads of queries, found --cp 8" "$launch" -n 8 "$qwen" "${go[@]}" --cp 8 --cp-by heads
 refused "--zero 1" "--zero: --cp brings --zero 2: leave it out" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --zero 1
 refused "dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --lora-rank 2 --lora-dropout 0.1
 refused "--verify-every" "--verify-every: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --cp 2
+go36=("${run[@]}" "${chunks[@]}" --config linear.json)
+refused "linear layers: rows that cannot be cut" "--cp: 2: expected rows of a multiple of 128 positions, found 192: --seq-len 128" "$launch" -n 2 "$qwen36" "${go36[@]}" --seq-len 192 --cp 2
+refused "linear layers: dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen36" "${go36[@]}" --cp 2 --lora-rank 2 --lora-dropout 0.1
+examples 2 9 "$(seq -s ' ' 18)" "$(seq -s ' ' 2 19)" >in
+timeout 60 "$launch" -n 2 "$qwen36" --config linear.json --probe in --probe-out probed --cp 2 >out 2>err </dev/null
+check "refused: linear layers: a probe, of images or not" test "$? $(grep -cF -- '--cp: is for training and --eval-only' err)" = "2 1"
 refused "Mamba: rows that cannot be cut" "--cp: 3: expected rows of a multiple of 3 positions, found 16: --seq-len 15" "$launch" -n 3 "$mamba" "${run[@]}" "${tiny[@]}" --cp 3
 refused "Mamba: Forward-Forward" "--cp: is not for Forward-Forward" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --ff-lr 1e-3
 refused "Mamba: --carry-state" "--cp: is not for --carry-state" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --carry-state 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --tp: matrices on several ranks, of train_gpt2cu, train_moe and train_qwen3 as their user starts them: the bytes of one rank,
-# whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals.
-# COMM_CHECK=1: no rank may come by another call than its neighbour. About half a minute of one core after the build.
+# --tp: matrices on several ranks, of train_gpt2cu, train_moe, train_qwen3 and train_qwen36 as their user starts them: the bytes of one
+# rank, whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals.
+# COMM_CHECK=1: no rank may come by another call than its neighbour. About a minute of one core after the build.
 #     dev/test_parts.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
@@ -10,6 +10,7 @@ unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build qwen "CPU=1" train_qwen3
 need_build gpt2 "CPU=1" train_gpt2cu
 need_build moe "CPU=1" train_moe
+need_build qwen36 "CPU=1" train_qwen36
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -19,6 +20,26 @@ write_configs 3 4 '[1]'
 edit dense.json llama.json model_type '"llama"' attention_bias true num_key_value_heads 4 hidden_size 24 tie_word_embeddings true
 edit experts.json tied_experts.json tie_word_embeddings true num_key_value_heads 4 hidden_size 24
 edit experts.json five.json num_local_experts 5
+# 257 tokens in 384 rows: of four ranks the third has 65, and the fourth none
+edit llama.json apart.json tie_word_embeddings false
+edit dense.json fifths.json num_attention_heads 5 num_key_value_heads 5 hidden_size 20
+# Qwen3.6: linear layers and one with attention; with four heads of keys in both; a module for the token after the next; a tower
+turn='"rope_parameters":{"rope_type":"default","rope_theta":10000,"partial_rotary_factor":0.5,"mrope_section":[1,0,1]}'
+echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":16,"num_hidden_layers":3,"layer_types":["linear_attention","full_attention",
+"linear_attention"],"num_attention_heads":4,"num_key_value_heads":2,"head_dim":8,"linear_num_key_heads":2,"linear_num_value_heads":4,
+"linear_key_head_dim":5,"linear_value_head_dim":6,"linear_conv_kernel_dim":4,"num_experts":4,"num_experts_per_tok":2,
+"moe_intermediate_size":10,"shared_expert_intermediate_size":12,"max_position_embeddings":96,"output_router_logits":true,
+"router_aux_loss_coef":0.02,'$turn'}' >hybrid.json
+edit hybrid.json four.json num_key_value_heads 4 linear_num_key_heads 4 linear_num_value_heads 8
+edit hybrid.json hybrid_tied.json tie_word_embeddings true
+edit hybrid_tied.json mtp.json mtp_num_hidden_layers 1 mtp_weight 0.5
+edit hybrid.json all.json num_experts_per_tok 4  # each expert has as many rows as the others
+edit all.json all_mtp.json mtp_num_hidden_layers 1
+edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_num_key_heads 1
+"$python" -c 'import json
+v = {"depth": 2, "hidden_size": 16, "intermediate_size": 10, "num_heads": 2, "in_channels": 3, "patch_size": 2, "temporal_patch_size": 2,
+     "spatial_merge_size": 2, "num_position_embeddings": 9, "out_hidden_size": 16}
+json.dump({"model_type": "qwen3_5_moe", "text_config": json.load(open("all.json")), "vision_config": v}, open("sees.json", "w"))'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
 
@@ -44,6 +65,8 @@ if is_quick; then
     parts qwen "biases and windows" "4/2/--zero,2" --config bias.json
     parts gpt2 "GPT-2" "4/4" --config gpt2.json --dropout 0.1
     parts moe "experts" "4/2/--ep,4" --config experts.json --grad-accum 4 --seq-len 13
+    parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4" --config hybrid.json --grad-accum 4
+    parts qwen36 "an adapter of Qwen3.6" "4/4" --config four.json --grad-accum 4 --lora-rank 2
     finish
     exit
 fi
@@ -51,6 +74,7 @@ parts qwen "norms of heads" "2/2 4/2 4/2/--zero,1 6/2/--zero,2 2/2/--recompute,0
 parts qwen "output matrix = embedding" "2/2 4/2/--zero,2 4/2/--pp,2 6/2/--pp,3 8/2/--pp,2,--zero,2" --config tied.json --ema 0.9
 parts qwen "biases and windows" "2/2 4/2/--pp,2,--recompute,2" --config bias.json
 parts qwen "biases of o, four parts" "4/4 8/4/--zero,2 8/4/--pp,2" --config llama.json
+parts qwen "an output matrix of its own, four parts" "4/4 4/4/--head-rows,3 8/4/--pp,2,--zero,1" --config apart.json
 parts qwen "conversations" "2/2 4/2/--pp,2" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
 answers 7 text >examples
 parts qwen "documents, answering examples" "2/2 4/2" --config dense.json --train documents --doc-reset 1 --hellaswag examples
@@ -66,12 +90,35 @@ parts moe "experts" "2/2 4/2 4/2/--ep,4 8/2/--ep,4 6/2/--pp,3 8/2/--pp,2,--ep,4 
 parts moe "experts, balanced by biases, embedding = output matrix" "2/2 4/4 8/4 4/2/--pp,2" --config tied_experts.json "${some[@]}" --balance bias
 parts moe "experts, some do not learn" "4/2 4/2/--ep,4" --config experts.json "${some[@]}" --freeze '*.layers.0.*,*.experts.2.*,*k_proj*'
 parts qwen "Qwen3 with experts" "2/2 4/2 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--recompute,3" --config sparse.json "${some[@]}"
+parts qwen "an adapter of Qwen3 with experts" "2/2 8/2/--pp,2,--ep,4" --config sparse.json "${some[@]}" --lora-rank 3
+parts qwen36 "Qwen3.6" "2/2 4/2 4/2/--ep,4 8/2/--pp,2,--ep,4 6/2/--pp,3 2/2/--recompute,0 2/2/--recompute,3" --config hybrid.json "${some[@]}" --ema 0.9
+parts qwen36 "Qwen3.6, four parts, rows of two chunks" "4/4 8/4/--pp,2" --config four.json --grad-accum 4 --batch-size 1 --seq-len 70
+parts qwen36 "Qwen3.6, documents, embedding = output matrix" "2/2 4/2/--pp,2,--recompute,3" --config hybrid_tied.json --grad-accum 4 --train documents --doc-reset 1
+parts qwen36 "Qwen3.6, MTP" "2/2 4/2/--recompute,3 4/2/--ep,4" --config mtp.json "${some[@]}"
+parts qwen36 "Qwen3.6, MTP, documents" "2/2" --config mtp.json --grad-accum 4 --train documents --doc-reset 1
+parts qwen36 "Qwen3.6 with a tower" "2/2 4/2/--ep,4" --config sees.json "${some[@]}"
+parts qwen36 "Qwen3.6, some do not learn" "4/2 2/2" --config hybrid.json "${some[@]}" --freeze '*.layers.0.*,*k_proj*,*q_norm*,*.linear_attn.norm*,*shared_expert.up*'
+parts qwen36 "Qwen3.6, conversations" "2/2" --config hybrid.json --grad-accum 4 --train talks.jsonl --chat-template chatml --seq-len 96
+parts qwen36 "an adapter of Qwen3.6" "2/2 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--recompute,3" --config hybrid.json "${some[@]}" --lora-rank 3
+parts qwen36 "an adapter of Qwen3.6 with dropout, of some" "2/2 8/4/--pp,2" --config four.json "${some[@]}" --lora-rank 4 --lora-dropout 0.3 \
+    --lora-targets q_proj,down_proj,up_proj,in_proj_qkv,in_proj_a,in_proj_b,out_proj
+parts qwen36 "an adapter of Qwen3.6, of gates and routers" "2/2" --config hybrid.json "${some[@]}" --lora-rank 1 --lora-targets all-linear --lora-parameters mlp.gate.weight
 echo "# checkpoints"
 timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
 mv exported/model.safetensors whole/ && rm -rf exported
 for from in 1/1/1 2/2/1 8/2/2; do
     for to in 1/1/1 2/2/1 4/2/2 3/1/3; do going_on $from $to; done
 done
+merge=("${run[@]}" --from whole --lora-rank 3 --merge 1)
+timeout 60 "$qwen" "${merge[@]}" --run adapter --export-hf merged >out 2>err
+for grid in "2 --tp 2" "2 --pp 2" "4 --tp 2 --pp 2"; do
+    rm -rf exported several
+    timeout 60 "$launch" -n ${grid%% *} "$qwen" "${merge[@]}" ${grid#* } --run several --export-hf exported >out 2>err </dev/null
+    status=$?
+    cmp -s {merged,exported}/model.safetensors
+    verdict $? "an adapter merged into its base, $grid: the export of one rank" "status $status: $(tail -n 1 err)"
+done
+rm -rf merged exported adapter several
 timeout 60 "$moe" "${run[@]}" --config experts.json "${some[@]}" --run sole >out 2>err
 for from in "4 --tp 2 --ep 4" "4 --ep 2" "8 --tp 2 --pp 2 --ep 4"; do
     rm -rf several
@@ -84,6 +131,42 @@ for from in "4 --tp 2 --ep 4" "4 --ep 2" "8 --tp 2 --pp 2 --ep 4"; do
         verdict $? "experts, written by $from, resumed by $to" "status $status: $(tail -n 1 err)"
     done
 done
+sees_all=("${run[@]}" --config mtp.json "${some[@]}")
+timeout 60 "$qwen36" "${sees_all[@]}" --run sole36 --export-hf exported >out 2>err
+for from in "1 --tp 1 --ep 1" "2 --tp 2" "4 --tp 2 --ep 4"; do
+    rm -rf several
+    timeout 60 "$launch" -n ${from%% *} "$qwen36" "${sees_all[@]}" ${from#* } --run several >out 2>err </dev/null
+    for to in "1 --tp 1 --ep 1" "2 --tp 2 --ep 2" "4 --tp 2 --ep 4"; do
+        rm -rf several/step_000004 again
+        timeout 60 "$launch" -n ${to%% *} "$qwen36" --run several --resume ${to#* } --export-hf again >out 2>err </dev/null
+        status=$?
+        same_run sole36 several && cmp -s {exported,again}/model.safetensors
+        verdict $? "Qwen3.6, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
+    done
+done
+rewrite exported fused 'fuse()'
+for to in "1 --tp 1" "2 --tp 2" "4 --tp 2 --ep 4"; do
+    rm -rf again
+    timeout 60 "$launch" -n ${to%% *} "$qwen36" "${run[@]}" --from fused "${some[@]}" ${to#* } --export-hf again >out 2>err </dev/null
+    [ -d first ] || mv again first
+    check "Qwen3.6 from a folder with fused experts, exported by $to: the bytes of one rank" cmp {first,"$([ -d again ] && echo again || echo first)"}/model.safetensors
+done
+merge=("${run[@]}" "${some[@]}" --from exported --lora-rank 3 --merge 1)
+timeout 60 "$qwen36" "${merge[@]}" --run adapter --export-hf merged >out 2>err
+for grid in "2 --tp 2" "4 --tp 2 --ep 4" "4 --ep 2"; do
+    rm -rf again several
+    timeout 60 "$launch" -n ${grid%% *} "$qwen36" "${merge[@]}" ${grid#* } --run several --export-hf again >out 2>err </dev/null
+    status=$?
+    cmp -s {merged,again}/model.safetensors
+    verdict $? "an adapter of Qwen3.6 merged into its base, $grid: the export of one rank" "status $status: $(tail -n 1 err)"
+done
+for to in 2/2 4/2; do
+    timeout 60 "$launch" -n ${to%/*} "$qwen36" --from exported --eval-only --val text --seq-len 16 --batch-size 2 --tp ${to#*/} >loss_several 2>err
+    timeout 60 "$qwen36" --from exported --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
+    check "Qwen3.6, --eval-only by ${to%/*} ranks, --tp ${to#*/}: the loss of one" \
+        test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
+done
+rm -rf merged exported adapter several again first fused
 for to in 2/2 4/2; do
     timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --tp ${to#*/} >loss_several 2>err
     timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
@@ -93,8 +176,10 @@ echo "# what it costs"
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json
 sends qwen "  parts sent|matrices" 2 --tp 2 --recompute 3 --config tied.json
 sends qwen "  parts sent|matrices" 6 --tp 2 --pp 3 --config tied.json
+sends qwen "  parts sent|matrices" 4 --tp 4 --head-rows 8 --config apart.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --freeze 'first:1' --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
+sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
 sends_experts() {  # the same of experts, which are not equally busy
     local ranks=$1
     shift
@@ -107,14 +192,33 @@ sends_experts() {  # the same of experts, which are not equally busy
 sends_experts 2 --tp 2
 sends_experts 8 --tp 2 --pp 2 --ep 4
 sends_experts 4 --tp 2 --ep 4 --recompute 3
+equally() { sends qwen36 "  parts sent|matrices" "$@" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
+equally 2 --tp 2 --config all.json
+equally 2 --tp 2 --recompute 3 --config all.json
+equally 4 --tp 2 --pp 2 --config all.json
+equally 2 --tp 2 --config all_mtp.json
+equally 2 --tp 2 --config sees.json --recompute 3
+equally 2 --tp 2 --config all.json --freeze 'first:1,*norm*'
+equally 2 --tp 2 --config all.json --lora-rank 2 --lora-targets in_proj_qkv,o_proj,up_proj
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
 refused "that does not divide the ranks" "--tp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" "${go[@]}" --tp 2
 refused "more than heads of keys" "--tp: 4: expected a number that divides the 2 heads of model.layers.0.self_attn.k_proj.weight" \
     "$launch" -n 4 "$qwen" "${go[@]}" --tp 4
+refused "that does not divide the vocabulary" "--tp: 5: expected a number that divides the 384 rows of model.embed_tokens.weight, padded" \
+    "$launch" -n 5 "$qwen" "${run[@]}" --config fifths.json --tp 5
 sparsely=("$qwen" "${run[@]}" --config sparse.json --grad-accum 4)
-refused "adapters of a model with experts" "--tp: is not for adapters of a model with experts" "$launch" -n 2 "${sparsely[@]}" --lora-rank 2 --tp 2
+refused "adapters of experts" "--tp: is not for adapters of experts, which ranks of --tp share" \
+    "$launch" -n 2 "${sparsely[@]}" --lora-rank 2 --lora-parameters mlp.experts.down_proj --tp 2
+refused "adapters of experts and --ep" "--ep: is not for adapters of experts" \
+    "$launch" -n 2 "${sparsely[@]}" --lora-rank 2 --lora-parameters mlp.experts.down_proj --ep 2
+hybrid=("$qwen36" "${run[@]}" --grad-accum 4)
+refused "more than heads of keys" "--tp: 4: expected a number that divides the 2 heads of model.layers.0.linear_attn.in_proj_qkv.weight" \
+    "$launch" -n 4 "${hybrid[@]}" --config hybrid.json --tp 4
+refused "one head of keys" "--tp: 2: expected a number that divides the 1 heads of model.layers.0.linear_attn.in_proj_qkv.weight" \
+    "$launch" -n 2 "${hybrid[@]}" --config three.json --tp 2
+refused "a base in bf16" "--tp: is for matrices of floats" "$launch" -n 2 "${hybrid[@]}" --config hybrid.json --lora-rank 2 --base-dtype bf16 --tp 2
 refused "fewer ranks with experts than with matrices" "--ep: 1: ranks that share matrices share experts, too: expected 2, as --tp, or a multiple" \
     "$launch" -n 2 "${sparsely[@]}" --tp 2 --ep 1
 refused "micro-batches that groups cannot share" "as many as ranks divided by --tp, found 3: --grad-accum 2" "$launch" -n 4 "${sparsely[@]}" --grad-accum 3 --tp 2

@@ -261,6 +261,15 @@ check "ranks that never come are named" test $? = 2 -a "$(grep -c 'after 1 s the
 
 # ---- signals ----
 
+echo "# launch and its program"
+printf '#!/bin/sh\necho "$RANK"\n' >program && chmod +x program
+"$launch" -n 2 program >out 2>err
+check "a program here without ./: status 2, one line names it" test "$? $(<err)" = "2 launch: program: not in PATH: expected ./program for the one here"
+"$launch" -n 2 ./program >out 2>err
+check "... with ./ it runs" test "$? $(sort -n out err | tail -n 1 | grep -c 1)" = "0 1"
+"$launch" -n 3 ./missing >out 2>err
+check "a program that is not there: said once, status 127" test "$? $(<err)" = "127 launch: ./missing: No such file or directory"
+
 echo "# signals"
 long=("${start[@]}" --batch-tokens 96 --eval-every 0 --sample-every 0 --schedule constant --keep 2)
 "$trainer" "${long[@]}" --steps 800 --save-every 40 --run whole >out 2>err
@@ -292,9 +301,41 @@ kill -9 "$(rank_pid 2)"
 wait $pid
 check "a killed rank: launch ends with 137" test $? = 137
 grep -qE '^train_gpt2: rank 2 is gone \(killed, or its machine is\), so rank 0 stops in .* after step [0-9]+; newest checkpoint: several/step_' err &&
-    [ "$(grep -c 'rank 2 is gone' err)" = 3 ]
+    [ "$(grep -c 'rank 2 is gone' err) $(grep -c 'newest checkpoint' err) $(grep -c 'rank 2 is gone.*)$' err)" = "3 1 2" ]
 verdict $? "... and every other rank names it, the step and the newest checkpoint" "$(cat err)"
-rm -rf several
+# a rank that dies before the folder is looked at: the ranks of the next start go on with their own run, and only with that
+dies_once='[ $RANK = 1 ] && [ ! -e died ] && touch died && kill -9 $$; exec "$@"'
+rm -rf several died
+"$trainer" "${start[@]}" --steps 10 --save-every 5 --run several >out 2>err
+before=$(find several -type f ! -name '.*' | sort | xargs sha256sum)
+timeout 60 "$launch" -n 2 --restarts 2 sh -c "$dies_once" sh "$trainer" "${start[@]}" --steps 20 --save-every 5 --run several >out 2>err </dev/null
+check "--restarts and a folder with the run of somebody else: refused, and it stays as it was" \
+    test $? = 2 -a "$(grep -c 'of a run that this launch has not begun' err)" = 1 -a "$(find several -type f ! -name '.*' | sort | xargs sha256sum)" = "$before"
+rm -rf several died
+timeout 60 "$launch" -n 2 --restarts 2 sh -c "$dies_once" sh "$trainer" "${start[@]}" --steps 10 --save-every 5 --run several >out 2>err </dev/null
+check "... and a new folder: the run begins in the second start" test $? = 0 -a -d several/step_000010
+rm -rf several died meet
+"$trainer" "${start[@]}" --steps 10 --save-every 5 --run several >out 2>err
+"$trainer" --run several --resume --steps 20 --rank 0/2@./meet >out0 2>err0 </dev/null &
+"$trainer" "${start[@]}" --steps 20 --run several --rank 1/2@./meet >out 2>err </dev/null
+codes=$?
+wait $!
+check "--resume on one rank of two: status 2 on both, and the rank is named" \
+    test $codes$? = 22 -a "$(cat err0 err | grep -c 'rank 1: other choice of --resume and --continue')" = 1
+rm -rf several died
+stands_once='[ $RANK = 1 ] && [ ! -e died ] && touch died && exec sleep 100; exec "$@"'
+timeout 60 "$launch" -n 2 --restarts 1 sh -c "$stands_once" sh "$trainer" "${start[@]}" --steps 10 --init-timeout 2 --run several >out 2>err </dev/null
+check "--restarts and a rank that does not come: the next start has it" test $? = 0 -a -d several/step_000010
+rm -rf meet here there && mkdir here there
+cp -r several text tiny.json prompts.txt here/ && cp -r several text tiny.json prompts.txt there/
+printf 'x' | dd of=there/several/step_000010/optimizer.safetensors bs=1 seek=5000 conv=notrunc 2>/dev/null
+(cd here && exec "$trainer" --run several --resume --steps 20 --rank 0/2@../meet >../out0 2>../err0 </dev/null) &
+(cd there && exec "$trainer" --run several --resume --steps 20 --rank 1/2@../meet >out 2>../err </dev/null)
+codes=$?
+wait $!
+check "--resume from copies, of which one is damaged: status 2, and it is named" \
+    test $codes$? = 22 -a "$(cat err0 err | grep -c 'rank 1: its copy of several/step_000010: optimizer.safetensors: ')" = 1
+rm -rf several meet here there died
 begin 3 "${long[@]}" --steps 100000 --comm-timeout 1 --run several
 stopped=$(rank_pid 1)
 kill -STOP "$stopped"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --pp: layers on several ranks, of train_gpt2, train_qwen3 and train_moe as their user starts them: the bytes of one rank, whatever the stages,
-# the ranks that share them, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1:
-# no rank may come by another call than its neighbour. About a minute of one core after the build.
+# --pp: layers on several ranks, of train_gpt2, train_qwen3, train_qwen36 and train_moe as their user starts them: the bytes of one rank, whatever
+# the stages, the ranks that share them, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1:
+# no rank may come by another call than its neighbour. About two minutes of one core after the build.
 #     dev/test_stages.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
@@ -9,6 +9,7 @@ export OMP_NUM_THREADS=1 COMM_CHECK=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build gpt2 "" train_gpt2
 need_build qwen "CPU=1" train_qwen3
+need_build qwen36 "CPU=1" train_qwen36
 need_build moe "CPU=1" train_moe
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
@@ -19,23 +20,32 @@ write_configs 5 5 '[1, 3]'
 edit experts.json tied_experts.json tie_word_embeddings true
 edit experts.json four.json num_local_experts 4 hidden_size 64 intermediate_size 64
 edit sparse.json wide.json num_experts 4 hidden_size 64 moe_intermediate_size 64
+# linear and full layers in turn
+echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":20,"num_hidden_layers":5,"full_attention_interval":2,"num_attention_heads":4,
+"num_key_value_heads":2,"head_dim":8,"linear_num_key_heads":2,"linear_num_value_heads":4,"linear_key_head_dim":5,"linear_value_head_dim":6,
+"linear_conv_kernel_dim":4,"num_experts":5,"num_experts_per_tok":2,"moe_intermediate_size":10,"shared_expert_intermediate_size":12,
+"max_position_embeddings":96,"rope_parameters":{"rope_theta":10000,"partial_rotary_factor":0.5,"mrope_section":[1,1,0]},
+"output_router_logits":true,"router_aux_loss_coef":0.02}' >linear.json
+edit linear.json tied_linear.json tie_word_embeddings true
+edit linear.json wide_linear.json num_experts 4 hidden_size 64 moe_intermediate_size 64
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
 
 stages() { on_ranks "$1" --pp "${@:2}"; }  # TRAINER PROMISE RANKS/STAGES... OPTION...
 
-# going_on RANKS/STAGES/GROUP RANKS/STAGES/GROUP: written by these ranks, --pp and --ep, resumed by those; `whole` is one rank's run
+# going_on RANKS/STAGES/GROUP/CHUNKS RANKS/STAGES/GROUP/CHUNKS: written by these ranks, --pp, --ep and --pp-chunks, resumed by those; `whole`
+# is one rank's run
 going_on() {
-    local ranks size group status
+    local ranks size group chunks status
     rm -rf several
-    IFS=/ read -r ranks size group <<<"$1"
-    timeout 60 "$launch" -n $ranks "$qwen" "${going[@]}" --pp $size ${group:+--ep $group} --run several >out 2>err </dev/null
+    IFS=/ read -r ranks size group chunks <<<"$1"
+    timeout 60 "$launch" -n $ranks "$qwen" "${going[@]}" --pp $size ${group:+--ep $group} ${chunks:+--pp-chunks $chunks} --run several >out 2>err </dev/null
     rm -rf several/step_000004
-    IFS=/ read -r ranks size group <<<"$2"
-    timeout 60 "$launch" -n $ranks "$qwen" --run several --resume --pp $size ${group:+--ep $group} --export-hf exported >out 2>err </dev/null
+    IFS=/ read -r ranks size group chunks <<<"$2"
+    timeout 60 "$launch" -n $ranks "$qwen" --run several --resume --pp $size ${group:+--ep $group} ${chunks:+--pp-chunks $chunks} --export-hf exported >out 2>err </dev/null
     status=$?
     same_run whole several && cmp -s {whole,exported}/model.safetensors
-    verdict $? "written by $1, resumed and exported by $2 (ranks/stages/ranks that share experts)" "status $status: $(tail -n 1 err)"
+    verdict $? "written by $1, resumed and exported by $2 (ranks/stages/ranks that share experts/chunks)" "status $status: $(tail -n 1 err)"
     rm -rf exported
 }
 
@@ -44,6 +54,8 @@ if is_quick; then
     stages qwen "output matrix = embedding" "2/2 4/2/--zero,2" --config tied.json --ema 0.9
     stages qwen "experts, balanced over all stages" "3/3/--recompute,3" --config sparse.json
     stages moe "routers that learn by counting" "4/2/--zero,1" --config experts.json --balance bias
+    stages qwen36 "linear and full layers" "3/3/--recompute,3" --config tied_linear.json
+    stages gpt2 "stages in chunks" "2/2/--pp-chunks,2 4/2/--zero,2,--pp-chunks,2" --config gpt2.json --dropout 0.1 --grad-accum 4
     finish
     exit
 fi
@@ -58,6 +70,11 @@ stages qwen "documents" "2/2" --config dense.json --train documents --doc-reset 
 stages qwen "experts, balanced over all stages" "2/2 3/3 5/5 4/2/--zero,2 2/2/--recompute,0 3/3/--recompute,3" --config sparse.json
 stages qwen "an adapter with dropout" "2/2 3/3 4/2/--zero,2" --config tied.json --lora-rank 3 --lora-dropout 0.3
 stages qwen "an adapter, its model in fp8" "3/3" --config sparse.json --lora-rank 3 --base-dtype fp8
+stages qwen36 "linear and full layers, rows of two chunks" "2/2 3/3 5/5 4/2/--zero,2 3/3/--recompute,3" --config linear.json --seq-len 90
+stages qwen36 "... output matrix = embedding, documents" "2/2/--recompute,0 6/3/--zero,1" --config tied_linear.json --train documents --doc-reset 1 --ema 0.9
+stages qwen36 "... a stage that does not learn" "2/2 5/5" --config linear.json --freeze 'first:3'
+stages qwen36 "... experts of a stage on its ranks" "4/2/--ep,2" --config wide_linear.json --grad-accum 8
+stages qwen36 "... an adapter" "2/2" --config tied_linear.json --lora-rank 3 --lora-dropout 0.3
 stages moe "experts, a loss of each layer" "2/2 4/4 4/2/--zero,2 2/2/--recompute,2" --config experts.json --z-lambda 0.01
 stages moe "routers that learn by counting" "3/3 4/2/--zero,1" --config tied_experts.json --balance bias
 stages moe "experts of a stage on its ranks" "4/2/--ep,2 8/2/--ep,4 8/2/--ep,2 6/3/--ep,2" --config four.json --grad-accum 8 --balance bias
@@ -67,6 +84,21 @@ stages qwen "fewer micro-batches than stages" "5/5 4/2" --config tied.json --gra
 stages qwen "a stage that does not learn" "2/2 5/5 4/2/--zero,2" --config dense.json --freeze first:3
 stages qwen "only embeddings learn" "3/3 4/2/--zero,1" --config dense.json --freeze 'model.layers.*,lm_head.*,model.norm.*'
 stages qwen "only the last norm learns" "3/3" --config tied.json --freeze 'model.layers.*,model.embed_tokens.*'
+echo "# several stages on each rank"
+chunks() { stages "$1" "$2" "$3" --grad-accum 12 "${@:4}"; }
+edit gpt2.json gpt2_8.json n_layer 8
+for name in tied sparse tied_experts four; do edit $name.json ${name}_8.json num_hidden_layers 8; done
+chunks gpt2 "GPT-2 with dropout" "2/2/--pp-chunks,4 3/3/--pp-chunks,2 6/3/--zero,2,--pp-chunks,2" --config gpt2_8.json --dropout 0.1 --hellaswag examples
+chunks gpt2 "GPT-2, documents, stages that do not learn" "2/2/--pp-chunks,3 4/4/--pp-chunks,2" --config gpt2_8.json --train documents --doc-reset 1 --freeze first:5
+chunks qwen "output matrix = embedding" "4/4/--pp-chunks,2 4/2/--zero,1,--pp-chunks,2 2/2/--recompute,3,--pp-chunks,4" --config tied_8.json --ema 0.9
+chunks qwen "matrices in parts" "4/2/--tp,2,--pp-chunks,2 4/2/--tp,2,--recompute,3,--pp-chunks,4" --config tied_8.json
+chunks qwen "experts, balanced over all stages" "2/2/--pp-chunks,3 6/3/--zero,2,--recompute,3,--pp-chunks,2" --config sparse_8.json
+chunks qwen "an adapter with dropout" "2/2/--pp-chunks,2" --config tied.json --lora-rank 3 --lora-dropout 0.3
+chunks qwen "only embeddings learn" "4/2/--zero,1,--pp-chunks,2" --config dense.json --freeze 'model.layers.*,lm_head.*,model.norm.*'
+chunks qwen36 "linear and full layers" "2/2/--pp-chunks,2 4/2/--zero,2,--recompute,3,--pp-chunks,2" --config tied_linear.json
+chunks moe "routers that learn by counting" "4/4/--pp-chunks,2" --config tied_experts_8.json --balance bias
+chunks moe "experts of a stage on its ranks" "4/2/--ep,2,--pp-chunks,4" --config four_8.json --z-lambda 0.01
+chunks qwen "as many micro-batches as ranks" "2/2/--pp-chunks,2" --config tied.json --grad-accum 2
 echo "# checkpoints"
 whole() {  # OPTION...: one rank's run
     going=("${run[@]}" "$@")
@@ -75,14 +107,15 @@ whole() {  # OPTION...: one rank's run
     mv exported/model.safetensors whole/ && rm -rf exported
 }
 whole --config wide.json --grad-accum 8
-for from in 1/1/1 8/2/4; do
+for from in 1/1/1 8/2/4 4/2/2/2; do
     for to in 1/1/1 4/2/2 4/1/4 5/5/1; do going_on $from $to; done
 done
+going_on 8/2/4 2/2/1/2
 whole --config tied.json
 for from in 1/1 2/2 4/2 5/5; do
     for to in 1/1 3/3 4/2; do going_on $from $to; done
 done
-for to in 2/2 4/2 5/5; do
+for to in 2/2 4/2 5/5 "2/2 --pp-chunks 2"; do
     timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --pp ${to#*/} >loss_several 2>err
     timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
     check "--eval-only by ${to%/*} ranks, --pp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
@@ -139,6 +172,9 @@ COMM_CHECK=0 timeout 60 "$launch" -n 3 "$qwen" --config tied.json "${run[@]}" --
 kib_of_experts() { "$launch" -n 4 "$qwen" --config wide.json "${run[@]}" --grad-accum 8 --eval-every 0 --sample-every 0 --save-every 0 --pp 2 --ep 2 --run sent3 >out 2>err; }
 as_said() { awk -v a="$(kib 'per update *\|')" -v b="$(kib 'rank 0 sent')" -v most="$1" 'BEGIN { exit !(a > 0 && b > 0 && a / b < most && b / a < most) }'; }
 check "rank 0 sends what the box has said, within 1%" as_said 1.01
+COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --config tied.json "${run[@]}" --grad-accum 6 --eval-every 0 --sample-every 0 --save-every 0 --pp 2 --pp-chunks 2 --run sent4 >out 2>err
+check "... of several stages, too" as_said 1.01
+check "... and the box says which these are" test "$(boxed stages '4: layers [0-9, -]*') $(boxed '  chunks' '2 on each rank, 2 stages apart') $(boxed '  idle' '8% of an update of 6 micro-batches')" = "1 1 1"
 COMM_CHECK=0 kib_of_experts
 check "... with rows of experts, which are not equally busy, within 30%" as_said 1.3
 # planned RANKS OPTION...: --plan of RANKS says what their boxes say, and of all stages what the most costly rank takes
@@ -150,20 +186,35 @@ planned() {
     check "--plan $ranks $* is what $ranks ranks say, and starts none" test "$? $(grep -E "^\| ($rows)" box)" = "0 $(grep -E "^\| ($rows)" out)" -a "$(grep -cE "^\| ($rows)" out)" -gt 4 -a ! -s err
     grep -q 'of each rank' box || return
     check "... and the table of stages has the rank that takes most" test "$(awk '/of each rank/ { print $8, $9 }' box)" = "$(sed -n 's/^memory of each rank: \(.*\) at most/\1/p' out)"
-    check "... and its rows are sums" awk '/^ *[0-9]+ +[0-9-]+ / { n++; sum = $3 + $4 + $5 + $6 + $7; if (sum - $8 > 0.03 || $8 - sum > 0.03 || $8 < 5) bad = 1 } END { exit bad || n < 2 }' out
+    check "... and its rows are sums" awk '/^ *[0-9]+ +[0-9,-]+ / { n++; sum = $3 + $4 + $5 + $6 + $7; if (sum - $8 > 0.03 || $8 - sum > 0.03 || $8 < 5) bad = 1 } END { exit bad || n < 2 }' out
 }
 planned 4 "$qwen" --config dense.json --grad-accum 8 --zero 1
 planned 8 "$qwen" --config tied.json --grad-accum 8 --pp 4
 planned 8 "$qwen" --config wide.json --grad-accum 8 --pp 2 --ep 4
+planned 4 "$qwen36" --config wide_linear.json --grad-accum 8 --pp 2 --ep 2
 planned 6 "$moe" --config experts.json --grad-accum 6 --pp 3
+planned 2 "$qwen" --config tied.json --grad-accum 8 --pp 2 --pp-chunks 2
+planned 4 "$moe" --config four_8.json --grad-accum 8 --pp 2 --ep 2 --pp-chunks 4
+planned 4 "$qwen" --config tied_8.json --grad-accum 8 --pp 2 --tp 2 --pp-chunks 2
 planned 4 "$gpt2" --config gpt2.json --grad-accum 8 --pp 2 --zero 2
 planned 6 "$qwen" --config dense.json --grad-accum 7 --pp 2 --zero 1
 planned 3 "$qwen" --config tied.json --grad-accum 7 --ema 0.9
+COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --model tiny --batch-size 65536 --seq-len 256 --head-rows 2147483647 --grad-accum 2 --dry-run >out 2>err </dev/null
+check "ranks that do not fit say it once, as this machine's" test "$? $(wc -l <err) $(grep -c '^train_qwen3: 2 ranks of this machine need .* free: try --recompute 3, a smaller --batch-size' err)" = "1 1 1"
+refused "--plan-card of a trainer for CPUs names the one for GPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_gpt2cu;" "$gpt2" "${run[@]}" --config gpt2.json --plan 4 --plan-card H200
+refused "--plan-rate without --plan" "--plan-rate: is for --plan-card NAME" "$qwen" "${run[@]}" --config dense.json --plan-rate 0.5
+refused "--plan and --dry-run 0" "--dry-run: --plan W computes nothing: leave it out" "$qwen" "${run[@]}" --config dense.json --plan 4 --dry-run 0
+refused "--plan, --pp and an export of what has not been trained" "--export-hf: with --pp only at the end of training: else by one process, --from RUN --export-hf DIR" "$qwen" --config dense.json --seq-len 16 --plan 2 --pp 2 --export-hf hf
 echo "# refusals"
+refused "more stages than layers of both kinds" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen36" --config linear.json "${run[@]}" --pp 6
 refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "ranks that stages do not divide" "--pp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "experts on more ranks than a stage has" "--ep: 4: expected a number that divides the ranks of a stage, 2" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 4
+refused "more chunks than layers" "--pp-chunks: 3: expected at most 2, for 5 layers on 2 ranks" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --pp-chunks 3
+refused "chunks without stages" "--pp-chunks: is for --pp 2 and more" "$qwen" --config dense.json "${run[@]}" --pp-chunks 2
+refused "micro-batches that do not go up in chunks" "--pp-chunks: expected a multiple of --pp 2 as micro-batches of an update, found 5: give --grad-accum 6, or --pp-chunks 1" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --pp-chunks 2
+refused "... nor in lines" "--pp-chunks: expected a multiple of 4 as micro-batches of an update, --pp 2 in each of 2 lines, found 6" "$launch" -n 4 "$moe" --config experts.json "${run[@]}" --grad-accum 6 --pp 2 --pp-chunks 2
 refused "--export-bin" "--export-bin: is not for --pp" "$launch" -n 2 "$gpt2" --config gpt2.json "${run[@]}" --pp 2 --export-bin x.bin
 refused "--verify-every" "--verify-every: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --verify-every 1
 refused "--noise-scale" "--noise-scale: is not for --pp" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --noise-scale 1

@@ -19,9 +19,11 @@ So the secret is in no list of arguments, and ranks end where the connection doe
 ranks, ssh with 255 when it is the connection that failed.
 
 --restarts: a run that ended otherwise than by status 0, a mistake (2, 126, 127) or a signal to launch begins again with
---continue: from its newest checkpoint, or anew. Hosts that do not answer then are left out.
+--continue: from its newest checkpoint, or anew. LLMC_JOB tells rank 0 which run is meant: one whose last start, in
+settings.json, was by this launch. Hosts that do not answer then are left out.
 Explained in doc/ranks.md
 */
+#include "launch_grid.h"       // typed, fitting_ranks, grid
 #include "launch_hosts.h"      // free_port, run_agent, reach_hosts, send_task
 #include "launch_processes.h"  // start_rank, wait_for_all
 
@@ -36,51 +38,7 @@ static void start_here(int start) {
     for (int i = 0; i < n_children; i++) { start_rank(i, i, ""); }
 }
 
-// ---- how many ranks ----
-
-// the value of an option of the trainer, typed as --tp 2 or --tp=2; the last counts. NULL: it was not typed
-static const char* typed(const char* name) {
-    const char* value = NULL;
-    const size_t n = strlen(name);
-    for (int i = 1; i < options.n_command; i++) {
-        const char* word = options.command[i];
-        if (strncmp(word, name, n) != 0) { continue; }
-        if (word[n] == '=') { value = word + n + 1; }
-        if (word[n] == '\0') { value = i + 1 < options.n_command ? options.command[i + 1] : ""; }
-    }
-    return value;
-}
-
-static int typed_number(const char* name) {
-    const char* text = typed(name);
-    const int x = text ? (int)strtol(text, NULL, 10) : 1;
-    return x > 0 ? x : 1;
-}
-
-// How many of n ranks can train when `before` of them have begun: a multiple of what shares matrices, positions, layers
-// and experts. With --ep an update has a multiple of as many micro-batches, so it is a divisor of what it was.
-static int fitting_ranks(int n, int before) {
-    const int together = typed_number("--tp") * typed_number("--cp"), ep = typed_number("--ep");
-    int stage = together;
-    while (stage % ep != 0) { stage += together; }
-    const int unit = typed_number("--pp") * stage;
-    n -= n % unit;
-    while (n > 0 && ep > 1 && before % n != 0) { n -= unit; }
-    return n;
-}
-
-// "--tp 2 --pp 2", of those that were typed
-static const char* grid(void) {
-    static char text[128];
-    const char* names[] = {"--tp", "--cp", "--pp", "--ep"};
-    size_t n = 0;
-    *text = '\0';
-    for (int i = 0; i < 4; i++) {
-        const int size = typed_number(names[i]);
-        if (size > 1) { n += (size_t)snprintf(text + n, sizeof text - n, "%s%s %d", n > 0 ? " " : "", names[i], size); }
-    }
-    return text;
-}
+// ---- hosts ----
 
 // the first start: every host answers, or the user has something to mend
 static void need_host(int i, int status) {
@@ -159,13 +117,26 @@ static const char help[] =
     "                     a command for its shell follow\n"
     "  --restarts N       when a rank dies or hangs: up to N times again, from the newest checkpoint of the --run, to\n"
     "                     the same bits. Hosts that do not answer any more are left out\n"
-    "  --min-ranks M      ... but not with fewer ranks than M\n"
+    "  --min-ranks M      with --hosts and --restarts: give up where fewer ranks than M are left\n"
     "doc/ranks.md has more.\n";
 
 // the value of an option of ours; the program comes later
 static const char* option_value(int argc, char** argv, int i) {
     if (i + 1 >= argc) { fail("%s: expected a value, found nothing", argv[i]); }
     return argv[i + 1];
+}
+
+// the shell's rule holds here, too: a name without a slash is looked for in PATH and nowhere else
+static void check_program(const char* name) {
+    char file[4096], *rest = NULL, *folders = strdup(getenv("PATH") ? getenv("PATH") : "");
+    int found = strchr(name, '/') != NULL;
+    for (rest = folders; rest && !found;) {
+        const char* folder = strsep(&rest, ":");
+        snprintf(file, sizeof file, "%s/%s", *folder ? folder : ".", name);  // "": this one
+        found = access(file, X_OK) == 0;
+    }
+    free(folders);
+    if (!found && access(name, X_OK) == 0) { fail("%s: not in PATH: expected ./%s for the one here", name, name); }
 }
 
 static void check_options(void) {
@@ -209,12 +180,15 @@ static void read_options(int argc, char** argv) {
     }
     options.command = argv + i;
     options.n_command = argc - i;
+    check_program(options.command[0]);
     check_options();
 }
 
-// from now on the command goes on where there is a checkpoint, and begins anew where there is none
+// From now on the command goes on where there is a checkpoint, and begins anew where there is none. LLMC_JOB: it goes
+// on with what ranks of this launch have begun, and with nobody else's run
 static void add_continue(void) {
     if (typed("--continue") || typed("--resume") || typed("-y")) { return; }
+    setenv("LLMC_JOB", own_id(), 1);
     char** longer = calloc((size_t)options.n_command + 2, sizeof(char*));
     if (!longer) { fail("no memory"); }
     memcpy(longer, options.command, sizeof(char*) * (size_t)options.n_command);

@@ -196,6 +196,10 @@ static long read_number(const char* where, const char* text, long least, long mo
 // a host [ranks] on each line, # begins a comment
 static void read_hosts_file(const char* path, long usual) {
     char text[1024], where[NAME_BYTES + 32], rest[2];
+    struct stat status;
+    if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) {
+        fail("--hosts: %s: expected a file with a line for each host, found something that is no regular file", path);
+    }
     FILE* file = fopen(path, "r");
     if (!file) { fail("--hosts: %s: %s", path, strerror(errno)); }
     for (int line = 1; fgets(text, sizeof text, file); line++) {
@@ -341,8 +345,8 @@ static void leave_host(int i) {
 
 // the variables that go along: those of the meeting, and what a user sets for threads, GPUs and checks
 static int goes_along(const char* variable) {
-    const char* begins[] = {"LLMC_SECRET=", "MASTER_ADDR=", "MASTER_PORT=", "TORCHELASTIC_RUN_ID=", "COMM_CHECK=",
-                            "LD_LIBRARY_PATH=", "OMP_", "GOMP_", "KMP_", "NCCL_", "CUDA_", "MALLOC_"};
+    const char* begins[] = {"LLMC_SECRET=", "MASTER_ADDR=", "MASTER_PORT=", "TORCHELASTIC_RUN_ID=", "LLMC_JOB=",
+                            "COMM_CHECK=", "LD_LIBRARY_PATH=", "OMP_", "GOMP_", "KMP_", "NCCL_", "CUDA_", "MALLOC_"};
     int found = 0;
     for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
         found = found || strncmp(variable, begins[i], strlen(begins[i])) == 0;

@@ -69,6 +69,7 @@ static int n_hosts;
 static Child children[MAX_RANKS];        // with --hosts one for each, in their order
 static int n_children;
 static int is_killing;                   // those that are left after a failure
+static int n_killed;                     // of them in this start
 static int kept_port = -1;               // a socket that keeps rank 0's port free
 static int signals_from = -1;            // an agent: its stdin
 static volatile sig_atomic_t signalled;  // somebody wants an end: the signal
@@ -230,7 +231,7 @@ static void start_rank(int i, int rank, const char* host) {
         }
         if ((rank > 0 || role == AS_AGENT) && !freopen("/dev/null", "r", stdin)) { _exit(127); }
         execvp(options.command[0], options.command);
-        fprintf(stderr, "launch: %s: %s\n", options.command[0], strerror(errno));
+        if (i == 0) { fprintf(stderr, "launch: %s: %s\n", options.command[0], strerror(errno)); }
         _exit(127);
     }
     if (rank > 0) { close(ends[1]); }
@@ -300,14 +301,17 @@ static void read_answer(int i) {
 }
 
 // An agent: signals for its ranks. The end of them is the end of the connection, or of launch; sshd may have told us so
-// by a signal before
+// by a signal before, and just once: none comes between
 static void read_signals(void) {
     unsigned char byte;
-    const ssize_t n = read(signals_from, &byte, 1);
-    if (n < 0 && errno == EINTR) { return; }
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before);
+    const ssize_t n = read(signals_from, &byte, 1);  // poll has said that it is ready
     if (n <= 0) { signals_from = -1; }
     is_killing |= n > 0 && byte == SIGKILL;
     if (n > 0 || !signalled) { tell_all(n > 0 ? byte : SIGTERM); }
+    sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
 // print for at most a tenth of a second
@@ -353,7 +357,7 @@ static int status_of_host(int i, int state) {
     if (WIFEXITED(state) && WEXITSTATUS(state) != 255) { return WEXITSTATUS(state); }
     if (hosts[i].n_ranks == 0) { return 255; }  // it did not even begin
     if (WIFEXITED(state)) { say("host %s is lost: the connection of ssh has ended", hosts[i].name); }
-    else { say("host %s does not answer: its ranks end when they notice", hosts[i].name); }
+    else { n_killed++, say("host %s does not answer: its ranks end when they notice", hosts[i].name); }
     return 1;
 }
 
@@ -371,7 +375,7 @@ static int count_running(void) {
                                            : 128 + WTERMSIG(state);
             if (role == ON_HOSTS || !WIFSIGNALED(state)) { continue; }
             const int by = WTERMSIG(state);
-            if (is_killing) { say("%s had not ended, and was killed", name_of_child(c)); }
+            if (is_killing) { n_killed++, say("%s had not ended, and was killed", name_of_child(c)); }
             else { say("%s was killed by signal %d (%s)", name_of_child(c), by, strsignal(by)); }
         }
     }
@@ -391,12 +395,13 @@ static int first_bad_status(int status) {
     return status;
 }
 
-// until all have ended; returns the status of the start
+// Until all have ended; returns the status of the start. A mistake (2) ends all ranks: where one stood still, rank 0
+// has waited for it in vain, and the start has failed (1)
 static int wait_for_all(void) {
     const double grace = role == ON_HOSTS ? GRACE_SECONDS + 2 : GRACE_SECONDS;  // a host gives its own ranks 5 s
     int status = 0;
     double first_failure = 0.0;
-    is_killing = 0;
+    is_killing = n_killed = 0;
     if (signalled) { tell_all(signalled); }  // it came while the processes were started
     for (;;) {
         const int n_running = count_running();
@@ -415,6 +420,6 @@ static int wait_for_all(void) {
         }
     }
     show_rest();
-    return status;
+    return status == 2 && n_killed > 0 ? 1 : status;
 }
 #endif  // LAUNCH_PROCESSES_H

@@ -9,19 +9,15 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_backward_input, linear_backward_weight   dinp alone; gradients of weight and bias alone
     linear_chain, linear_chain_backward, linear_chain_end   linear_backward of several products with one input
     linear_rows             out (N, C) = the rows of the weight that belong to tokens, as an embedding has them
-    linear_columns, linear_columns_gather, linear_columns_take   of a table of vectors whose columns ranks share, where
-                            each rank writes its columns of (N, C); they come together; those that it reads
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
-    linear_rows_backward    its gradient
-    linear_whole_*          of a matrix whose columns ranks share, from whole inputs: the output matrix of a model
-    linear_room_elements, linear_sends, linear_layers_send   of --tp: scratch, and what travels
+    linear_room_elements, linear_sends, linear_layer_sends, linear_layers_send   of --tp: scratch, and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
 Weights are stored as floatX or, in a CPU build, as bf16 or fp8 where they do not learn (core/stored.h): the bits are
 those of the same numbers stored as floats.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. All
-ranks of a group call (tensor_parallel.h).
+ranks of a group call (tensor_parallel.h). Of a vocabulary's rows all of this is the rank's own (vocabulary.h).
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -53,7 +49,7 @@ typedef struct {
     LinearAdapter adapter[LINEAR_PARTS];
     floatX* scratch;      // of adapters: adapter_scratch_elements
     Split split;          // of --tp; SPLIT_NONE: this rank has all of it
-    int sections;         // of its rows
+    TpSections sections;  // of its rows, those of all ranks
     const RankGroup* tp;
     floatX* room;         // of --tp: linear_room_elements
 } Linear;
@@ -62,6 +58,12 @@ typedef struct {
 typedef struct { float *weight, *bias, *A[LINEAR_PARTS], *B[LINEAR_PARTS]; } LinearGradients;
 
 static const LinearGradients NO_GRADIENTS = {NULL, NULL, {NULL, NULL}, {NULL, NULL}};
+
+static inline TpSections linear_sections_(const Tensor* t) {
+    TpSections s = {tensor_sections_count(t), {0}};
+    for (int k = 0; k < s.n; k++) { s.of[k] = tensor_section(t, k); }
+    return s;
+}
 
 static inline Linear model_linear(const Model* m, size_t weight, size_t bias, int layer) {
     Linear w;
@@ -73,7 +75,7 @@ static inline Linear model_linear(const Model* m, size_t weight, size_t bias, in
     w.C = m->held[i].columns;
     w.OC = m->held[i].rows;
     w.split = model_row_has_tp(m, i) ? m->held[i].split : SPLIT_NONE;
-    w.sections = tensor_sections_count(&m->held[i]);
+    w.sections = linear_sections_(&m->table[i]);
     w.tp = &m->tp;
     return w;
 }
@@ -143,18 +145,31 @@ static inline void linear_adapt_gradients(LinearGradients* d, Model* m, const Ad
 // with --tp every rank has all of A and B, and computes with whole inputs and outputs: rows and columns of an adapter
 // are few
 
+// of an adapter beside rows that ranks share: own rows of B, section by section
+static inline void linear_adapter_of_rows_(floatX* out, const floatX* inp, const Linear* w, const LinearAdapter* a,
+                                           int N, const LoraExperts* experts, const Device* dev) {
+    const int size = w->tp->size;
+    LoraShape shape = a->shape;
+    shape.N = N;
+    shape.out_row /= (size_t)size;
+    for (int s = 0, at = 0; s < w->sections.n; at += w->sections.of[s++]) {
+        if (at < a->first || at >= a->first + a->shape.n_out) { continue; }
+        shape.n_out = w->sections.of[s] / size;
+        const int first = at - a->first + w->tp->place * shape.n_out;
+        lora_forward(out + at / size, inp, a->A, a->B + (size_t)first * (size_t)shape.r, &shape, experts, w->scratch,
+                     dev);
+    }
+}
+
 // outputs (N, OC) go on; experts NULL: those of all rows are one
 static inline void linear_adapters_forward_(floatX* out, const floatX* inp, const Linear* w, int N,
                                             const LoraExperts* experts, const Device* dev) {
     for (int i = 0; i < w->n_adapters; i++) {
         const LinearAdapter* a = &w->adapter[i];
         LoraShape shape = a->shape;
-        const int size = w->split == SPLIT_ROWS ? w->tp->size : 1, n = shape.n_out / size;  // own rows of B
         shape.N = N;
-        shape.n_out = n;
-        shape.out_row /= (size_t)size;
-        lora_forward(out + a->first / size, inp, a->A, a->B + (size_t)(size > 1 ? w->tp->place * n : 0) * shape.r,
-                     &shape, experts, w->scratch, dev);
+        if (w->split == SPLIT_ROWS) { linear_adapter_of_rows_(out, inp, w, a, N, experts, dev); }
+        else { lora_forward(out + a->first, inp, a->A, a->B, &shape, experts, w->scratch, dev); }
     }
 }
 
@@ -173,51 +188,50 @@ static inline void linear_adapters_backward_(floatX* dinp, const LinearGradients
 
 // ---- with --tp ----
 
-// scratch of products of N positions with the matrices of the model, and of `head_rows` with its output matrix, one of
-// those that belong to no layer; 0: none is split
-static inline size_t linear_room_elements(const Model* m, int N, int head_rows) {
+// scratch of products of N positions with the matrices of the model; 0: none is split
+static inline size_t linear_room_elements(const Model* m, int N) {
     size_t most = 0;
     for (int i = 0; i < m->n_table && model_has_tp(m); i++) {
         const Tensor* t = &m->table[i];
-        const int n = t->layers > 0 ? N : head_rows;
-        if (t->split == SPLIT_NONE || t->on_disk == VECTOR) { continue; }
-        most = tp_larger(most, tp_room_elements(n, t->columns, t->rows, m->tp.size));
-        if (t->layers == 0) { most = tp_larger(most, tp_room_elements(N, t->columns, 1, m->tp.size)); }
+        if (t->split == SPLIT_NONE || t->split == SPLIT_VOCABULARY || !tensor_is_matrix(t)) { continue; }
+        most = tp_larger(most, tp_room_elements(N, t->columns, t->rows, m->tp.size));
     }
     return most;
 }
 
 // floatX that a rank sends for N positions and one layer of row i: forward where its columns are split, on the way back
-// where its rows are; of an output matrix both together. -1: no row
+// where its rows are
 static inline double linear_sends(const Model* m, int i, int N) {
     const double T = m->tp.size;
-    if (i < 0 || !model_row_has_tp(m, i)) { return 0.0; }
+    if (!model_row_has_tp(m, i)) { return 0.0; }
     const double C = m->table[i].columns, OC = m->table[i].rows;
     return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
 }
 
-// The same of all layers of this rank, forward and as far down as backward comes. again: the field of a product that
-// backward computes once more, but in the last layer of all; TENSOR_NO_FIELD: none. n_chained: products of a layer
-// whose inputs' gradient, of C channels, is one chain
-static inline double linear_layers_send(const Model* m, size_t again, int n_chained, int C, int N) {
+// The same of all products of a layer, forward and, as far down as that comes, backward. again: the field of one that
+// backward computes once more, TENSOR_NO_FIELD: none. n_chained: products whose inputs' gradient, of C channels, is one
+// chain
+static inline double linear_layer_sends(const Model* m, int l, size_t again, int n_chained, int C, int N) {
     const double T = m->tp.size, saved = model_is_adapter(m) ? 0.0 : (T - 1.0) * (double)N * C / T * (n_chained - 1);
-    double n = 0.0;
-    for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
-        const int is_back = l >= m->lowest, is_last = model_has_head(m) && l + 1 == model_end_layer(m);
-        for (int i = 0; i < m->n_table; i++) {
-            const Tensor* t = &m->table[i];
-            if (t->layers == 0 || t->on_disk == VECTOR || tensor_slice(t, l) < 0) { continue; }
-            const int times = t->split == SPLIT_COLUMNS ? 1 + (is_back && !is_last && t->field == again) : is_back;
-            n += times * linear_sends(m, i, N);
-        }
-        n -= is_back ? saved : 0.0;
+    const int is_back = l >= m->lowest;
+    double n = is_back ? -saved : 0.0;
+    for (int i = 0; i < m->n_table && model_has_tp(m); i++) {
+        const Tensor* t = &m->table[i];
+        if (t->layers == 0 || !tensor_is_matrix(t) || tensor_slice(t, l) < 0) { continue; }
+        const int times = t->split == SPLIT_COLUMNS ? 1 + (is_back && t->field == again) : is_back;
+        n += times * linear_sends(m, i, N);
     }
     return n;
 }
 
-// of an embedding of C channels, forward
-static inline double linear_columns_send(const Model* m, int C, int N) {
-    return (m->tp.size - 1.0) * (double)N * C / m->tp.size;
+// ... and of all layers of this rank. again: but in the last layer of all
+static inline double linear_layers_send(const Model* m, size_t again, int n_chained, int C, int N) {
+    double n = 0.0;
+    for (int l = model_first_layer(m), end = model_end_layer(m); l < end; l++) {
+        const int is_last = model_has_head(m) && l + 1 == end;
+        n += linear_layer_sends(m, l, is_last ? TENSOR_NO_FIELD : again, n_chained, C, N);
+    }
+    return n;
 }
 
 // and more on the way back where row i has adapters at this layer
@@ -267,7 +281,7 @@ static inline void linear_product_back_(float* dinp, const float* dout, const Li
     matmul_backward_input_stored(dinp, dout, w->weight, add, N, dev);
 }
 
-static inline void linear_rows_(float* out, const int* tokens, const Linear* w, int N, const Device* dev) {
+static inline void linear_rows(float* out, const int* tokens, const Linear* w, int N, const Device* dev) {
     token_embedding_forward_stored(out, tokens, w->weight, N, dev);
 }
 
@@ -290,7 +304,7 @@ static inline void linear_product_back_(floatX* dinp, const floatX* dout, const 
     matmul_backward_input(dinp, dout, (const floatX*)w->weight.data, add, N, w->C, w->OC, dev);
 }
 
-static inline void linear_rows_(floatX* out, const int* tokens, const Linear* w, int N, const Device* dev) {
+static inline void linear_rows(floatX* out, const int* tokens, const Linear* w, int N, const Device* dev) {
     token_embedding_forward(out, tokens, (const floatX*)w->weight.data, N, w->C, dev);
 }
 
@@ -313,20 +327,13 @@ static inline void linear_forward(float* out, const floatX* inp, Linear w, int N
 #endif
 #endif
 
-// out (N, OC of all) = inp (N, C of all)
-static inline void linear_whole_product_(floatX* out, const floatX* inp, const Linear* turned, const TpRoom* room,
-                                         int N, const Device* dev) {
-    const RankGroup* x = turned->tp;
-    linear_product_(room->part, inp, turned, N, dev);
-    tp_gather(out, room->part, room->landing, N, turned->OC * x->size, 1, x, dev);
-}
-
 static inline void linear_forward(floatX* out, const floatX* inp, Linear w, int N, const Device* dev) {
     if (w.split == SPLIT_COLUMNS) {
         const TpRoom room = linear_room_(&w, N);
         const Linear turned = linear_turned_(&w, &room, dev);
-        tp_gather(room.whole, inp, room.landing, N, turned.C, 1, w.tp, dev);
-        linear_whole_product_(out, room.whole, &turned, &room, N, dev);
+        tp_gather(room.whole, inp, room.landing, N, tp_one(turned.C), w.tp, dev);
+        linear_product_(room.part, room.whole, &turned, N, dev);
+        tp_gather(out, room.part, room.landing, N, tp_one(turned.OC * w.tp->size), w.tp, dev);
         linear_adapters_forward_(out, room.whole, &w, N, NULL, dev);
         return;
     }
@@ -334,57 +341,22 @@ static inline void linear_forward(floatX* out, const floatX* inp, Linear w, int 
     linear_adapters_forward_(out, inp, &w, N, NULL, dev);
 }
 
-static inline TpRoom linear_columns_room_(const Linear* w, int N) {
-    return tp_room(w->room, N, w->C * w->tp->size, 1, w->tp->size);
-}
-
-// (N, C of this rank); `whole` where it has all columns
-static inline floatX* linear_columns(const Linear* w, floatX* whole, int N) {
-    return w->split == SPLIT_COLUMNS ? linear_columns_room_(w, N).part : whole;
-}
-
-// what ranks have written there
-static inline void linear_columns_gather(floatX* whole, const Linear* w, int N, const Device* dev) {
-    if (w->split != SPLIT_COLUMNS) { return; }
-    const TpRoom room = linear_columns_room_(w, N);
-    tp_gather(whole, room.part, room.landing, N, w->C * w->tp->size, 1, w->tp, dev);
-}
-
-static inline const floatX* linear_columns_take(const Linear* w, const floatX* whole, int N, const Device* dev) {
-    if (w->split != SPLIT_COLUMNS) { return whole; }
-    const TpRoom room = linear_columns_room_(w, N);
-    tp_take(room.part, whole, N, w->C * w->tp->size, 1, w->tp, dev);
-    return room.part;
-}
-
-static inline void linear_rows(floatX* out, const int* tokens, Linear w, int N, const Device* dev) {
-    linear_rows_(linear_columns(&w, out, N), tokens, &w, N, dev);
-    linear_columns_gather(out, &w, N, dev);
-}
-
-// dweight goes on from what it holds
-static inline void linear_rows_backward(float* dweight, const floatX* dout, const int* tokens, Linear w, int N,
-                                        const Device* dev) {
-    if (!dweight) { return; }
-    token_embedding_backward(dweight, linear_columns_take(&w, dout, N, dev), tokens, N, w.C, dev);
-}
-
 // each rank computes some columns of dinp, of all outputs; whole: (N, OC of all)
 static inline void linear_columns_back_(floatX* dinp, const floatX* whole, const Linear* columns, const TpRoom* room,
                                         int add, int N, const Device* dev) {
     const RankGroup* x = columns->tp;
     const int C = columns->C * x->size;
-    if (add) { tp_take(room->part, dinp, N, C, 1, x, dev); }
+    if (add) { tp_take(room->part, dinp, N, tp_one(C), x, dev); }
     linear_product_back_(room->part, whole, columns, add, N, dev);
-    tp_gather(dinp, room->part, room->landing, N, C, 1, x, dev);
+    tp_gather(dinp, room->part, room->landing, N, tp_one(C), x, dev);
 }
 
 // some columns of a matrix of which this rank has some rows, and dout of all ranks in room->whole
 static inline Linear linear_columns_(const Linear* w, const TpRoom* room, const floatX* dout, int N,
                                      const Device* dev) {
     const int OC = w->OC * w->tp->size;
-    tp_to_columns(room, (const floatX*)w->weight.data, OC, w->C, w->sections, w->tp, dev);
-    tp_gather(room->whole, dout, room->landing, N, OC, w->sections, w->tp, dev);
+    tp_to_columns(room, (const floatX*)w->weight.data, w->sections, w->C, w->tp, dev);
+    tp_gather(room->whole, dout, room->landing, N, w->sections, w->tp, dev);
     return linear_of_(w, room->weight, NULL, OC, w->C / w->tp->size);
 }
 
@@ -405,10 +377,10 @@ static inline void linear_adapters_of_columns_(floatX* dinp, const LinearGradien
     const int C = w->C * w->tp->size;
     floatX* spread = dinp ? room.landing : NULL;
     if (w->n_adapters == 0) { return; }
-    if (d) { tp_gather(room.whole, inp, room.landing, N, C, 1, w->tp, dev); }
+    if (d) { tp_gather(room.whole, inp, room.landing, N, tp_one(C), w->tp, dev); }
     if (dinp) { tp_spread(spread, dinp, N, C, w->tp, dev); }
     linear_adapters_backward_(spread, d, dout, room.whole, w, N, NULL, dev);
-    if (dinp) { tp_take(dinp, spread, N, C, 1, w->tp, dev); }
+    if (dinp) { tp_take(dinp, spread, N, tp_one(C), w->tp, dev); }
 }
 
 // ... and of any, once dinp has what comes by way of the weight
@@ -421,7 +393,7 @@ static inline void linear_adapters_back_(floatX* dinp, const LinearGradients* d,
     }
     if (w->split == SPLIT_ROWS && w->n_adapters > 0) {
         const TpRoom room = linear_room_(w, N);
-        tp_gather(room.whole, dout, room.landing, N, w->OC * w->tp->size, w->sections, w->tp, dev);
+        tp_gather(room.whole, dout, room.landing, N, w->sections, w->tp, dev);
         dout = room.whole;
     }
     linear_adapters_backward_(dinp, d, dout, inp, w, N, NULL, dev);
@@ -489,42 +461,7 @@ static inline void linear_chain_end(LinearChain* chain, int N, const Device* dev
     if (w->split != SPLIT_ROWS || chain->has_adapters) { return; }
     const TpRoom room = linear_room_(w, N);
     device_copy(room.part, chain->dinp, sizeof(floatX) * (size_t)N * (size_t)(w->C / w->tp->size), dev);
-    tp_gather(chain->dinp, room.part, room.landing, N, w->C, 1, w->tp, dev);
-}
-
-// ---- of an output matrix, whose inputs and outputs are whole on every rank, however the matrix is split ----
-
-// what several products with it need; of a matrix that is whole: itself
-static inline Linear linear_whole(const Linear* w, const Device* dev) {
-    if (w->split != SPLIT_COLUMNS) { return *w; }
-    const TpRoom room = linear_room_(w, 1);
-    return linear_turned_(w, &room, dev);
-}
-
-// whole: of linear_whole
-static inline void linear_whole_forward(floatX* out, const floatX* inp, const Linear* w, const Linear* whole, int N,
-                                        const Device* dev) {
-    if (w->split != SPLIT_COLUMNS) { linear_forward(out, inp, *w, N, dev); return; }
-    const TpRoom room = linear_room_(w, N);
-    linear_whole_product_(out, inp, whole, &room, N, dev);
-}
-
-static inline void linear_whole_backward_input(floatX* dinp, const floatX* dout, const Linear* w, int N,
-                                               const Device* dev) {
-    if (w->split != SPLIT_COLUMNS) { linear_backward_input(dinp, dout, *w, 0, N, dev); return; }
-    const TpRoom room = linear_room_(w, N);
-    linear_columns_back_(dinp, dout, w, &room, 0, N, dev);
-}
-
-// add: dweight goes on from what it holds
-static inline void linear_whole_backward_weight(float* dweight, const floatX* dout, const floatX* inp, const Linear* w,
-                                                int add, int N, const Device* dev) {
-    if (w->split == SPLIT_COLUMNS && dweight) {
-        const TpRoom room = linear_room_(w, N);
-        tp_take(room.part, inp, N, w->C * w->tp->size, 1, w->tp, dev);
-        inp = room.part;
-    }
-    matmul_backward_weight(dweight, dout, inp, add, N, w->C, w->OC, dev);
+    tp_gather(chain->dinp, room.part, room.landing, N, tp_one(w->C), w->tp, dev);
 }
 
 // ---- of experts: R rows, of which row s is row index[s] of inp or dout (NULL: s), sorted by expert (offsets) ----

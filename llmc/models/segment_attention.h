@@ -1,92 +1,37 @@
 /*
 Attention over the segments of a batch (documents.h): each sees itself alone, and in it every position itself and those
 before it, or a window of them.
-    segment_none, segment_next  one after the other, what of each segment lies in a chunk of this rank
     segment_attention_forward   out, max and inv as attention.h has them
     segment_attention_backward  dq, dk and dv, written
     segment_room_elements       of --cp: scratch
 q, out, dq (N, NH*HS), k, v, dk, dv (N, NKV*HS), max, inv (N, NH); q, k and v, and so their gradients, may be parts of
-longer rows.
-With --cp N are this rank's positions, in the order of context_ranks.h. Keys and values of all are gathered, forward and
-again on the way back; each rank's queries have a share in the gradients of all keys, and shares are added.
-Order:  segment by segment, ascending; in each as attention.h says. With --cp forward has the bits of one rank. dk and
-        dv of a key are sums over the chunks of queries: of each rank its early one and then its late one, then the
-        ranks in the order of their places; each sum is rounded to floatX.
+longer rows. Spans of segments and SegmentAttention: segment_spans.h.
+With --cp N are this rank's positions, in the order of context_ranks.h, and queries meet keys of other ranks in one of
+these ways (--cp-by):
+    gather   keys and values of all are gathered, forward and again on the way back; each rank's queries have a share in
+             the gradients of all keys, and shares are added
+    ring     keys and values go round, and each rank meets one other's at a time: segment_ring.h
+    heads    each rank gets all positions of some heads, and gives back their outputs: segment_heads.h
+Order:  segment by segment, ascending; in each as attention.h says. With --cp forward has the bits of one rank, but for
+        ring. gather: dk and dv of a key are sums over the chunks of queries: of each rank its early one and then its
+        late one, then the ranks in the order of their places; each sum is rounded to floatX.
 */
 #ifndef LLMC_SEGMENT_ATTENTION_H
 #define LLMC_SEGMENT_ATTENTION_H
-#include "../core/floatx.h"             // floatX
-#include "../ops/attention.h"           // AttentionShape, grouped_attention_forward, grouped_attention_backward
-#include "../ops/documents.h"           // Segments, Segment
-#include "../ranks/context_parallel.h"  // CpRows, cp_gather, cp_sum
+#include "segment_heads.h"  // segment_heads_forward, segment_heads_backward
+#include "segment_ring.h"   // segment_ring_forward, segment_ring_backward
+#include "segment_spans.h"  // SegmentAttention, SegmentSpan, segment_each_forward, segment_each_backward
 
-typedef struct {
-    int NH, NKV, HS;       // heads of queries; of keys and values; channels of a head
-    int window;            // so many keys a query sees, itself included; 0: all before it
-    size_t q_row, kv_row;  // elements from one position to the next, of q, of k and v
-    floatX *q, *k, *v, *out;
-    float *max, *inv;
-    const RankGroup* cp;   // NULL: this rank has whole rows
-    floatX* room;          // with cp: segment_room_elements
-} SegmentAttention;
-
-// queries t0 .. T-1 of a segment, which this rank has from position `first` of its own on
-typedef struct {
-    Segment of;
-    int t0, T;
-    size_t first;
-    int chunk, segment;  // their numbers
-} SegmentSpan;
-
-// what of x->segment lies in x->chunk; 0: nothing
-static inline int segment_span_(SegmentSpan* x, Segment s, const CpRows* rows) {
-    const int row = (int)(s.first / (size_t)rows->T), from = (int)(s.first % (size_t)rows->T);
-    const int chunk = rows->begin[x->chunk], chunk_end = chunk + rows->n;
-    const int begin = chunk > from ? chunk : from, end = chunk_end < from + s.T ? chunk_end : from + s.T;
-    x->of = s;
-    x->t0 = begin - from, x->T = end - from;
-    x->first = cp_own_at(rows, x->chunk, row) + (size_t)(begin - chunk);
-    return begin < end;
-}
-
-// before the first
-static inline SegmentSpan segment_none(void) {
-    SegmentSpan x;
-    memset(&x, 0, sizeof x);
-    x.segment = -1;
-    return x;
-}
-
-// to the next one; 0: there is none
-static inline int segment_next(SegmentSpan* x, const Segments* segments, const CpRows* rows) {
-    for (;;) {
-        if (++x->segment == segments->n) { x->segment = 0, x->chunk++; }
-        if (x->chunk == rows->n_chunks) { return 0; }
-        if (segment_span_(x, segments->at[x->segment], rows)) { return 1; }
-    }
-}
-
-// kv_row: of the keys that are read, this rank's or those of all
-static inline AttentionShape segment_shape(const SegmentAttention* x, const SegmentSpan* s, size_t kv_row) {
-    AttentionShape a;
-    a.B = s->of.rows, a.T = s->T, a.t0 = s->t0;
-    a.NH = x->NH, a.NKV = x->NKV, a.HS = x->HS;
-    a.window = x->window < s->T ? x->window : 0, a.scale = 1.0f / sqrtf((float)x->HS);
-    a.q_row = x->q_row, a.q_seq = (s->T - s->t0) * a.q_row;
-    a.out_row = (size_t)x->NH * x->HS, a.out_seq = (s->T - s->t0) * a.out_row;
-    a.kv_row = kv_row, a.kv_seq = s->of.T * a.kv_row;
-    return a;
-}
-
-// ---- with --cp ----
+// ---- gather ----
 
 enum { SEGMENT_ROOMS = 6 };  // as large as the keys of all: keys, values; of either chunk shares of dk and dv
 
-static inline size_t segment_room_(size_t n) { return (n + 15) / 16 * 16; }
-
-// n_positions of all ranks, HK channels of keys; trains: backward will come
-static inline size_t segment_room_elements(int n_positions, int HK, int trains, const RankGroup* cp) {
-    return cp ? (trains ? (size_t)SEGMENT_ROOMS : 3) * segment_room_((size_t)n_positions * (size_t)HK) : 0;
+// n_positions of all ranks; trains: backward will come
+static inline size_t segment_room_elements(int n_positions, int NH, int NKV, int HS, int trains, const RankGroup* cp) {
+    if (!cp) { return 0; }
+    if (cp->by == CP_BY_RING) { return segment_ring_elements(n_positions, NH, NKV, HS, trains, cp); }
+    if (cp->by == CP_BY_HEADS) { return segment_heads_elements(n_positions, NH, NKV, HS, trains, cp); }
+    return (trains ? (size_t)SEGMENT_ROOMS : 3) * segment_room((size_t)n_positions * (size_t)(NKV * HS));
 }
 
 // keys of all positions, elements
@@ -95,7 +40,7 @@ static inline size_t segment_keys_(const SegmentAttention* x, const CpRows* rows
 }
 
 static inline floatX* segment_room_at_(const SegmentAttention* x, const CpRows* rows, int i) {
-    return x->room + (size_t)i * segment_room_(segment_keys_(x, rows));
+    return x->room + (size_t)i * segment_room(segment_keys_(x, rows));
 }
 
 // x with the keys and values of all positions
@@ -142,38 +87,34 @@ static inline void segment_sum_shares_(floatX* to, floatX* const shares[CP_CHUNK
 
 // ---- both passes; rows: what this rank has of those of the batch ----
 
-// x from position `first` of its queries and position `first_key` of its keys on
-static inline SegmentAttention segment_from(const SegmentAttention* x, size_t first, size_t first_key) {
-    SegmentAttention from = *x;
-    from.q += first * x->q_row, from.out += first * x->NH * x->HS;
-    from.k += first_key * x->kv_row, from.v += first_key * x->kv_row;
-    from.max += first * x->NH, from.inv += first * x->NH;
-    return from;
-}
-
 static inline void segment_attention_forward(const SegmentAttention* x, const Segments* segments, const CpRows* rows,
                                              const Device* dev) {
-    const SegmentAttention whole = segment_whole_(x, rows, dev);
-    for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
-        const SegmentAttention at = segment_from(&whole, s.first, s.of.first);
-        const AttentionShape shape = segment_shape(x, &s, whole.kv_row);
-        grouped_attention_forward(at.out, at.max, at.inv, at.q, at.k, at.v, &shape, dev);
+    if (x->cp && x->cp->by == CP_BY_RING) {
+        segment_ring_forward(x, segments, rows, dev);
+        return;
     }
+    if (x->cp && x->cp->by == CP_BY_HEADS) {
+        segment_heads_forward(x, segments, rows, dev);
+        return;
+    }
+    const SegmentAttention whole = segment_whole_(x, rows, dev);
+    segment_each_forward(&whole, segments, rows, dev);
 }
 
 static inline void segment_attention_backward(floatX* dq, floatX* dk, floatX* dv, const floatX* dout,
                                               const SegmentAttention* x, const Segments* segments, const CpRows* rows,
                                               const Device* dev) {
+    if (x->cp && x->cp->by == CP_BY_RING) {
+        segment_ring_backward(dq, dk, dv, dout, x, segments, rows, dev);
+        return;
+    }
+    if (x->cp && x->cp->by == CP_BY_HEADS) {
+        segment_heads_backward(dq, dk, dv, dout, x, segments, rows, dev);
+        return;
+    }
     const SegmentAttention whole = segment_whole_(x, rows, dev);
     const SegmentShares shares = segment_shares_(dk, dv, x, rows, dev);
-    for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
-        const size_t k = s.of.first * whole.kv_row;
-        const SegmentAttention at = segment_from(&whole, s.first, s.of.first);
-        const AttentionShape shape = segment_shape(x, &s, whole.kv_row);
-        grouped_attention_backward(dq + s.first * x->q_row, shares.dk[s.chunk] + k, shares.dv[s.chunk] + k,
-                                   dout + s.first * x->NH * x->HS, at.out, at.max, at.inv, at.q, at.k, at.v, &shape,
-                                   dev);
-    }
+    segment_each_backward(dq, shares.dk, shares.dv, dout, &whole, segments, rows, dev);
     segment_sum_shares_(dk, shares.dk, x, rows, dev);
     segment_sum_shares_(dv, shares.dv, x, rows, dev);
 }

@@ -48,10 +48,10 @@ static inline const floatX* stream_bring(Stream s, int N, int C, const RankGroup
     return s.x;
 }
 
-// of N positions of a micro-batch: the stream before each layer and, where it is not computed again, that between its
-// halves; of the last layer of all it is still there
-static inline double streams_send(const Model* m, int recomputes, int C, int N) {
-    const int first = model_first_layer(m), end = model_end_layer(m);
+// of N positions of a micro-batch that goes through the layers of this rank below `end`: the stream before each layer
+// and, where it is not computed again, that between its halves; of the last layer of all it is still there
+static inline double streams_send(const Model* m, int end, int recomputes, int C, int N) {
+    const int first = model_first_layer(m);
     double n = 0.0;
     for (int l = m->lowest > first ? m->lowest : first; l < end; l++) {
         n += (l > first) + (!recomputes && !(model_has_head(m) && l + 1 == end));

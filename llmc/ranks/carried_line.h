@@ -6,6 +6,7 @@ asks of what it was given goes to the rank that gave it.
     carried_take    before layer l: what the neighbour hands on comes into `now`. Without one it stays what it is
     carried_pass    behind layer l: `next` goes to the neighbour
     carried_line_sends   bytes of one layer that a rank sends to one neighbour
+    carried_bring, carried_hand   n bytes of a device that come from a neighbour, or go to one
 A rank waits until the one before it has done the layer: C ranks with L layers are idle for (C - 1) / (L + C - 1) of a
 pass, if nothing else holds them up.
 */
@@ -33,6 +34,15 @@ static inline void carried_line_free(CarriedLine* line) {
     if (line->before) { comm_free(line->before); }
     if (line->behind) { comm_free(line->behind); }
     line->before = line->behind = NULL;
+}
+
+// from NULL: nobody is there, and nothing comes
+static inline void carried_bring(void* to, Comm* from, size_t n, const Device* dev) {
+    if (from) { comm_wait_device(from, rank_pair_exchange(from, NULL, to, n, dev), dev); }
+}
+
+static inline void carried_hand(const void* from, Comm* to, size_t n, const Device* dev) {
+    if (to) { comm_wait_device(to, rank_pair_exchange(to, from, NULL, n, dev), dev); }
 }
 
 // the first B rows of all kinds; NULL: nothing goes, or comes

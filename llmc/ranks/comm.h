@@ -145,6 +145,12 @@ static inline void comm_note(Comm* c, const char* format, ...) {
     va_end(args);
 }
 
+// of HERE the file without its folder, "data_parallel.h:444": names of headers are unique
+static inline const char* comm_place_(const char* where) {
+    const char* slash = strrchr(where, '/');
+    return slash ? slash + 1 : where;
+}
+
 static inline void comm_print_trace_(const CommLink* l) {
     double now = seconds_now(CLOCK_MONOTONIC);
     uint64_t first = l->n_calls > 16 ? l->n_calls - 16 : 0;
@@ -152,11 +158,11 @@ static inline void comm_print_trace_(const CommLink* l) {
         const CommCall* t = &l->call[i % COMM_CALLS];
         double end = t->n_open == 0 ? t->done : now;
         fprintf(stderr, "  rank %d, call %llu: %s at %s, %zu bytes sent, %s %.3f s\n", l->rank, (unsigned long long)i,
-                t->name, t->where, t->n_bytes, t->n_open == 0 ? "took" : "not done after", end - t->begun);
+                t->name, comm_place_(t->where), t->n_bytes, t->n_open == 0 ? "took" : "not done after", end - t->begun);
     }
 }
 
-// one line, last words for the others, and out
+// One line, last words for the others, and out. Where the run stands says the first rank that is left
 __attribute__((noreturn))
 static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
     l->is_failing = 1;
@@ -167,8 +173,9 @@ static inline void comm_stop_(CommLink* l, const CommCall* call, TcpNote note) {
         exit(2);
     }
     if (l->check) { comm_print_trace_(l); }
-    fail_run("rank %d %s, so rank %d stops in %s (%s)%s%s", note.rank, note.text, l->rank, call->name, call->where,
-             *l->note ? " " : "", l->note);
+    const int is_first = l->rank == (note.rank == 0);
+    fail_run("rank %d %s, so rank %d stops in %s (%s)%s%s", note.rank, note.text, l->rank, call->name,
+             comm_place_(call->where), is_first && *l->note ? " " : "", is_first ? l->note : "");
 }
 
 // One rank seems to be to blame. Its last words may name another one, for who waits for a stopped rank looks stopped

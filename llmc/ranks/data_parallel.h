@@ -8,6 +8,8 @@ table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
     dp_numbers         where a leaf writes its loss and, behind it, what else of it is to be summed: dp_want_numbers
                        says how many, dp_sums has the sums over the leaves of all ranks once dp_reduce is back
     dp_layer_done, dp_leaf_done   told by backward: all gradients of this layer; of this leaf
+    dp_divide, dp_turn_to   layers in chunks, each of which has its own leaf at any time: that of the chunk whose turn
+                it is, is told, sent and added up. The last chunk has the leaves' numbers
     dp_leaf_arena      what the addresses of a leaf depend on, for those who keep its launches (core/graph.h)
     dp_reduce   the sum over the leaves of all ranks, each part at its owner, added along the tree of leaf_tree.h
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
@@ -34,6 +36,9 @@ Leaves: --zero 0, 1: each rank a run of leaves; it joins what it can and sends o
         order of leaves. Squares of leaves (dp_leaf_squares) are those of their slices that learn, each a sum of its
         own, added in table order: a layer's are computed before it is sent. What a layer has to send is on its way
         while backward computes the layer below.
+Chunks: of layers that are told together, with those of other chunks between them, as a rank of interleaved stages has
+        them. A stretch is of one chunk, and its part of an arena is written by the leaf of this chunk alone: so one set
+        of arenas has the trees of all, and a chunk needs to know no more than how far its own has come.
 Memory, per parameter that learns, beside itself: gradients 4 bytes for each arena of the tree (leaf_tree.h), with
         --zero 2 4/P for each and two layers, and tensors of no layer, whole; moments 8, with --zero 1 and 2 8/P.
         Received nodes: DP_BUFFER.
@@ -88,12 +93,19 @@ typedef struct {
     CommTicket ticket;
 } DpRound;
 
+// how far the leaves of a chunk have come
+typedef struct {
+    int next, n_nodes, size[LEAF_TREE_MAX];  // as LeafTree has them
+    int n_joined, n_open;                    // as DataParallel does
+} DpProgress;
+
 typedef struct {
     Comm* comm;             // NULL: alone
     int rank, size, zero;
     int n_leaves;           // of an update
     const Tensor* table;
     int n_tensors, n_layers;
+    int first_before;       // layers from this number on are of a stack before layer 0 (tensor_before)
     const int* frozen;      // of every slice in table order, the trainer's: 1 for what does not learn. NULL: all learn
     Part* whole;            // of each tensor, in an arena of everything
     DpStretch* stretches;
@@ -113,6 +125,10 @@ typedef struct {
     int n_numbers;          // of a leaf; the first is its loss
     float* sums;            // (n_numbers) of the last update, on the host
     int n_joined, n_open;   // nodes of the rounds before; what they have left on the stack
+    int n_chunks, chunk;    // of layers, 0: all are one; whose turn it is
+    int* layer_chunk;       // of each layer
+    int rest_chunk;         // of the tensors of no layer
+    DpProgress* progress;   // (n_chunks), of those whose turn it is not
     Part* leaf;             // --zero 2: of each stretch two layers, of the leaf that is computed
     float* leaf_grads;
     size_t n_leaf_grads;
@@ -275,7 +291,11 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     s->n_numbers = 1;
     s->table = table;
     s->n_tensors = n_tensors;
-    s->n_layers = tensors_layers(table, n_tensors);
+    s->n_layers = s->first_before = tensors_layers(table, n_tensors);
+    for (int i = 0; i < n_tensors; i++) {
+        const int first = table[i].is_before && table[i].layers > 0 ? table[i].first_layer : s->n_layers;
+        s->first_before = first < s->first_before ? first : s->first_before;
+    }
     s->frozen = frozen;
     s->whole = (Part*)malloc_check(sizeof(Part) * (size_t)n_tensors, "table of parts");
     for (int i = 0; i < n_tensors; i++) { s->whole[i] = part_whole(&table[i]); }
@@ -288,6 +308,23 @@ static inline void dp_init(DataParallel* s, Comm* comm, const Tensor* table, int
     s->first_node = (int*)malloc_check(sizeof(int) * ((size_t)s->size + 1), "plan of the tree");
     dp_keep_(s);
     if (s->zero == 2) { dp_plan_rounds_(s); } else { dp_plan_(s); }
+}
+
+// After dp_init: layers in n chunks, with layers that do not learn between any two. layer_chunk: of each layer; rest:
+// of the tensors of no layer. Each rank has as many leaves as all others
+static inline void dp_divide(DataParallel* s, int n, const int* layer_chunk, int rest) {
+    const size_t n_bytes = sizeof(int) * (size_t)s->n_layers;
+    s->n_chunks = n;
+    s->rest_chunk = rest;
+    s->layer_chunk = (int*)memcpy(malloc_check(n_bytes, "chunks of layers"), layer_chunk, n_bytes);
+    s->progress = (DpProgress*)malloc_check(sizeof(DpProgress) * (size_t)n, "chunks of layers");
+    memset(s->progress, 0, sizeof(DpProgress) * (size_t)n);
+}
+
+static inline int dp_stretch_chunk_(const DataParallel* s, int i) {
+    const Tensor* t = s->stretches[i].whole.tensor;
+    const int k = (int)(s->stretches[i].whole.first / tensor_slice_elements(t));
+    return t->layers == 0 ? s->rest_chunk : s->layer_chunk[tensor_slice_layer(t, k)];
 }
 
 // n numbers of a leaf besides its loss, before dp_open
@@ -342,6 +379,7 @@ static inline double dp_numbers_bytes(const DataParallel* s) {
 // memory for gradients; a GPU's connection to the other ranks
 static inline void dp_open(DataParallel* s) {
     leaf_tree_alloc_(&s->tree, s->n_reduced, s->n_arenas, dp_leaf(s, 0), dp_n_leaves(s), s->n_numbers);
+    for (int c = 0; c < s->n_chunks; c++) { s->progress[c].next = s->tree.first; }
     s->sums = (float*)malloc_check(sizeof(float) * (size_t)s->n_numbers, "sums of leaves");
     s->norm = (NormSum*)device_alloc(sizeof(NormSum), "the norm");
     if (s->size == 1) { return; }
@@ -367,6 +405,8 @@ static inline void dp_free(DataParallel* s) {
     free(s->whole);
     free(s->nodes);
     free(s->first_node);
+    free(s->layer_chunk);
+    free(s->progress);
     memset(s, 0, sizeof *s);
 }
 
@@ -528,6 +568,19 @@ static inline void dp_exchange_(DataParallel* s, int stretch, size_t begin, size
 
 // ---- 4. Micro-batches ----
 
+// from now on the leaf that is computed is that of this chunk
+static inline void dp_turn_to(DataParallel* s, int chunk) {
+    if (s->n_chunks < 2 || chunk == s->chunk) { return; }
+    DpProgress* was = &s->progress[s->chunk];
+    const DpProgress* now = &s->progress[chunk];
+    LeafTree* tree = &s->tree;
+    was->next = tree->next, was->n_nodes = tree->n_nodes, was->n_joined = s->n_joined, was->n_open = s->n_open;
+    memcpy(was->size, tree->size, sizeof was->size);
+    tree->next = now->next, tree->n_nodes = now->n_nodes, s->n_joined = now->n_joined, s->n_open = now->n_open;
+    memcpy(tree->size, now->size, sizeof now->size);
+    s->chunk = chunk;
+}
+
 // the fields of what learns, as dp_point sets them; the others keep what they hold
 static inline void dp_point_learning(DataParallel* s, void* pointers, int layer) {
     size_t begin, end;
@@ -594,7 +647,7 @@ static inline void dp_send_layer_(DataParallel* s, int layer, const Device* dev)
 // tensors of no layer, and the end of a round
 static inline void dp_send_rest_(DataParallel* s, const Device* dev) {
     dp_turn_(s, dev);
-    for (int i = 0; i < s->n_stretches; i++) {
+    for (int i = 0; i < s->n_stretches && (s->n_chunks < 2 || s->rest_chunk == s->chunk); i++) {
         size_t begin, end;
         if (dp_layer_range_(s, i, -1, &begin, &end)) { dp_send_(s, i, begin, end, dev); }
     }
@@ -644,24 +697,35 @@ static inline void dp_measure_leaf_(DataParallel* s, const Device* dev) {
     free(norms);
 }
 
-// layers come from the last to the first. With --zero 2 the memory of this one is written again two layers below
+// Layers come from the last to the first, and behind layer 0 those of a stack before it, from its last to its first; so
+// do they where a rank has no leaf (dp_idle_round_). With --zero 2 the memory of this one is written again two layers
+// below
 static inline void dp_layer_done(DataParallel* s, int layer, const Device* dev) {
     if (s->measures) { dp_measure_layer_(s, layer, dev); }
     if (dp_sends_now_(s)) { dp_send_layer_(s, layer, dev); }
 }
 
-// all layers and the tensors that belong to none
+// the leaf of a chunk of layers joins the tree, and nothing of it is sent
+static inline void dp_add_chunk_(const DataParallel* s, const Device* dev) {
+    for (int i = 0; i < s->n_stretches; i++) {
+        const Part part = s->reduced[i];
+        if (dp_stretch_chunk_(s, i) == s->chunk) { leaf_tree_add(&s->tree, part.at, part.n, dev); }
+    }
+}
+
+// all layers of the chunk and, where it has them, the tensors that belong to none
 static inline void dp_leaf_done(DataParallel* s, const Device* dev) {
     if (s->measures) {
         dp_measure_layer_(s, -1, dev);
         dp_measure_leaf_(s, dev);
     }
-    if (!dp_sends_now_(s)) {
+    if (!dp_sends_now_(s) && s->n_chunks < 2) {
         leaf_tree_push(&s->tree, dev);
         return;
     }
-    dp_send_rest_(s, dev);
-    leaf_tree_added(&s->tree, dev);
+    if (dp_sends_now_(s)) { dp_send_rest_(s, dev); } else { dp_add_chunk_(s, dev); }
+    if (s->n_chunks < 2 || s->chunk == s->n_chunks - 1) { leaf_tree_keep_numbers(&s->tree, dev); }
+    leaf_tree_added(&s->tree);
 }
 
 // n numbers of each own leaf become (n_leaves, n) those of each, in the order of leaves
@@ -707,7 +771,8 @@ static inline void dp_leaf_squares(DataParallel* s, double* squares) {
 
 // a rank without a leaf (in the last round, with --zero 2) still owns a part of what the others have
 static inline void dp_idle_round_(DataParallel* s, const Device* dev) {
-    for (int layer = s->n_layers - 1; layer >= 0; layer--) { dp_send_layer_(s, layer, dev); }
+    for (int layer = s->first_before - 1; layer >= 0; layer--) { dp_send_layer_(s, layer, dev); }
+    for (int layer = s->n_layers - 1; layer >= s->first_before; layer--) { dp_send_layer_(s, layer, dev); }
     dp_send_rest_(s, dev);
 }
 
@@ -728,22 +793,34 @@ static inline void dp_clear_frozen_(const DataParallel* s, float* grads, const D
 static inline float* dp_join_(DataParallel* s, const Device* dev) {
     if (s->n_joined < s->n_nodes) { dp_idle_round_(s, dev); }
     assert(s->n_joined == s->n_nodes && s->n_open == 1);
-    s->n_joined = s->n_open = 0;
     leaf_tree_clear(&s->tree);
     if (s->zero == 0) { dp_gather(s, s->tree.arena[0], s->reduced, dev); }
     dp_sum_numbers_(s, dev);
     return s->tree.arena[0];
 }
 
-// The sum over the leaves of all ranks, of numbers and gradient: an arena of the parts `reduced`, of which those that
-// this rank owns are right. The tree is empty again.
-static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
+static inline void dp_check_done_(const DataParallel* s) {
     const int n_done = s->tree.next - s->tree.first;
     if (n_done != dp_n_leaves(s)) {
         fail_run("backward: %d leaves were begun, dp_leaf_done was called %d times", dp_n_leaves(s), n_done);
     }
+}
+
+// The sum over the leaves of all ranks, of numbers and gradient: an arena of the parts `reduced`, of which those that
+// this rank owns are right. The tree is empty again.
+static inline float* dp_reduce(DataParallel* s, float* loss, const Device* dev) {
+    for (int c = 0; c < s->n_chunks; c++) {
+        dp_turn_to(s, c);
+        dp_check_done_(s);
+    }
+    dp_check_done_(s);  // all chunks have come as far now, and have nodes of the same sizes
     float* grads = s->size == 1 ? leaf_tree_finish(&s->tree, s->sums, dev) : dp_join_(s, dev);
     *loss = s->sums[0];
+    s->n_joined = s->n_open = 0;
+    for (int c = 0; c < s->n_chunks; c++) {
+        DpProgress* x = &s->progress[c];
+        x->next = s->tree.next, x->n_nodes = x->n_joined = x->n_open = 0;
+    }
     dp_clear_frozen_(s, grads, dev);
     return grads;
 }

@@ -158,8 +158,8 @@ static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Dev
         for (int p = 0; p < ep->ranks->ep.size; p++) { ep_add_source_(ep, ep->counts + p * ep->n_held, NULL); }
     }
     if (ep->n_rows > ep->most) {
-        fail_run("%d rows chose the experts of this rank, there is room for %d: a larger --ep-room, a smaller "
-                 "--batch-size", ep->n_rows, ep->most);
+        fail_input("--ep-room: %d rows chose the experts of this rank, there is room for %d: a larger one, or a "
+                   "smaller --batch-size", ep->n_rows, ep->most);
     }
     ep->n_leaves = ep->n_sources / ep->parts;
     for (int i = 0, n = 0; i < ep->n_leaves && ep->parts > 1; i++) { n += ep_join_sources_(ep, i, n); }

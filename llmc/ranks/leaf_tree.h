@@ -10,8 +10,8 @@ alone, first is 0 and leaf_tree_finish has it.
                                      the first is the sum of its losses) are to be written, both on the device: the host
                                      need not wait for a leaf. Of the numbers this is one place for all leaves
     leaf_tree_push                   both have been written: the leaf joins the tree, and its numbers go to their row.
-                                     The same in parts, as they are written: leaf_tree_add for each, then
-                                     leaf_tree_added
+                                     The same in parts, as they are written: leaf_tree_add for each,
+                                     leaf_tree_keep_numbers, leaf_tree_added
     leaf_tree_finish                 the root, and with it the one download of all numbers
     leaf_tree_root, leaf_tree_sums   the same sum over one number for each leaf, over several, on the host
 Memory: leaf_tree_depth(0, S) arenas for S leaves: 1 for one leaf, 2 for two, 3 for four, ... on the device.
@@ -95,11 +95,15 @@ static inline void leaf_tree_add(const LeafTree* tree, size_t at, size_t n, cons
     }
 }
 
-// all of them are done: the leaf is a node, or part of one
-static inline void leaf_tree_added(LeafTree* tree, const Device* dev) {
+// the numbers that the leaf has written go to their row
+static inline void leaf_tree_keep_numbers(LeafTree* tree, const Device* dev) {
     float* row = tree->numbers + (size_t)(tree->next - tree->first) * (size_t)tree->n_numbers;
-    int size = 1;
     device_copy(row, leaf_tree_numbers(tree), sizeof(float) * (size_t)tree->n_numbers, dev);
+}
+
+// all of them are done: the leaf is a node, or part of one
+static inline void leaf_tree_added(LeafTree* tree) {
+    int size = 1;
     tree->next++;
     while (tree->n_nodes > 0 && leaf_nodes_join(tree->size[tree->n_nodes - 1], size, tree->next)) {
         size += tree->size[--tree->n_nodes];
@@ -109,7 +113,8 @@ static inline void leaf_tree_added(LeafTree* tree, const Device* dev) {
 
 static inline void leaf_tree_push(LeafTree* tree, const Device* dev) {
     if (tree->n > 0) { leaf_tree_add(tree, 0, tree->n, dev); }
-    leaf_tree_added(tree, dev);
+    leaf_tree_keep_numbers(tree, dev);
+    leaf_tree_added(tree);
 }
 
 // the tree is empty again, for the next update

@@ -3,7 +3,8 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_layout          sizes only: what a run will need is known before anything is allocated
     model_save_rows       an adapter's tensors stand in front: of the rest, its base, nothing learns, and no file has it
     model_begin_ep        --ep: this rank holds some of the experts of each layer, others the rest (expert_ranks.h)
-    model_begin_pp        --pp: this rank holds some of the layers, others the rest (pipeline_ranks.h)
+    model_begin_pp        --pp: this rank holds some of the layers, others the rest (pipeline_ranks.h); model_turn_to:
+                          what is computed from now on is this chunk of them
     model_begin_tp        --tp: of matrices that are split this rank holds a part, others the rest (rank_group.h)
     model_begin_cp        --cp: of the rows of a micro-batch this rank has some positions, others the rest
                           (context_ranks.h)
@@ -15,7 +16,8 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
                           dp_point, or model_point_gradients
-    model_row, model_place_of, model_matrix   one of them: its row of the table, where it is stored, as a matrix
+    model_row, model_place_of, model_matrix, model_vector   one of them: its row of the table, where it is stored, as a
+                          matrix; the place of a field at a layer. model_field_learns: does it learn?
     model_slice           of an arena of parts that ranks keep one slice, on rank 0
     model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
     model_whole_average   their average over updates in the same way (ema.h)
@@ -36,6 +38,7 @@ With --pp the table is the same on all ranks, and says which layers are in memor
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
 #include "pipeline_ranks.h"  // PpRanks
+#include "pipeline_schedule.h"  // pp_tie_rooms
 #include "rank_group.h"      // RankGroup
 
 enum { MAX_TENSORS = 128 };
@@ -59,15 +62,17 @@ typedef struct {
     RankGroup tp;         // of --tp
     RankGroup cp;         // of --cp
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
+    char* chunk_layers[PP_CHUNKS_MAX];  // the same of each chunk
     int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
                           // matrix, too; -1: there is none
-    float* shared_grads;  // of the last stage: the head's share of its gradient, of model_shared_rooms micro-batches
-    int n_shared_sent;    // of this update
+    float* shared_grads;  // of the last stage: the head's share of its gradient, of pp.tie_rooms micro-batches
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
     int* frozen_held[2];  // of every slice of `held`, with --ep: for dp, for dp_experts
     int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
+    int learns_mtp;       // a module learns to predict the token after the next (ops/mtp_tokens.h): of its targets
+    float mtp_counted;    // so many count in the update whose leaves are computed
     int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
@@ -81,7 +86,7 @@ static inline void model_layout(Model* m, int n_table) {
     m->n_slices = tensors_slices(m->table, n_table);
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1, NULL);
-    m->pp = pp_ranks_init(NULL, 1, NULL);
+    m->pp = pp_ranks_init(NULL, 1, 1, NULL);
     m->tp = rank_group_init(NULL, 1);
     m->cp = rank_group_init(NULL, 1);
     m->shared = -1;
@@ -97,7 +102,7 @@ static inline int model_is_adapter(const Model* m) { return m->n_saved < m->n_ta
 static inline int model_is_saved_(const Model* m, const Tensor* t) { return t - m->table < m->n_saved; }
 
 static inline int model_has_ep(const Model* m) { return m->ranks.ep.size > 1; }
-static inline int model_has_pp(const Model* m) { return m->pp.n_stages > 1; }
+static inline int model_has_pp(const Model* m) { return m->pp.size > 1; }
 static inline int model_has_tp(const Model* m) { return m->tp.size > 1; }
 static inline int model_has_cp(const Model* m) { return m->cp.size > 1; }
 
@@ -112,7 +117,7 @@ static inline int model_row_has_ep(const Model* m, int i) { return model_has_ep(
 static inline void model_store_frozen(Model* m, Stored stored) {
     m->frozen_as = stored;
     for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
-        if (m->table[i].on_disk != VECTOR) { tensor_stored(&m->table[i], stored); }
+        if (tensor_is_matrix(&m->table[i])) { tensor_stored(&m->table[i], stored); }
     }
 }
 
@@ -186,33 +191,52 @@ static inline int model_stage_of(const Model* m, int i, int k) {
     return i < first ? 0 : m->pp.n_stages - 1;
 }
 
-static inline int model_is_of_stage(const Model* m, int i, int k) { return model_stage_of(m, i, k) == m->pp.stage; }
+// has a stage of this rank it?
+static inline int model_has_stage_of(const Model* m, int i, int k) {
+    return !model_has_pp(m) || pp_place_of(&m->pp, model_stage_of(m, i, k)) == m->pp.place;
+}
 
-// After model_layout, all ranks call. begin (size + 1): where the stages begin. shared: the field of the first stage
-// that the last one reads, too; or TENSOR_NO_FIELD. channels: of the residual stream
-static inline void model_begin_pp(Model* m, Comm* world, int size, const int* begin, size_t shared, int channels) {
-    m->pp = pp_ranks_init(world, size, begin);
+static inline void model_turn_to(Model* m, int chunk) {
+    pp_turn_to(&m->pp, chunk);
+    dp_turn_to(&m->dp, chunk);
+    dp_turn_to(&m->dp_experts, chunk);
+}
+
+// of each of L layers: is it one of begin .. end - 1? On the heap
+static inline char* model_mark_layers_(int L, int begin, int end) {
+    char* marks = (char*)malloc_check((size_t)L + 1, "stages");
+    for (int l = 0; l < L; l++) { marks[l] = l >= begin && l < end ? LAYER_HELD : '.'; }
+    marks[L] = '\0';
+    return marks;
+}
+
+// After model_layout, all ranks call. begin (size * n_chunks + 1): where the stages begin. shared: the field of the
+// first stage that the last one reads, too; or TENSOR_NO_FIELD. channels: of the residual stream
+static inline void model_begin_pp(Model* m, Comm* world, int size, int n_chunks, const int* begin, size_t shared,
+                                  int channels) {
+    m->pp = pp_ranks_init(world, size, n_chunks, begin);
     m->pp.channels = channels;
     m->shared = -1;
     if (size == 1) { return; }
     m->world = world;
     const int L = tensors_layers(m->table, m->n_table);
-    m->held_layers = (char*)malloc_check((size_t)L + 1, "stages");
-    for (int l = 0; l < L; l++) {
-        m->held_layers[l] = l >= pp_first_layer(&m->pp) && l < pp_end_layer(&m->pp) ? LAYER_HELD : '.';
+    m->held_layers = model_mark_layers_(L, 0, 0);
+    for (int c = 0; c < n_chunks; c++) {
+        const int first = begin[c * size + m->pp.place], end = begin[c * size + m->pp.place + 1];
+        m->chunk_layers[c] = model_mark_layers_(L, first, end);
+        memset(m->held_layers + first, LAYER_HELD, (size_t)(end - first));
     }
-    m->held_layers[L] = '\0';
     for (int i = 0; i < m->n_table; i++) {
         Tensor* t = &m->table[i];
         const int is_shared = t->field == shared && shared != TENSOR_NO_FIELD;
-        const int is_copy = is_shared && pp_is_last(&m->pp);
+        const int is_copy = is_shared && pp_has_last(&m->pp);
         if (is_shared) { m->shared = i; }
         if (t->layers > 0) { tensor_hold_layers(t, m->held_layers); }
-        else if (!model_is_of_stage(m, i, 0) && !is_copy) { tensor_hold_none(t); }
+        else if (!model_has_stage_of(m, i, 0) && !is_copy) { tensor_hold_none(t); }
     }
 }
 
-// layers of this rank: first .. end - 1
+// layers of the stage whose turn it is: first .. end - 1
 static inline int model_first_layer(const Model* m) { return model_has_pp(m) ? pp_first_layer(&m->pp) : 0; }
 static inline int model_end_layer(const Model* m) {
     return model_has_pp(m) ? pp_end_layer(&m->pp) : tensors_layers(m->table, m->n_table);
@@ -226,7 +250,7 @@ static inline int model_has_head(const Model* m) { return !model_has_pp(m) || pp
 
 // the ranks that share the leaves of an update: all, or those of a stage, and with --tp of a place
 static inline Comm* model_sharing(const Model* m, Comm* world) {
-    return model_has_tp(m) ? m->tp.alike : model_has_pp(m) ? m->pp.stage_ranks : world;
+    return model_has_tp(m) ? m->tp.alike : model_has_pp(m) ? m->pp.place_ranks : world;
 }
 
 // and the ranks of which each has other micro-batches: of those, with --cp, one of each group
@@ -236,7 +260,7 @@ static inline Comm* model_dealing(const Model* m, Comm* world) {
 
 // all ranks, or those of a stage
 static inline Comm* model_stage_ranks(const Model* m, Comm* world) {
-    return model_has_pp(m) ? m->pp.stage_ranks : world;
+    return model_has_pp(m) ? m->pp.place_ranks : world;
 }
 
 // the number of this rank among all
@@ -394,15 +418,38 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
         const int is_other = model_has_ep(m) && (m->table[i].experts > 0) != experts;
         for (int k = 0; k < tensor_slices(&m->table[i]); k++) {
             if (model_place(m, i, k) != m->ranks.ep.place) { continue; }
-            *next++ = slice_is_frozen(m->frozen, slice + k) || is_other || !model_is_of_stage(m, i, k);
+            *next++ = slice_is_frozen(m->frozen, slice + k) || is_other || !model_has_stage_of(m, i, k);
         }
     }
     return frozen;
 }
 
+// chunks of this rank's layers, whose leaves are told by turns
+static inline void model_plan_chunks_(Model* m, DataParallel* dp) {
+    const PpRanks* x = &m->pp;
+    int* chunks = (int*)malloc_check(sizeof(int) * (size_t)x->begin[x->n_stages], "stages");
+    for (int l = 0; l < x->begin[x->n_stages]; l++) { chunks[l] = pp_stage_of(x, l) / x->size; }
+    dp_divide(dp, x->n_chunks, chunks, pp_has_last(x) ? x->n_chunks - 1 : 0);
+    dp_turn_to(dp, pp_chunk(x));
+    free(chunks);
+}
+
+// with --pp; n_batches: of an update
+static inline void model_plan_stages_(Model* m, Comm* world, int n_batches) {
+    const PpShape shape = {m->pp.size, m->pp.n_chunks, (int)ceil_div(n_batches, model_dealing(m, world)->size)};
+    PpSchedule schedule;
+    pp_open(&schedule, shape);
+    m->pp.tie_rooms = pp_tie_rooms(&schedule);
+    pp_free(&schedule);
+    if (m->pp.n_chunks == 1) { return; }
+    model_plan_chunks_(m, &m->dp);
+    if (model_has_ep(m)) { model_plan_chunks_(m, &m->dp_experts); }
+}
+
 // Sizes only: who keeps what. Arguments as those of model_init_training
-static inline void model_plan(Model* m, Comm* comm, int n_batches, int zero) {
+static inline void model_plan(Model* m, Comm* world, int n_batches, int zero) {
     const int n_leaves = model_leaves(m, n_batches);
+    Comm* comm = world;
     assert(!model_has_cp(m) || zero == 2);  // the leaves of a micro-batch are computed at once, in one round
     if (model_has_pp(m) || model_has_tp(m)) {
         comm = model_sharing(m, comm)->size > 1 ? model_sharing(m, comm) : NULL;
@@ -411,6 +458,7 @@ static inline void model_plan(Model* m, Comm* comm, int n_batches, int zero) {
     if (!model_has_ep(m)) {
         dp_init(&m->dp, comm, m->held, m->n_table, model_has_pp(m) ? m->frozen_held[0] : m->frozen, n_leaves, zero);
         m->n_kept = m->dp.n_kept;
+        if (model_has_pp(m)) { model_plan_stages_(m, world, n_batches); }
         return;
     }
     Comm* holders = m->ranks.ep.alike->size > 1 ? m->ranks.ep.alike : NULL;
@@ -423,6 +471,7 @@ static inline void model_plan(Model* m, Comm* comm, int n_batches, int zero) {
     // they lie behind the rest
     for (int i = 0; i < m->dp_experts.n_stretches; i++) { m->dp_experts.kept[i].at += m->dp.n_kept; }
     m->n_kept = m->dp.n_kept + m->dp_experts.n_kept;
+    if (model_has_pp(m)) { model_plan_stages_(m, world, n_batches); }
 }
 
 static inline void model_plan_free(Model* m) {
@@ -433,26 +482,20 @@ static inline void model_plan_free(Model* m) {
     m->frozen_held[0] = m->frozen_held[1] = NULL;
 }
 
-// So many micro-batches later than it has it, the last stage sends the shared row's gradient: the first one comes to
-// the backward pass of a micro-batch p - 1 operations after the last, which is (p - 1) / 2 micro-batches, and asks for
-// it then. While it waits, the last stage gets p - 2 micro-batches further and no more: a longer delay would never end
-static inline int model_shared_delay(const Model* m) { return (m->pp.n_stages - 1) / 2; }
-static inline int model_shared_rooms(const Model* m) { return model_shared_delay(m) + 1; }
-
-// has this rank, of the last stage, the head's share of a gradient that the first stage keeps?
+// has this rank, with the last stage, the head's share of a gradient that the first stage keeps?
 static inline int model_sends_shared(const Model* m) {
-    return model_has_pp(m) && m->shared >= 0 && pp_is_last(&m->pp) &&
+    return model_has_pp(m) && m->shared >= 0 && pp_has_last(&m->pp) &&
            !slice_is_frozen(m->frozen, tensors_slices(m->table, m->shared));
 }
 
 static inline int model_receives_shared(const Model* m) {
-    return model_has_pp(m) && m->shared >= 0 && pp_is_first(&m->pp) &&
+    return model_has_pp(m) && m->shared >= 0 && pp_has_first(&m->pp) &&
            !slice_is_frozen(m->frozen, tensors_slices(m->table, m->shared));
 }
 
 static inline double model_shared_bytes(const Model* m) {
     return model_sends_shared(m)
-               ? sizeof(float) * (double)tensor_elements(&m->held[m->shared]) * model_shared_rooms(m) : 0.0;
+               ? sizeof(float) * (double)tensor_elements(&m->held[m->shared]) * m->pp.tie_rooms : 0.0;
 }
 
 // comm NULL: alone. zero 1: masters and moments are kept once, not on every rank; 2: sums of gradients too, which
@@ -632,11 +675,24 @@ static inline int model_row(const Model* m, size_t field, int layer) {
     return -1;
 }
 
+// does what a field has at a layer learn? A layer that lacks it has nothing to learn
+static inline int model_field_learns(const Model* m, size_t field, int layer) {
+    const int i = model_row(m, field, layer), k = i < 0 ? -1 : tensor_slice(&m->table[i], layer);
+    return k >= 0 && !slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k);
+}
+
 // where what is stored of row i at a layer begins
 static inline const void* model_place_of(const Model* m, int i, int layer) {
     const Tensor* t = &m->held[i];
     const size_t element = (size_t)tensor_slice(t, layer) * tensor_slice_elements(t);
     return (const char*)m->w.stored + tensor_stored_place(t, element);
+}
+
+// of a field of the table that is read as the build has it, such as the gain of a norm
+static inline const void* model_vector(const Model* m, size_t field, int layer) {
+    const int i = model_row(m, field, layer);
+    assert(m->held[i].stored == STORED_BY_BUILD);
+    return model_place_of(m, i, layer);
 }
 
 // the same of a matrix, as products read it. In a CUDA build its data alone count, which are floatX
@@ -667,6 +723,7 @@ static inline void model_free(Model* m) {
     rank_group_free(&m->tp);
     rank_group_free(&m->cp);
     free(m->held_layers);
+    for (int c = 0; c < PP_CHUNKS_MAX; c++) { free(m->chunk_layers[c]); }
     free(m->frozen);
 }
 
@@ -711,7 +768,7 @@ static inline const float* model_bring_slice_(const Model* m, const float* from,
 // Slice k of row i, which learns, of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in
 // `room`, on the others NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory
 static inline const float* model_slice(Model* m, const float* arena, int i, int k, float* room, const Device* dev) {
-    const int held = model_is_of_stage(m, i, k) ? model_held_slice(m, i, k) : -1;
+    const int held = model_has_stage_of(m, i, k) ? model_held_slice(m, i, k) : -1;
     const float* from = held < 0 ? NULL : dp_slice(model_dp(m, i), arena, i, held, room, dev);
     return model_bring_slice_(m, from, room, i, k);
 }
@@ -768,10 +825,11 @@ static inline ModelSource model_source_of(const Model* m, const void* copy, cons
     return m->w.master ? of_masters : as_stored;
 }
 
-// of a copy of the average
-static inline ModelSource model_source_of_average(const Model* m, const float* copy, const Device* copy_dev,
-                                                  const Device* dev) {
-    const ModelSource from = {copy, copy_dev, m->w.stored, dev};
+// of a copy of the average and one of model_source, where what does not learn is as it was then: biases of routers move
+static inline ModelSource model_source_of_average(const Model* m, const float* average, const void* copy,
+                                                  const Device* copy_dev, const Device* dev) {
+    ModelSource from = model_source_of(m, copy, copy_dev, dev);
+    from.kept = average, from.kept_dev = copy_dev;
     return from;
 }
 
@@ -806,10 +864,11 @@ static inline const float* model_whole(Model* m, const void* copy, const Device*
     return model_collect_(m, model_source_of(m, copy, copy_dev, dev));
 }
 
-// The average from a copy of it, with what is frozen as it is stored: floats on the host of rank 0, which arena_free
-// frees; NULL on the others. All ranks call
-static inline float* model_whole_average(Model* m, const float* copy, const Device* copy_dev, const Device* dev) {
-    return model_collect_(m, model_source_of_average(m, copy, copy_dev, dev));
+// The average from a copy of it and one of model_source, with what is frozen as it is stored: floats on the host of
+// rank 0, which arena_free frees; NULL on the others. All ranks call
+static inline float* model_whole_average(Model* m, const float* average, const void* copy, const Device* copy_dev,
+                                         const Device* dev) {
+    return model_collect_(m, model_source_of_average(m, average, copy, copy_dev, dev));
 }
 
 static inline void model_whole_free(const Model* m, const float* whole, const void* copy) {

@@ -2,7 +2,7 @@
 Gradients of a model and what an update makes of them: the calls of data_parallel.h, once for what every rank has and
 once for experts, with --ep; with --pp of the stages together. Without these each is that call and nothing else.
     model_point_gradients   the fields of a struct of pointers point to where backward writes the gradients of a layer
-    model_gradient_of       one of them
+    model_gradient_of       one of them; model_vector_gradient: that of a field at a layer
     model_layer_done, model_leaf_done   told by backward
     model_receive_shared, model_send_shared   with --pp, of a row that the first and the last stage share: the head's
                             gradient goes to the first stage, whose embedding adds its own
@@ -20,7 +20,7 @@ once for experts, with --ep; with --pp of the stages together. Without these eac
 
 // of the last stage: where the head's gradient of micro-batch k, counted from the first of this rank, is to be written
 static inline float* model_shared_room_(const Model* m, int k) {
-    return m->shared_grads + tensor_elements(&m->held[m->shared]) * (size_t)(k % model_shared_rooms(m));
+    return m->shared_grads + tensor_elements(&m->held[m->shared]) * (size_t)(k % m->pp.tie_rooms);
 }
 
 // as dp_point; of experts that ranks share, the gradients of all leaves that their group computes now; on
@@ -39,6 +39,10 @@ static inline float* model_gradient_of(Model* m, int i, int layer) {
         return model_shared_room_(m, m->dp.tree.next - m->dp.tree.first);
     }
     return dp_gradient_of(model_dp(m, i), i, layer);
+}
+
+static inline float* model_vector_gradient(Model* m, size_t field, int layer) {
+    return model_gradient_of(m, model_row(m, field, layer), layer);
 }
 
 static inline void model_layer_done(Model* m, int layer, const Device* dev) {
@@ -66,16 +70,11 @@ static inline void model_receive_shared(Model* m, const Device* dev) {
     model_go_around_(m, NULL, dp_gradient_of(&m->dp, m->shared, 0), n_bytes, dev);
 }
 
-// On the last stage, of whose micro-batches n are computed: those for which the first one now waits, or with `all` the
-// rest of the update
-static inline void model_send_shared(Model* m, int n, int all, const Device* dev) {
-    const int end = all ? n : n - model_shared_delay(m);
+// on the last stage, when the first one asks for what the head has written of micro-batch k (PP_TIE)
+static inline void model_send_shared(const Model* m, int k, const Device* dev) {
     if (!model_sends_shared(m)) { return; }
-    for (; m->n_shared_sent < end; m->n_shared_sent++) {
-        const size_t n_bytes = sizeof(float) * tensor_elements(&m->held[m->shared]);
-        model_go_around_(m, model_shared_room_(m, m->n_shared_sent), NULL, n_bytes, dev);
-    }
-    if (all) { m->n_shared_sent = 0; }
+    const size_t n_bytes = sizeof(float) * tensor_elements(&m->held[m->shared]);
+    model_go_around_(m, model_shared_room_(m, k), NULL, n_bytes, dev);
 }
 
 // after an update the last stage gets what the first has made of it
@@ -106,11 +105,13 @@ static inline float* model_reduce(Model* m, float* loss, const Device* dev) {
 static inline double model_stage_bytes(const Model* m, double stream) {
     const PpRanks* x = &m->pp;
     if (!model_has_pp(m)) { return 0.0; }
-    const double n_leaves = dp_n_leaves(&m->dp), others = x->n_stages - 1;
+    const double n_leaves = dp_n_leaves(&m->dp), others = x->size - 1;
     const double numbers = sizeof(float) * (double)m->n_numbers;
-    double n = 0.0;
-    if (!pp_is_last(x)) { n += n_leaves * (stream + numbers); } else { n += others * (sizeof(float) + numbers); }
-    if (!pp_is_first(x) && m->lowest < pp_first_layer(x)) { n += n_leaves * (stream + numbers); }
+    double n = pp_has_last(x) ? others * (sizeof(float) + numbers) : 0.0;
+    for (int s = x->place; s < x->n_stages; s += x->size) {
+        n += (s + 1 < x->n_stages) * n_leaves * (stream + numbers);
+        n += (s > 0 && m->lowest < x->begin[s]) * n_leaves * (stream + numbers);
+    }
     if (model_sends_shared(m)) { n += n_leaves * sizeof(float) * (double)tensor_elements(&m->held[m->shared]); }
     if (model_receives_shared(m)) {
         n += (double)m->held[m->shared].stored_bytes * (double)tensor_elements(&m->held[m->shared]);

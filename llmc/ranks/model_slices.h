@@ -19,7 +19,7 @@ typedef struct {
 } ModelSlices;
 
 static inline ModelSlices model_slices_open(Model* m, ModelSource from) {
-    const ModelSlices x = {m, from, (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_saved),
+    const ModelSlices x = {m, from, (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_table),
                                                          "a slice of a tensor")};
     return x;
 }

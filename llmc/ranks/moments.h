@@ -101,7 +101,7 @@ static inline void moments_load_layers(const char* path, Model* m, float* first,
             int file = tensor_old_slice(t, old_layer, k);
             if (!moments_learns_(m, i, k)) { continue; }
             const int is_new = file >= 0 && !moments_are_there_(&set, t, file);
-            n_new += is_new;
+            n_new += is_new && k % tensor_joined(t) == 0;
             file = is_new ? -1 : file;
             moments_load_slice_(&set, m, "exp_avg.", first, i, k, file, room, turned, dev);
             moments_load_slice_(&set, m, "exp_avg_sq.", second, i, k, file, room, turned, dev);

@@ -29,7 +29,7 @@ static inline PpStreams pp_streams(void* in, void* out, void* gradient, size_t n
 }
 
 typedef struct {
-    Comm* pair;
+    Comm* pair;  // NULL: there was none
     CommTicket stream, numbers;
 } PpSwap;
 
@@ -68,6 +68,6 @@ static inline void pp_send(const PpRanks* x, const PpStreams* e, const Device* d
 // n floats on the host
 static inline void pp_tell(const PpRanks* x, float* values, size_t n) {
     if (x->n_stages == 1) { return; }
-    comm_wait(x->line, comm_broadcast(x->line, values, n, DT_F32, x->n_stages - 1, HERE));
+    comm_wait(x->line, comm_broadcast(x->line, values, n, DT_F32, x->size - 1, HERE));
 }
 #endif  // LLMC_PIPELINE_LINK_H

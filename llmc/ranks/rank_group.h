@@ -12,6 +12,8 @@ groups do (data_parallel.h).
     rank_group_free
     rank_group_exchange   on the device: a block of n bytes to and from each of the others of the group. Block p of
                           `landing` comes from place p; what goes to it lies p * stride bytes behind `send`
+    rank_group_pass   on the device: n bytes to the next place, and as many from the one before; behind the last comes
+                      the first
     rank_pair, rank_pair_exchange   a group of two; bytes of a device with the other, each way, or one, or neither
 Explained in doc/ranks.md
 */
@@ -24,12 +26,14 @@ enum { RANK_GROUP_MAX = 256 };
 typedef struct {
     int size, place;  // of the group, and this rank's in it
     int chunks;       // of every row that a rank has, with --cp
+    int unit;         // of positions: a chunk has a multiple of it
+    int by;           // CpBy: how attention comes by the keys of others, with --cp (context_parallel.h)
     Comm *group, *alike;
 } RankGroup;
 
 // n: of a group, which divides the ranks of `among`: all of them, or those that share what other groups have. All call
 static inline RankGroup rank_group_init(Comm* among, int n) {
-    RankGroup x = {n, among ? among->rank % n : 0, 1, NULL, NULL};
+    RankGroup x = {n, among ? among->rank % n : 0, 1, 1, 0, NULL, NULL};
     if (n == 1) { return x; }
     x.group = comm_every(among, among->rank / n * n, 1, n, HERE);
     x.alike = comm_every(among, x.place, n, among->size / n, HERE);
@@ -52,6 +56,16 @@ static inline void rank_group_exchange(void* landing, const void* send, size_t s
         pieces[p] = piece;
     }
     comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
+}
+
+static inline CommTicket rank_group_pass(void* landing, const void* send, size_t n, const RankGroup* x,
+                                         const Device* dev) {
+    CommPiece pieces[RANK_GROUP_MAX];
+    const int next = (x->place + 1) % x->size, before = (x->place + x->size - 1) % x->size;
+    memset(pieces, 0, sizeof(CommPiece) * (size_t)x->size);
+    pieces[next].send = send, pieces[next].n_send = n;
+    pieces[before].recv = landing, pieces[before].n_recv = n;
+    return comm_exchange_device(x->group, pieces, dev, HERE);
 }
 
 // a group of ranks a and b on these two; the others, which call too, have none

@@ -1,26 +1,54 @@
 /*
 What ranks that have a matrix together (--tp, rank_group.h) exchange, of activations (N, L) and of the matrix itself.
-Every number of a product is computed by one rank, as one chain over all that it sums over: nothing is added across
-ranks, so the bits are those of a rank that has the whole matrix.
+Every number of a product is computed by one rank, as one chain over all that it sums over, or, of a vocabulary, by one
+rank after the other as one chain: no sums of ranks are added, so the bits are those of a rank that has the whole
+matrix.
     tp_gather, tp_gather_floats   each rank has some columns of (N, L): all get all
     tp_gather_rows  each rank has some of the rows: all get all, where they lie
+    tp_scatter_rows each gets its rows from every rank
+    tp_chain_steps, tp_chain_piece, tp_chain_pass, tp_chain_end   of a vocabulary, of which each rank has some: sums
+                    over all of it, each a chain that goes on from rank to rank
     tp_take         those of this rank, of all columns; tp_spread: to their places among those of all
     tp_to_columns   each rank has some rows of a matrix (OC, C), all their columns: it gets its columns of all rows
     tp_to_rows      and the other way
     TpRoom, tp_room, tp_room_elements   scratch of a product with a matrix (OC, C), whole sizes, for N positions
-Columns of (N, L), and rows of a matrix, in sections: of each a rank has one part of `size`, in the order of places, as
-of the rows of gate and of up. All sizes are whole, those of all ranks together; the sections are equal.
+Columns of (N, L), and rows of a matrix, in sections (TpSections): of each a rank has one part of `size`, in the order
+of places, as of the rows of gate and of up. All sizes are whole, those of all ranks together. tp_one: a single section.
 A matrix (OC, C) whose rows are split, as those of Q, K, V, gate and up: forward is the rank's own, from (N, C) to its
 outputs. Back the gradient of the inputs sums over all outputs: these are gathered, the matrix is turned, each rank
 computes its columns of the gradient, and they are gathered.
 A matrix whose columns are split, as those of O and down: forward sums over all columns: the inputs are gathered, the
 matrix is turned, each rank computes its outputs, and they are gathered. Back everything is the rank's own.
-Cost:   a rank sends (size - 1) / size of N L floatX for a gather and of OC C / size for a turn.
+A vocabulary is far wider than the channels, so that its logits are not gathered. A sum over it begins on place 0 with
+what that has, goes on from place to place, and all get it from the last: still one chain, but no rank does it alone.
+Nobody waits for the others' parts: rows are cut in `size` pieces, and at each step every rank has another one.
+
+    step       0    1    2    3    4      of three ranks: which piece a rank adds to; it came from the place before
+    place 0    0    1    2    .    .      a step ago. Where there is none the rank may do something else
+    place 1    .    0    1    2    .
+    place 2    .    .    0    1    2      the last hands piece p to place p; in the end these are gathered
+
+Cost:   a rank sends (size - 1) / size of N L floatX for a gather and of OC C / size for a turn; for a chain twice the
+        former, in 2 size - 1 exchanges.
 */
 #ifndef LLMC_TENSOR_PARALLEL_H
 #define LLMC_TENSOR_PARALLEL_H
 #include "../core/floatx.h"  // floatX
+#include "../core/tensor.h"  // SECTIONS_MAX
 #include "rank_group.h"      // RankGroup, rank_group_exchange
+
+typedef struct { int n, of[SECTIONS_MAX]; } TpSections;
+
+static inline TpSections tp_one(int L) {
+    const TpSections one = {1, {L, 0, 0, 0}};
+    return one;
+}
+
+static inline int tp_length(const TpSections* s) {
+    int L = 0;
+    for (int k = 0; k < s->n; k++) { L += s->of[k]; }
+    return L;
+}
 
 typedef struct {
     floatX *weight;   // (OC C / size), at the same place whatever N
@@ -56,29 +84,33 @@ static inline void tp_strips_(floatX* to, int to_row, const floatX* from, int fr
                        sizeof(floatX) * (size_t)width, n, dev);
 }
 
-// L: bytes of a whole row
-static inline void tp_gather_bytes_(void* whole, const void* part, void* landing, int N, size_t L, size_t sections,
-                                    const RankGroup* x, const Device* dev) {
-    const size_t each = L / (size_t)x->size, width = each / sections, n = (size_t)N * each;
+// of elements of so many bytes
+static inline void tp_gather_bytes_(void* whole, const void* part, void* landing, int N, TpSections sections,
+                                    size_t bytes, const RankGroup* x, const Device* dev) {
+    const size_t size = (size_t)x->size, L = bytes * (size_t)tp_length(&sections), each = L / size;
+    const size_t n = (size_t)N * each;
     rank_group_exchange(landing, part, 0, n, x, dev);
-    for (size_t p = 0; p < (size_t)x->size; p++) {
+    for (size_t p = 0; p < size; p++) {
         const char* from = p == (size_t)x->place ? (const char*)part : (const char*)landing + n * p;
-        for (size_t s = 0; s < sections; s++) {
-            device_copy_strips((char*)whole + s * (L / sections) + p * width, L, from + s * width, each, width, N, dev);
+        size_t at = 0;
+        for (int s = 0; s < sections.n; s++) {
+            const size_t section = bytes * (size_t)sections.of[s], width = section / size;
+            device_copy_strips((char*)whole + at + p * width, L, from + at / size, each, width, N, dev);
+            at += section;
         }
     }
 }
 
 // whole (N, L), part (N, L / size); landing (size, N, L / size)
-static inline void tp_gather(floatX* whole, const floatX* part, floatX* landing, int N, int L, int sections,
+static inline void tp_gather(floatX* whole, const floatX* part, floatX* landing, int N, TpSections sections,
                              const RankGroup* x, const Device* dev) {
-    tp_gather_bytes_(whole, part, landing, N, sizeof(floatX) * (size_t)L, (size_t)sections, x, dev);
+    tp_gather_bytes_(whole, part, landing, N, sections, sizeof(floatX), x, dev);
 }
 
 // the same of statistics
 static inline void tp_gather_floats(float* whole, const float* part, float* landing, int N, int L, const RankGroup* x,
                                     const Device* dev) {
-    tp_gather_bytes_(whole, part, landing, N, sizeof(float) * (size_t)L, 1, x, dev);
+    tp_gather_bytes_(whole, part, landing, N, tp_one(L), sizeof(float), x, dev);
 }
 
 // rows (N, width bytes), of which place p has comm_share(N, p, size) and those up to that of the next
@@ -96,11 +128,78 @@ static inline void tp_gather_rows(void* rows, int N, size_t width, const RankGro
     comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
 }
 
-static inline void tp_take(floatX* part, const floatX* whole, int N, int L, int sections, const RankGroup* x,
+typedef struct { size_t at, n_bytes; } TpRows;
+
+// piece p of (N, width bytes)
+static inline TpRows tp_rows_(int N, size_t width, int p, const RankGroup* x) {
+    const size_t at = width * (size_t)comm_share(N, p, x->size);
+    const TpRows rows = {at, width * (size_t)comm_share(N, p + 1, x->size) - at};
+    return rows;
+}
+
+// landing (size, own rows, width bytes), from rows (N, width bytes) of each
+static inline void tp_scatter_rows(void* landing, const void* rows, int N, size_t width, const RankGroup* x,
+                                   const Device* dev) {
+    CommPiece pieces[RANK_GROUP_MAX];
+    const size_t n = tp_rows_(N, width, x->place, x).n_bytes;
+    for (int p = 0; p < x->size; p++) {
+        const TpRows of = tp_rows_(N, width, p, x);
+        const CommPiece piece = {(const char*)rows + of.at, (char*)landing + n * (size_t)p, of.n_bytes, n};
+        pieces[p] = piece;
+    }
+    comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
+}
+
+static inline int tp_chain_steps(const RankGroup* x) { return 2 * x->size - 1; }
+
+// the piece that it is this rank's turn to add to; -1: none
+static inline int tp_chain_piece(int step, const RankGroup* x) {
+    const int piece = step - x->place;
+    return piece >= 0 && piece < x->size ? piece : -1;
+}
+
+// behind the work of a step: rows (N, width bytes)
+static inline void tp_chain_pass(void* rows, int N, size_t width, int step, const RankGroup* x, const Device* dev) {
+    CommPiece pieces[RANK_GROUP_MAX];
+    const int last = x->size - 1, place = x->place, piece = tp_chain_piece(step, x), next = step + 1 - place;
+    const int to = place < last ? place + 1 : piece;
+    if (step + 1 == tp_chain_steps(x)) { return; }
+    memset(pieces, 0, sizeof(CommPiece) * (size_t)x->size);
+    if (piece >= 0 && to != place) {
+        const TpRows mine = tp_rows_(N, width, piece, x);
+        pieces[to].send = (const char*)rows + mine.at, pieces[to].n_send = mine.n_bytes;
+    }
+    if (place > 0 && next >= 0 && next < x->size) {
+        const TpRows before = tp_rows_(N, width, next, x);
+        pieces[place - 1].recv = (char*)rows + before.at, pieces[place - 1].n_recv = before.n_bytes;
+    }
+    if (place < last && step - last == place) {  // it is whole
+        const TpRows own = tp_rows_(N, width, place, x);
+        pieces[last].recv = (char*)rows + own.at, pieces[last].n_recv = own.n_bytes;
+    }
+    comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
+}
+
+// behind the last step: all pieces come to all but to the last place, which has finished them
+static inline void tp_chain_end(void* rows, int N, size_t width, const RankGroup* x, const Device* dev) {
+    CommPiece pieces[RANK_GROUP_MAX];
+    const TpRows own = tp_rows_(N, width, x->place, x);
+    for (int p = 0; p < x->size; p++) {
+        const TpRows other = tp_rows_(N, width, p, x);
+        const size_t n_send = p == x->size - 1 ? 0 : own.n_bytes, n_recv = x->place == x->size - 1 ? 0 : other.n_bytes;
+        const CommPiece piece = {(char*)rows + own.at, (char*)rows + other.at, p == x->place ? 0 : n_send,
+                                 p == x->place ? 0 : n_recv};
+        pieces[p] = piece;
+    }
+    comm_wait_device(x->group, comm_exchange_device(x->group, pieces, dev, HERE), dev);
+}
+
+static inline void tp_take(floatX* part, const floatX* whole, int N, TpSections sections, const RankGroup* x,
                            const Device* dev) {
-    const int each = L / x->size, width = each / sections;
-    for (int s = 0; s < sections; s++) {
-        tp_strips_(part + s * width, each, whole + s * (L / sections) + x->place * width, L, width, N, dev);
+    const int L = tp_length(&sections), size = x->size;
+    for (int s = 0, at = 0; s < sections.n; at += sections.of[s++]) {
+        const int width = sections.of[s] / size;
+        tp_strips_(part + at / size, L / size, whole + at + x->place * width, L, width, N, dev);
     }
 }
 
@@ -111,20 +210,21 @@ static inline void tp_spread(floatX* whole, const floatX* part, int N, int L, co
     tp_strips_(whole + x->place * each, L, part, each, each, N, dev);
 }
 
-// room->weight (OC, C / size) from rows (OC / size, C)
-static inline void tp_to_columns(const TpRoom* room, const floatX* rows, int OC, int C, int sections,
+// room->weight (OC, C / size) from rows (OC / size, C), OC in sections
+static inline void tp_to_columns(const TpRoom* room, const floatX* rows, TpSections sections, int C,
                                  const RankGroup* x, const Device* dev) {
-    const int c = C / x->size, n_rows = OC / x->size, width = n_rows / sections;
+    const int size = x->size, c = C / size, n_rows = tp_length(&sections) / size;
     const size_t n = (size_t)n_rows * (size_t)c;
-    for (int p = 0; p < x->size; p++) {
+    for (int p = 0; p < size; p++) {
         tp_strips_((p == x->place ? room->landing : room->pack) + n * (size_t)p, c, rows + (size_t)p * c, C, c, n_rows,
                    dev);
     }
     rank_group_exchange(room->landing, room->pack, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
-    for (int p = 0; p < x->size; p++) {
-        for (int s = 0; s < sections; s++) {
-            device_copy(room->weight + (size_t)(s * (OC / sections) + p * width) * (size_t)c,
-                        room->landing + n * (size_t)p + (size_t)(s * width) * (size_t)c,
+    for (int p = 0; p < size; p++) {
+        for (int s = 0, at = 0; s < sections.n; at += sections.of[s++]) {
+            const int width = sections.of[s] / size;
+            device_copy(room->weight + (size_t)(at + p * width) * (size_t)c,
+                        room->landing + n * (size_t)p + (size_t)(at / size) * (size_t)c,
                         sizeof(floatX) * (size_t)width * (size_t)c, dev);
         }
     }

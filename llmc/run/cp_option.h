@@ -2,15 +2,19 @@
 --cp: groups of ranks that have the positions of every row together (ranks/context_ranks.h). `chunks`, of a row on each
 rank: 2 of attention, as models/segment_attention.h has it; 1 of what goes along a row, as ranks/carried_line.h has it.
     cp_option    its row of the table
+    cp_by_option   of attention: how it comes by the keys of other ranks
     cp_begin     in Trainer.choose, behind pp_begin and tp_begin: which ranks have which positions
     cp_check     in Trainer.check: can rows be cut so?
-    cp_box       rows of the box
-    cp_leaves, cp_sent   for Trainer.keys_sent: of attention with so many channels of keys in each layer
+    cp_check_by  behind it, of attention with so many heads
+    cp_box       rows of the box, for attention; cp_line_box, for what goes along rows alone
+    cp_leaves, cp_layer_sent, cp_sent   for Trainer.keys_sent: micro-batches; of attention with so many heads in a layer
+                 in one of them, floatX; in each layer in an update, bytes
 */
 #ifndef LLMC_CP_OPTION_H
 #define LLMC_CP_OPTION_H
-#include "../ranks/context_parallel.h"  // cp_sends
+#include "../ranks/context_parallel.h"  // CP_BY_NAMES, cp_attention_sends, cp_heads_obstacle
 #include "../ranks/model.h"             // model_begin_cp
+#include "pipeline.h"                   // pp_sum
 #include "trainer.h"                    // Run, run_is_typed
 
 static inline Option cp_option(int* size, int chunks) {
@@ -23,6 +27,16 @@ static inline Option cp_option(int* size, int chunks) {
                         "share the positions of every row among groups of C ranks, for rows that are too long for one: "
                         "needs a multiple of C ranks, and rows of a multiple of 2C positions. Brings --zero 2. Sums "
                         "over positions are made of C parts: with another C the last digits differ", 0};
+    return row;
+}
+
+static inline Option cp_by_option(int* by) {
+    const Option row = {"machine", "cp-by", "", OPTION_CHOICE, by, "gather", 0, 0, CP_BY_NAMES,
+                        "with --cp, how queries meet the keys of other ranks. gather: every rank gets all keys and "
+                        "values of a layer. ring: they go round, and a rank has those of two ranks at a time: the same "
+                        "bytes on the way forward, for rows whose keys are too many. heads: each rank gets all "
+                        "positions of some heads, and gives back their outputs: the least to send without grouped "
+                        "heads, and gradients of keys with the bits of one rank. C divides the heads", 0};
     return row;
 }
 
@@ -59,7 +73,7 @@ static inline void cp_begin(Run* r, int* size, int chunks) {
 
 // once the length of rows is known. dropout: what it leaves out goes by positions of whole rows
 static inline void cp_check(Run* r, int* size, float dropout) {
-    const int each = r->model->cp.chunks * *size;
+    const int each = cp_multiple(&r->model->cp);
     if (*size == 1) { return; }
     options_refuse(dropout > 0.0f, "cp", "is not for dropout");
     if (r->T % each == 0) { return; }
@@ -69,17 +83,49 @@ static inline void cp_check(Run* r, int* size, float dropout) {
     }
     cp_warn_(r, *size);
     rank_group_free(&r->model->cp);
-    *size = r->model->cp.chunks = 1;
+    *size = r->model->cp.chunks = r->model->cp.unit = 1;
+}
+
+// by: of CP_BY_NAMES; heads: of each rank of --tp
+static inline void cp_check_by(Run* r, int by, int NH, int NKV) {
+    RankGroup* x = &r->model->cp;
+    if (x->size == 1) {
+        options_refuse(by != CP_BY_GATHER && run_is_typed(r, "cp-by"), "cp-by", "is for --cp");
+        return;
+    }
+    const char* needs = by == CP_BY_HEADS ? cp_heads_obstacle(NH, NKV, x->size) : NULL;
+    if (needs) {
+        options_fail("cp-by", "heads: expected a --cp that divides the %s, found --cp %d, %d heads of queries and "
+                     "%d of keys: --cp-by gather", needs, x->size, NH, NKV);
+    }
+    ranks_same(r->comm, "way to the keys of other ranks (--cp-by)", (uint64_t)by);
+    x->by = by;
+}
+
+// does more follow?
+static inline int cp_box_positions_(const Run* r) {
+    const Model* m = r->model;
+    if (!model_has_cp(m)) { return 0; }
+    box_row("positions", "of each row shared by %d ranks: %d on each", m->cp.size, r->T / m->cp.size);
+    return run_is_training(r);
 }
 
 static inline void cp_box(const Run* r) {
+    if (!cp_box_positions_(r)) { return; }
+    box_row("  keys sent", "%s per update by each, by %s", format_bytes(pp_sum(r, r->trainer->keys_sent)).s,
+            choice_name(CP_BY_NAMES, r->model->cp.by).s);
+}
+
+static inline void cp_line_box(const Run* r) {
     const Model* m = r->model;
-    if (!model_has_cp(m)) { return; }
-    box_row("positions", "of each row shared by %d ranks: %d on each", m->cp.size, r->T / m->cp.size);
-    if (!run_is_training(r)) { return; }
-    const ShortText sent = format_bytes(r->trainer->keys_sent(r));
-    if (m->cp.chunks == 1) { box_row("  states sent", "%s per update by all but the last", sent.s); }
-    else { box_row("  keys sent", "%s per update by each", sent.s); }
+    if (!cp_box_positions_(r)) { return; }
+    const double sent = pp_sum(r, r->trainer->keys_sent);
+    // layer by layer from rank to rank, and down to the lowest that learns back
+    const int L = tensors_layers(m->table, m->n_table), C = m->cp.size;
+    box_row("  states sent", "%s per update by all but the last, %s back by all but the first", format_bytes(sent).s,
+            format_bytes(sent * (L - m->lowest) / L).s);
+    box_row("  idle", "%.0f%% of an update: a rank begins when the one before has a layer",
+            100.0 * (C - 1) / (L + C - 1));
 }
 
 // micro-batches of which this rank computes something in an update
@@ -88,16 +134,21 @@ static inline double cp_leaves(const Run* r) {
     return dp_share_of_leaves(model_leaves(r->model, r->n_leaves), sharing->rank, sharing->size, r->o.zero);
 }
 
-// recomputes: whole blocks are computed again on the way back, but for the last one
-static inline double cp_sent(const Run* r, int HK, int recomputes) {
+// recomputes: whole blocks are computed again on the way back, but for the last one, before layer `end`
+static inline double cp_layer_sent(const Run* r, int NH, int NKV, int HS, int recomputes, int l, int end) {
+    const Model* m = r->model;
+    const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
+    const double forward = cp_attention_sends(&m->cp, NH, NKV, HS, 0, r->o.batch_size, r->T);
+    return (1.0 + again) * forward +
+           (is_back ? cp_attention_sends(&m->cp, NH, NKV, HS, 1, r->o.batch_size, r->T) : 0.0);
+}
+
+static inline double cp_sent(const Run* r, int NH, int NKV, int HS, int recomputes) {
     const Model* m = r->model;
     const int end = model_end_layer(m);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
-    for (int l = model_first_layer(m); l < end; l++) {
-        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
-        n += (2.0 + 4.0 * is_back + 2.0 * again) * cp_sends(&m->cp, r->o.batch_size, r->T, HK);
-    }
+    for (int l = model_first_layer(m); l < end; l++) { n += cp_layer_sent(r, NH, NKV, HS, recomputes, l, end); }
     return n * (double)r->trainer->stored_bytes * cp_leaves(r);
 }
 #endif  // LLMC_CP_OPTION_H

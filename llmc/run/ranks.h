@@ -157,6 +157,8 @@ static inline void ranks_compare(Comm* c, const Option* table, int n, const RunS
     data_sums(data);
     ranks_same(c, "training data", data->train_sum);
     ranks_same(c, "validation data", data->val_sum);
+    ranks_same(c, "images of the training data", token_images_stamps(&data->train.images, 0));
+    ranks_same(c, "images of the validation data", token_images_stamps(&data->val.images, 0));
     file_unmap(&program);
     free(text);
     json_decref(options);
@@ -251,7 +253,7 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
 
 // in training
 static inline void ranks_warn_of_idle(const Comm* c, const Model* m, int n_leaves) {
-    const int each = m->pp.n_stages * m->tp.size * m->cp.size;  // ranks that compute one together
+    const int each = m->pp.size * m->tp.size * m->cp.size;  // ranks that compute one together
     const int n_idle = c->size - n_leaves * each;
     if (n_idle <= 0 || c->rank > 0) { return; }
     warn_line("%d ranks, but %d micro-batch%s in an update: %d rank%s nothing to compute (--batch-tokens or "
@@ -259,18 +261,17 @@ static inline void ranks_warn_of_idle(const Comm* c, const Model* m, int n_leave
               c->size, n_leaves, n_leaves > 1 ? "es" : "", n_idle, n_idle > 1 ? "s have" : " has");
 }
 
-// what the ranks cost in the last n_steps; with 0 the count begins
-static inline void ranks_print_cost(Comm* c, int n_steps) {
+// what the ranks cost in the last n_steps, in whose updates rank 0 sent so many bytes; with 0 the count begins
+static inline void ranks_print_cost(Comm* c, int n_steps, uint64_t bytes_sent) {
     CommLink* l = c->link;
     double now = seconds_now(CLOCK_MONOTONIC);
     if (n_steps > 0 && c->size > 1) {
-        printf("ranks: rank 0 sent %s per update", format_bytes((double)l->bytes_sent / n_steps).s);
+        printf("ranks: rank 0 sent %s per update", format_bytes((double)bytes_sent / n_steps).s);
         if (!l->nccl) {
             printf(" and waited %.0f%% of the time", 100.0 * l->seconds_waited / (now - l->counted_since));
         }
         printf("\n");
     }
-    l->bytes_sent = 0;
     l->seconds_waited = 0.0;
     l->counted_since = now;
 }
@@ -282,10 +283,55 @@ static inline int ranks_goes_on(Comm* c, const RunOptions* o, int begins) {
     return goes_on;
 }
 
+// which file of which machine it is
+static inline uint64_t ranks_file_(const char* path) {
+    struct {
+        char boot[64];  // of the machine
+        uint64_t device, inode;
+    } id;
+    struct stat status;
+    memset(&id, 0, sizeof id);
+    FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (file && !fgets(id.boot, sizeof id.boot, file)) { id.boot[0] = '\0'; }
+    if (file) { fclose(file); }
+    if (stat(path, &status) == 0) { id.device = (uint64_t)status.st_dev, id.inode = (uint64_t)status.st_ino; }
+    return XXH3_64bits(&id, sizeof id);
+}
+
+// Ranks may have copies of the checkpoint that rank 0 has verified: of each copy the first rank that has it verifies
+// it, and what a machine reads from a shared file system counts as a copy
+static inline void ranks_check_copies_(Comm* c, const char* folder) {
+    char path[PATH_BYTES];
+    ErrorText error = {""};
+    const uint64_t own = ranks_file_(path_join(path, folder, "manifest.json"));
+    uint64_t* all = (uint64_t*)malloc_check(sizeof own * (size_t)c->size, "copies of the checkpoint");
+    int *bad = (int*)malloc_check(sizeof(int) * (size_t)c->size, "copies of the checkpoint"), is_first = c->rank > 0;
+    comm_wait(c, comm_all_gather(c, &own, all, 1, DT_I64, HERE));
+    for (int i = 0; i < c->rank; i++) { is_first = is_first && all[i] != own; }
+    const int is_bad = is_first && !checkpoint_verify(folder, &error);
+    comm_wait(c, comm_all_gather(c, &is_bad, bad, 1, DT_I32, HERE));
+    for (int i = 0; i < c->size; i++) {
+        if (!bad[i]) { continue; }
+        char words[sizeof error.text];
+        memcpy(words, error.text, sizeof words);
+        comm_wait(c, comm_broadcast(c, words, sizeof words, DT_U8, i, HERE));
+        ranks_fail_input(c, "rank %d: its copy of %s: %.300s: give all machines the same checkpoint", i, folder, words);
+    }
+    json_t *manifest = json_read(path), *files = json_object_get(manifest, "files");  // their sizes and sums
+    char* text = files ? json_dumps(files, JSON_SORT_KEYS) : NULL;
+    ranks_same(c, "checkpoint", text ? XXH3_64bits(text, strlen(text)) : 0);
+    json_decref(manifest);
+    free(text);
+    free(all);
+    free(bad);
+}
+
 // --resume: rank 0 finds the checkpoint and keeps other runs away
 static inline RunState ranks_restore(Comm* c, Option* table, int n, const RunOptions* o) {
+    char folder[PATH_BYTES];
     int step = c->rank == 0 ? run_find_checkpoint(o) : 0;
     comm_wait(c, comm_broadcast(c, &step, 1, DT_I32, 0, HERE));
+    if (c->size > 1 && !comm_is_plan(c)) { ranks_check_copies_(c, checkpoint_folder(folder, o->run, step)); }
     return run_restore(table, n, o, step);
 }
 

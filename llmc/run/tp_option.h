@@ -2,35 +2,40 @@
 --tp of a trainer whose products are those of models/linear.h: groups of ranks that have each matrix together and
 compute every micro-batch together (ranks/tensor_parallel.h).
     tp_option    its row of the table
+    tp_obstacle  why T ranks cannot share the matrices
     tp_begin     in Trainer.choose, behind pp_begin: which ranks have which parts of matrices
     tp_box       rows of the box
 */
 #ifndef LLMC_TP_OPTION_H
 #define LLMC_TP_OPTION_H
 #include "../ranks/model.h"  // model_begin_tp
+#include "pipeline.h"        // pp_sum
 #include "trainer.h"         // Run, run_is_typed
 
 static inline Option tp_option(int* size) {
     const Option row = {"machine", "tp", "", OPTION_INT, size, "1", 1, RANK_GROUP_MAX, "T",
                         "share each matrix among groups of T ranks, which compute every micro-batch together: needs a "
                         "multiple of T ranks, in one machine, and T divides the heads of keys. The result does not "
-                        "depend on it", 0};
+                        "depend on it, but for last digits in bf16", 0};
     return row;
 }
 
 // of the first row that T ranks cannot share, what T would have to divide; NULL: there is none. A product is turned:
-// the other side of the matrix is divided, too
-static inline const char* tp_obstacle_(const Model* m, int T, char* text, size_t n_bytes) {
+// the other side of the matrix is divided, too. Not of a vocabulary, whose rows are padded to a multiple of 128, nor of
+// what is no matrix
+static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t n_bytes) {
     char name[NAME_BYTES];
     for (int i = 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
-        const int is_vector = t->on_disk == VECTOR, other = t->split == SPLIT_ROWS ? t->columns : t->rows;
+        const int is_vocabulary = t->split == SPLIT_VOCABULARY, is_matrix = tensor_is_matrix(t) && !is_vocabulary;
+        const int other = t->split == SPLIT_ROWS ? t->columns : t->rows;
         int first, n;
         if (t->split == SPLIT_NONE) { continue; }
-        const int units = t->units > 0 ? t->units : T, divides = units % T == 0 && (is_vector || other % T == 0);
+        const int units = t->units > 0 ? t->units : T, divides = units % T == 0 && (!is_matrix || other % T == 0);
         if (divides && tensor_share(t, 0, 0, T, &first, &n)) { continue; }
         tensor_slice_name(name, sizeof name, t, 0);
-        if (units % T != 0) { snprintf(text, n_bytes, "the %d heads of %s", units, name); }
+        if (is_vocabulary) { snprintf(text, n_bytes, "the %d rows of %s, padded", t->rows, name); }
+        else if (units % T != 0) { snprintf(text, n_bytes, "the %d heads of %s", units, name); }
         else { snprintf(text, n_bytes, "both sides of %s, %d and %d", name, t->rows, t->columns); }
         return text;
     }
@@ -43,8 +48,8 @@ static inline void tp_begin(Run* r, int* size) {
     char text[NAME_BYTES + 64];
     const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp"), was = *size;
     const int is_alone = run_is_generating(r) || *r->o.probe;
-    const char* obstacle = *size > 1 ? tp_obstacle_(m, *size, text, sizeof text) : NULL;
-    const int fits = P % *size == 0 && !is_alone && !obstacle;
+    const char* obstacle = *size > 1 ? tp_obstacle(m, *size, text, sizeof text) : NULL;
+    const int fits = P / run_kept_cp(r, P) % *size == 0 && !is_alone && !obstacle;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
     if (*size < was && P > 1 && r->comm->rank == 0) {
         warn_line("--tp %d, with which the run began, does not fit: each of %d ranks has whole matrices now", was, P);
@@ -63,8 +68,8 @@ static inline void tp_begin(Run* r, int* size) {
     options_refuse(m->frozen_as != STORED_BY_BUILD, "tp", "is for matrices of floats: leave --weights out");
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --tp");
-    options_refuse(!run_will_train(r) && *r->o.export_hf, "export-hf", "is for --tp where a model is trained: export "
-                   "the checkpoint, by one process");
+    options_refuse(!run_will_train(r) && *r->o.export_hf, "export-hf", "with --tp only at the end of training: else by "
+                   "one process, --from RUN --export-hf DIR");
     model_begin_tp(m, r->comm, *size);
 }
 
@@ -73,6 +78,6 @@ static inline void tp_box(const Run* r) {
     if (!model_has_tp(m)) { return; }
     box_row("matrices", "each shared by %d ranks", m->tp.size);
     if (!run_is_training(r)) { return; }
-    box_row("  parts sent", "%s per update by each", format_bytes(r->trainer->parts_sent(r)).s);
+    box_row("  parts sent", "%s per update by each", format_bytes(pp_sum(r, r->trainer->parts_sent)).s);
 }
 #endif  // LLMC_TP_OPTION_H

@@ -68,6 +68,8 @@ typedef struct {
     void (*forward_texts)(Subject* s, const CachedText* texts, int n);  // TO_GENERATE
     const floatX* (*logits)(Subject* s, Purpose purpose, int n);  // of position n of that forward, on the device
     Tolerances (*tolerances)(const Subject* s);                 // of a fast build
+    int steps;                                                  // generation rounds otherwise than a whole text: it is
+                                                                // held against itself, one position at a time
 } SubjectCalls;
 
 struct Subject {
@@ -159,11 +161,16 @@ static inline GoldenRun subject_run(Subject* s) {
 static inline void subject_check_choices_(Test* t, const Subject* s) {
     const size_t n = tensor_elements(&s->choices->table[0]);
     const SafeTensor* expected = golden_tensor(&s->file, "act.experts", DTYPE_I32);
+    const SafeTensor* mtp = safetensors_find(s->file.set.files, "act.mtp_experts");  // of the layer behind all others
+    const size_t n_mtp = mtp ? mtp->n : 0;
     int* found = (int*)new_array(n, sizeof(int));
     size_t n_others = 0;
     device_download(found, s->choices->memory, sizeof(int) * n, &s->dev);
-    if (check(t, expected->n == n, "%zu choices of experts, expected %zu", n, expected->n)) {
-        for (size_t i = 0; i < n; i++) { n_others += found[i] != ((const int*)expected->data)[i]; }
+    if (check(t, expected->n + n_mtp == n, "%zu choices of experts, expected %zu", n, expected->n + n_mtp)) {
+        for (size_t i = 0; i < n - n_mtp; i++) { n_others += found[i] != ((const int*)expected->data)[i]; }
+        for (size_t i = 0; i < n_mtp; i++) {
+            n_others += found[n - n_mtp + i] != ((const int*)mtp->data)[i];
+        }
         check(t, n_others <= (FAST_KERNELS ? n / 6 : 0), "%s: %zu of %zu chosen experts are others, %s",
               s->file.set.path, n_others, n, s->how);
     }
@@ -265,12 +272,14 @@ static inline void subject_check_long_cache(Test* t, const SubjectCalls* calls, 
     subject_close(s);
 }
 
-// logits (T, V) of a text that is computed whole
+// logits (T, V) of a text that is computed whole, or with `steps` position by position in the first row of the cache
 static inline float* subject_whole_logits_(Subject* s, const int* tokens, int T, int V) {
     float* whole = (float*)new_array((size_t)T * (size_t)V, sizeof(float));
-    s->calls->forward(s, TO_TRAIN, tokens, T, 0);
+    const int steps = s->calls->steps;
+    if (!steps) { s->calls->forward(s, TO_TRAIN, tokens, T, 0); }
     for (int i = 0; i < T; i++) {
-        float* one = subject_logits_(s, TO_TRAIN, i, V);
+        if (steps) { s->calls->forward(s, TO_GENERATE, tokens + i, i + 1, i); }
+        float* one = subject_logits_(s, steps ? TO_GENERATE : TO_TRAIN, steps ? 0 : i, V);
         memcpy(whole + (size_t)i * (size_t)V, one, sizeof(float) * (size_t)V);
         free(one);
     }
@@ -307,7 +316,7 @@ static inline void subject_check_texts(Test* t, const SubjectCalls* calls, Model
         n_live = 0;
         for (int r = 0; r < SLOTS; r++) {
             if (text_of[r] < 0 && n_begun < TEXTS) {
-                const CachedText begins = {tokens[n_begun], r, 0, prompts[n_begun]};
+                const CachedText begins = {tokens[n_begun], r, 0, prompts[n_begun], NULL};
                 text_of[r] = n_begun++;
                 row[r] = begins;
                 subject_check_pass_(t, s, &row[r], &whole[text_of[r]], 1, V);
