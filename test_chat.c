@@ -1,9 +1,11 @@
 /*
 Talking with a model: --chat (chat.h), prompts in files and their answers (questions.h), and which data are
-conversations (chat_data.h). The model is a script: it answers what stands there, and notes what it was asked for.
+conversations (chat_data.h), with their images when a run goes on (same_data.h). The model is a script: it answers what
+stands there, and notes what it was asked for.
 */
 #include "llmc/run/chat.h"
 #include "llmc/run/chat_data.h"
+#include "llmc/run/same_data.h"   // data_to_json, data_sum_images, data_check
 #include "llmc/test/test.h"       // Test, check, check_exit, test_main
 #include "llmc/test/testfiles.h"  // temp_folder, temp_file
 
@@ -74,7 +76,7 @@ static void talk_open(Talk* x, const char* name, int room, int most, int is_term
     x->g.eot = x->k.eot;
     generator_init(&x->g);
     x->out = open_memstream(&x->said, &x->n_said);
-    asker_init(&x->asker, &x->chat_o, "", &x->k, "");
+    asker_init(&x->asker, &x->chat_o, "", &x->k, NULL, "");
     chat_init(&x->chat, &x->g, &x->asker, &x->random, NULL, x->out, is_terminal);
 }
 
@@ -161,6 +163,25 @@ static void test_commands(Test* t) {
     talk_say(&x, "/system Be kind.", "");
     talk_say(&x, "Hi", "b</s>");
     check_text(t, "a template without system texts", x.script.prompt, "<s>[INST] Hi [/INST]");
+    talk_close(&x);
+    talk_open(&x, "qwen3.6", 1000, 50, 0);  // the prompt begins the thoughts
+    talk_say(&x, "/system Be kind.", "");
+    talk_say(&x, "Hi", "So?\n</think>\n\nHello" END);
+    check_text(t, "thoughts that the prompt begins", x.script.prompt,
+               "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+               "<think>\n");
+    talk_say(&x, "/system", "");
+    talk_say(&x, "/think off", "");
+    talk_say(&x, "Ho", "Hello" END);
+    check_text(t, "... are gone", x.script.prompt,
+               "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+               "<|im_start|>user\nHo<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    x.chat_o.preserve_thinking = 1;
+    talk_say(&x, "Ha", "Hello" END);
+    check_text(t, "... or stay", x.script.prompt,
+               "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\nSo?\n</think>\n\nHello<|im_end|>\n"
+               "<|im_start|>user\nHo<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nHello<|im_end|>\n"
+               "<|im_start|>user\nHa<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
     talk_close(&x);
 }
 
@@ -342,6 +363,11 @@ static void read_refused(void* refused) {
                    temp_file(&r->x->folder, "bad.jsonl", r->lines, strlen(r->lines)).s, 60);
 }
 
+static void open_choice(void* o) {
+    ChatTemplate c;
+    chat_options_template(&c, (const ChatOptions*)o, "");
+}
+
 static void test_refused(Test* t) {
     static const char* const cases[][2] = {
         {"", "expected a prompt on each line, found none"},
@@ -362,6 +388,12 @@ static void test_refused(Test* t) {
         check_exit(t, cases[i][0], read_refused, &refused, 2, cases[i][1]);
     }
     talk_close(&x);
+    talk_open(&x, "qwen3.6", 1000, 20, 0);
+    Refused refused = {&x, "{\"image\": \"a.png\", \"instruction\": \"<image>\", \"output\": \"a\"}"};
+    check_exit(t, "an image", read_refused, &refused, 2, "bad.jsonl:1: expected texts, found an image: this model");
+    talk_close(&x);
+    const ChatOptions keeps = {.chat_template = "qwen3", .preserve_thinking = 1};
+    check_exit(t, "a choice that the template lacks", open_choice, (void*)&keeps, 2, "--preserve-thinking: is for the");
 }
 
 // ---- answers that are there already ----
@@ -460,7 +492,7 @@ static const float* cache_logits(void* model, const CachedText* texts, int n) {
 }
 
 static const float* cache_logits_of_one(void* model, const int* tokens, int n_cached, int n) {
-    const CachedText text = {tokens, 0, n_cached, n};
+    const CachedText text = {tokens, 0, n_cached, n, NULL};
     return cache_logits(model, &text, 1);
 }
 
@@ -586,6 +618,135 @@ static void test_data_is(Test* t) {
     temp_remove(&folder);
 }
 
+// ---- images of a run ----
+
+enum { SEEN_T = 64, SEEN_PAD = 786 };  // of dev/golden/tokenizers/qwen3.5.json
+
+// a file has its number of placeholders as text
+static int seen_tokens(void* of, const char* path, ErrorText* error) {
+    MappedFile file;
+    (void)of;
+    if (!file_map_or_not(&file, path, error)) { return 0; }
+    const int n = file.n_bytes > 0 ? atoi((const char*)file.bytes) : 0;
+    file_unmap(&file);
+    return n;
+}
+
+// a start of a run: its options, its data and what it notes of them
+typedef struct {
+    RunOptions o;
+    ChatOptions chat;
+    Option table[MAX_OPTIONS];
+    int n_options;
+    Tokenizer k;
+    RunData d;
+    json_t* now;
+} Seen;
+
+// step: of the checkpoint it goes on with, -1: it begins
+static void seen_open(Seen* x, const char* folder, int step) {
+    static const ImageMeasure measure = {NULL, seen_tokens, SEEN_PAD};
+    char run[PATH_BYTES], train[PATH_BYTES];
+    const char* argv[] = {"test", "--train", path_join(train, folder, "a.jsonl"), "--run",
+                          path_join(run, folder, "run"), "--val-fraction", "0.25", "--chat-template", "qwen3.6",
+                          "--steps", "1"};
+    memset(x, 0, sizeof *x);
+    x->n_options = chat_options(x->table, run_options(x->table, &x->o, ""), &x->chat);
+    options_parse(x->table, x->n_options, (int)(sizeof argv / sizeof argv[0]), (char**)argv, "");
+    for (int i = 0; i < x->n_options; i++) { x->table[i].flags &= ~OPTION_TYPED; }  // as a checkpoint brings them back
+    tokenizer_open(&x->k, "dev/golden/tokenizers/qwen3.5.json");
+    x->d.chat.o = &x->chat;
+    data_open(&x->d, &x->o, &x->k);
+    data_read_chat(&x->d, &x->o, &x->k, &measure, SEEN_T, "");
+    data_plan(&x->d, &x->o, SEEN_T, x->k.n_tokens, x->k.n_tokens, 1);
+    data_sums(&x->d);
+    x->now = data_to_json(&x->d, x->o.seed, json_null());
+    data_sum_images(&x->d, &x->o, step, x->now);
+}
+
+static void seen_close(Seen* x) {
+    json_decref(x->now);
+    data_close(&x->d);
+    tokenizer_free(&x->k);
+    options_free(x->table, x->n_options);
+}
+
+// goes on with the checkpoint; ends with 0 where the data are what they were
+static void seen_goes_on(void* folder) {
+    Seen x;
+    seen_open(&x, (const char*)folder, 1);
+    const int val_is_new = data_check(&x.o, 1, x.table, x.n_options, &x.d, x.now);
+    warn_line("the same");
+    exit(val_is_new ? 40 : 41);
+}
+
+// does data_changed name this file? What was only touched it says once
+static int seen_changed(Seen* x, const char* name) {
+    const char* path = data_changed(&x->d);
+    return path && strstr(path, name);
+}
+
+static void seen_write(const TempPath* folder, int i, const char* text, const struct timespec* time) {
+    char name[16];
+    snprintf(name, sizeof name, "%d.png", i);
+    TempPath path = temp_file(folder, name, text, strlen(text));
+    const struct timespec times[2] = {*time, *time};
+    if (utimensat(AT_FDCWD, path.s, times, 0) != 0) { fail_run("%s: cannot be touched", path.s); }
+}
+
+static void test_images_of_run(Test* t) {
+    enum { N = 8 };
+    const struct timespec then = {1000000, 7}, later = {2000000, 0};
+    if (access("dev/golden/tokenizers/qwen3.5.json", R_OK) != 0) {
+        skip(t, "dev/golden/tokenizers is not here");
+        return;
+    }
+    TempPath folder = temp_folder();
+    char lines[2000], path[PATH_BYTES];
+    size_t n = 0;
+    Seen x;
+    for (int i = 1; i <= N; i++) {
+        char text[16];
+        n += (size_t)snprintf(lines + n, sizeof lines - n, "{\"image\": \"%d.png\", \"instruction\": \"<image>\", "
+                              "\"output\": \"yes\"}\n", i);
+        snprintf(text, sizeof text, "%d ", i);
+        seen_write(&folder, i, text, &then);
+    }
+    temp_file(&folder, "a.jsonl", lines, n);
+    seen_open(&x, folder.s, -1);
+    check(t, x.d.train.images.n == 6 && x.d.val.images.n == 2 && x.d.chat.val.n_placeholders == 7 + 8 &&
+                 x.d.chat.train.n_images == 6, "%lld images to train on, %lld to validate with",
+          (long long)x.d.train.images.n, (long long)x.d.val.images.n);
+    check(t, strstr(x.d.val.images.of[0].path, "/7.png") || strstr(x.d.val.images.of[1].path, "/7.png"),
+          "validation has %s and %s", x.d.val.images.of[0].path, x.d.val.images.of[1].path);
+    temp_path(&folder, "run/step_000001/x");
+    json_t* manifest = json_pack("{s:O}", "data", x.now);
+    json_write(path_join(path, folder.s, "run/step_000001/manifest.json"), manifest);
+    check(t, data_changed(&x.d) == NULL, "nothing has changed");
+    check_exit(t, "nothing was touched", seen_goes_on, folder.s, 41, "the same");
+    seen_write(&folder, 3, "3 ", &later);
+    check(t, seen_changed(&x, "/3.png"), "a time of change ends a run");
+    check_exit(t, "... which goes on with the same bytes", seen_goes_on, folder.s, 41, "the same");
+    seen_write(&folder, 3, "3x", &later);
+    check_exit(t, "other bytes", seen_goes_on, folder.s, 2,
+               "a.jsonl: images of the training data have changed, the last of them");
+    seen_write(&folder, 3, "3x", &then);
+    check_exit(t, "... are not looked for where size and time are what they were", seen_goes_on, folder.s, 41,
+               "the same");
+    check(t, seen_changed(&x, ".png"), "... but while it runs they are noticed");
+    seen_write(&folder, 3, "3 ", &then);
+    seen_write(&folder, 8, "8x", &later);
+    check_exit(t, "... of validation", seen_goes_on, folder.s, 2, "images of the validation data have changed");
+    seen_write(&folder, 8, "8 ", &then);
+    seen_write(&folder, 4, "5 ", &then);
+    check_exit(t, "another number of placeholders", seen_goes_on, folder.s, 2, "the training data has changed since");
+    remove(path_join(path, folder.s, "4.png"));
+    check(t, seen_changed(&x, "/4.png"), "one that is gone ends a run");
+    check_exit(t, "... which does not go on", seen_goes_on, folder.s, 2, "the training data has changed since");
+    seen_close(&x);
+    temp_remove(&folder);
+}
+
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"turns", "each goes through the template with all before it, which stays in the cache", test_turns},
@@ -598,6 +759,7 @@ int main(int argc, char** argv) {
         {"refused", "lines that ask nothing are named", test_refused},
         {"goes on", "answers that are there stay, the others are those of one start", test_goes_on},
         {"side by side", "answers do not depend on how many are made at once", test_side_by_side},
+        {"images", "that are others or gone end a run, or one that goes on; their bytes decide", test_images_of_run},
         {"data", "JSON Lines that are conversations are known by their keys", test_data_is},
     };
     json_never_null();

@@ -161,7 +161,7 @@ static void test_signs(Test* t) {
         check(t, kind_of_phrases((ChatKind)kind, "{{strftime_now}}") == -1, "%s with another word", name);
         check(t, kind_of_phrases((ChatKind)kind, "{{\"Hello\"}}") == -1, "%s with another text", name);
         const int raises = kind_of_phrases((ChatKind)kind, "{{raise_exception(\"Hello\")}}") == kind;
-        check(t, raises == (kind >= CHAT_MISTRAL_V0_1), "%s with what an exception says", name);
+        check(t, raises == (kind >= CHAT_QWEN3_5), "%s with what an exception says", name);
     }
     check(t, chat_find_kind_("", 0, NULL) == -1, "nothing is a template");
 }
@@ -328,6 +328,7 @@ static json_t* json_of(const char* text) {
 }
 
 #define ONE(message) "{'messages': [" message "]}"
+#define IMAGE "{'type': 'image', 'image': 'a.png'}"
 #define CALLS(calls) ONE("{'role': 'user', 'content': ''}, {'role': 'assistant', 'tool_calls': [" calls "]}")
 
 static const struct {
@@ -345,7 +346,29 @@ static const struct {
     {CHAT_CHATML, SAMPLE_FORM, ONE("{'role': 'user'}"), "expected a text as \"content\", found none"},
     {CHAT_CHATML, SAMPLE_FORM, ONE("{'role': 'user', 'content': 7}"), "expected a text as \"content\""},
     {CHAT_CHATML, SAMPLE_FORM, ONE("{'role': 'user', 'content': 'a\\u0000b'}"), "without a 0 in it"},
-    {CHAT_CHATML, SAMPLE_FORM, ONE("{'role': 'user', 'content': [{'type': 'image'}]}"), "without images"},
+    {CHAT_CHATML, SAMPLE_FORM, ONE("{'role': 'user', 'content': [{'type': 'text'}]}"), "or a list of {\"type\""},
+    {CHAT_CHATML, SAMPLE_FORM, ONE("{'role': 'user', 'content': [{'type': 'audio'}]}"), "or a list of {\"type\""},
+    {CHAT_CHATML, SAMPLE_FORM, ONE("{'role': 'user', 'content': [{'text': 'a'}]}"), "or a list of {\"type\""},
+    {CHAT_QWEN3, SAMPLE_IMAGES, ONE("{'role': 'user', 'content': [" IMAGE "]}"), "qwen3 has no images"},
+    {CHAT_CHATML, SAMPLE_IMAGES, "{'images': ['a.png'], 'messages': [{'role': 'user', 'content': 'a'}]}", "no images"},
+    {CHAT_QWEN3_6, SAMPLE_IMAGES, ONE("{'role': 'user', 'content': [{'type': 'video', 'video': 'a.mp4'}]}"), "a video"},
+    {CHAT_QWEN3_5, SAMPLE_IMAGES, ONE("{'role': 'user', 'content': [{'type': 'video_url'}]}"), "has a video"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, ONE("{'role': 'user', 'content': [{'type': 'image'}]}"), "\"images\", found none"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, ONE("{'role': 'user', 'content': [{'type': 'image', 'image': 7}]}"), "their paths"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, ONE("{'role': 'user', 'content': [{'type': 'image', 'url': '\\u0000'}]}"), "a 0 in it"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, "{'images': [7], 'messages': [{'role': 'user', 'content': '<image>'}]}", "no text"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, "{'images': 'a', 'messages': [{'role': 'user', 'content': 'a'}]}", "a list of paths"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, "{'images': ['a', 'b'], 'messages': [{'role': 'user', 'content': 'a <image>'}]}",
+     "a place for each of its 2 \"images\", {\"type\": \"image\"} or <image>, found 1"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, "{'images': ['a'], 'messages': [{'role': 'user', 'content': '<image> <image>'}]}",
+     "message 1: expected the path of its image, beside it or as number 2"},
+    {CHAT_QWEN3_6, SAMPLE_FORM, ONE("{'role': 'system', 'content': [" IMAGE "]}, {'role': 'user', 'content': ''}"),
+     "message 1: a system text has no images"},
+    {CHAT_QWEN3_6, SAMPLE_ORDER, ONE("{'role': 'assistant', 'content': 'a'}"), "expected a question of a user"},
+    {CHAT_QWEN3_5, SAMPLE_ORDER, ONE("{'role': 'user', 'content': ' <tool_response></tool_response>\\n'}"), "expected"},
+    {CHAT_QWEN3_6, SAMPLE_ORDER, ONE("{'role': 'user', 'content': 'a'}, {'role': 'system', 'content': 'b'}"),
+     "message 2: a system text stands at the beginning"},
+    {CHAT_QWEN3_6, SAMPLE_TOOLS, CALLS("{'name': 'f', 'arguments': '7'}"), "message 2: expected an object as"},
     {CHAT_QWEN3, SAMPLE_FORM, ONE("{'role': 'assistant', 'content': '', 'reasoning': 7}"), "\"reasoning_content\""},
     {CHAT_QWEN3, SAMPLE_FORM, "{'messages': [{'role': 'user', 'content': ''}], 'tools': 7}", "\"tools\""},
     {CHAT_QWEN3, SAMPLE_FORM, ONE("{'role': 'assistant', 'content': '', 'tool_calls': 7}"), "expected a list"},
@@ -380,19 +403,23 @@ static void test_refused(Test* t) {
     chat_text_free(&text);
 }
 
-static void check_text(Test* t, ChatKind kind, const char* json, const char* want) {
+static void check_choice(Test* t, ChatKind kind, int choices, const char* json, const char* want) {
     ChatText text;
     ChatTemplate c;
     ErrorText error = {""};
     json_t* conversation = json_of(json);
     memset(&text, 0, sizeof text);
     chat_template_init(&c, kind);
-    const int ok = chat_render(&text, &c, conversation, 0, &error);
+    const int ok = chat_render(&text, &c, conversation, choices, &error);
     check(t, ok && text.text.n == strlen(want) && memcmp(text.text.bytes, want, text.text.n) == 0,
           "%s: expected %s, found %.*s%s", json, want, (int)text.text.n, (char*)text.text.bytes, error.text);
     chat_template_free(&c);
     chat_text_free(&text);
     json_decref(conversation);
+}
+
+static void check_text(Test* t, ChatKind kind, const char* json, const char* want) {
+    check_choice(t, kind, 0, json, want);
 }
 
 static void test_read(Test* t) {
@@ -417,12 +444,72 @@ static void test_read(Test* t) {
                "</think>\n\nd<|im_end|>\n");
 }
 
+#define SEEN "<|vision_start|><|image_pad|><|vision_end|>"
+
+// where images stand, and their paths in the order of the text; what is thought away takes its image along
+static void test_images(Test* t) {
+    const char* said =
+        "{'images': ['b.png', {'path': 'c.png'}, 'g'], 'messages': [{'role': 'user', 'content': [{'type': 'image', "
+        "'image': 'a.png'}, {'type': 'text', 'text': '<image>', 'image': null}, {'type': 'image'}]}, {'role': "
+        "'assistant', 'content': [{'type': 'text', 'text': '<think>'}, {'type': 'image', 'path': 'lost'}, {'type': "
+        "'text', 'text': '</think>'}, {'type': 'image_url', 'image_url': 'd.png'}]}, {'role': 'tool', 'content': "
+        "[{'type': 'image', 'url': 'e.png'}]}, {'role': 'user', 'content': ' <image>?<image> '}, {'role': 'assistant', "
+        "'content': [{'type': 'text', 'text': ' f </think> '}, {'type': 'image_url', 'image_url': {'url': "
+        "'f.png'}}]}]}";
+    const char* want =
+        "<|im_start|>user\n" SEEN "<image>" SEEN "<|im_end|>\n<|im_start|>assistant\n" SEEN "<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n" SEEN "\n</tool_response><|im_end|>\n<|im_start|>user\n" SEEN "?" SEEN
+        "<|im_end|>\n<|im_start|>assistant\n<think>\nf\n</think>\n\n " SEEN "<|im_end|>\n";
+    const char* paths[] = {"a.png", "b.png", "d.png", "e.png", "c.png", "g", "f.png"};
+    ChatText text;
+    ChatTemplate c;
+    ErrorText error = {""};
+    json_t* conversation = json_of(said);
+    memset(&text, 0, sizeof text);
+    chat_template_init(&c, CHAT_QWEN3_6);
+    for (int again = 0; again < 2; again++) {  // nothing stays of the conversation before
+        const int ok = chat_render(&text, &c, conversation, 0, &error);
+        check(t, ok && text.text.n == strlen(want) && memcmp(text.text.bytes, want, text.text.n) == 0, "found %.*s%s",
+              (int)text.text.n, (char*)text.text.bytes, error.text);
+        check(t, text.n_images == 7, "%d images", text.n_images);
+        for (int i = 0; i < text.n_images && i < 7; i++) {
+            check(t, strcmp(text.images[i], paths[i]) == 0, "image %d is %s", i, text.images[i]);
+        }
+    }
+    for (int i = 0; i < text.n_markers; i++) {
+        const char* at = (const char*)text.text.bytes + text.markers[i];
+        check(t, strncmp(at, "<|", 2) == 0 && (i == 0 || text.markers[i] > text.markers[i - 1]), "marker %d: %.12s", i,
+              at);
+    }
+    check(t, text.n_markers == 2 * 6 - 2 + 3 * 7, "%d markers", text.n_markers);
+    chat_template_free(&c);
+    chat_text_free(&text);
+    json_decref(conversation);
+}
+
+// with which an answer begins: thoughts, none, or those of the template
+static void test_asks(Test* t) {
+    const char* said = ONE("{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b', 'reasoning': 'c'}, "
+                           "{'role': 'user', 'content': 'd'}");
+#define BEFORE(thought)                                                                                                \
+    "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n" thought "b<|im_end|>\n<|im_start|>user\nd<|im_end|>\n"    \
+    "<|im_start|>assistant\n<think>\n"
+    const char *thinks = BEFORE(""), *not_now = BEFORE("") "\n</think>\n\n";
+    check_choice(t, CHAT_QWEN3_6, CHAT_ASKS, said, thinks);
+    check_choice(t, CHAT_QWEN3_6, CHAT_ASKS | CHAT_NO_THINKING, said, not_now);
+    check_choice(t, CHAT_QWEN3_5_SMALL, CHAT_ASKS, said, not_now);
+    check_choice(t, CHAT_QWEN3_5_SMALL, CHAT_ASKS | CHAT_THINKING, said, thinks);
+    check_choice(t, CHAT_QWEN3_6, CHAT_ASKS | CHAT_KEEPS_THOUGHTS, said, BEFORE("<think>\nc\n</think>\n\n"));
+    check_choice(t, CHAT_QWEN3_5, CHAT_ASKS | CHAT_KEEPS_THOUGHTS, said, thinks);  // it has no such choice
+}
+
 // ---- what is learned, in bytes ----
 
 // With the byte tokenizer a token is a byte: those that are learned are the answers and their ends, and nothing else.
 static void test_learned(Test* t) {
     const struct { ChatKind kind; const char* learned; } cases[] = {
         {CHAT_CHATML, "é<|im_end|>\nd<|im_end|>"}, {CHAT_QWEN3, "é<|im_end|><think>\n\n</think>\n\nd<|im_end|>"},
+        {CHAT_QWEN3_6, "é<|im_end|>d<|im_end|>"},
         {CHAT_MISTRAL_V0_1, "é</s>\nd</s>"}, {CHAT_MISTRAL_V3, " é</s> d</s>"}};
     json_t* conversation =
         json_of(ONE("{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'é'}, {'role': 'user', "
@@ -495,6 +582,8 @@ int main(int argc, char** argv) {
         {"golden", "text, tokens and what is learned are those of transformers", test_golden},
         {"refused", "what is no conversation, or none for this template, is refused with its reason", test_refused},
         {"read", "lists of texts, empty tools, thoughts", test_read},
+        {"images", "stand where they are said, in each of their forms", test_images},
+        {"asks", "an answer begins with thoughts, without, or as the template has it", test_asks},
         {"learned", "answers and their ends, byte by byte", test_learned},
         {"end", "the token that ends an answer, where it is one", test_end},
     };

@@ -347,6 +347,233 @@ static void test_files(Test* t) {
     sets_free(&s);
 }
 
+// ---- images ----
+
+enum { PAD = 786, VISION_BEGIN = 783, VISION_END = 784 };  // of dev/golden/tokenizers/qwen3.5.json
+
+// a file has its number of placeholders as text; *of counts how often one was looked at
+static int image_tokens(void* of, const char* path, ErrorText* error) {
+    MappedFile file;
+    ++*(int*)of;
+    if (!file_map_or_not(&file, path, error)) { return 0; }
+    const int n = file.n_bytes > 0 ? atoi((const char*)file.bytes) : 0;
+    file_unmap(&file);
+    return n > 0 ? n : error_set(error, "expected an image, found another file");
+}
+
+// the tokenizer of Qwen3.5 with its chat template; 0: it is not here
+static int sets_see(Test* t, Sets* s, int most, Truncate truncate, const ImageMeasure* measure) {
+    if (access("dev/golden/tokenizers/qwen3.5.json", R_OK) != 0) {
+        skip(t, "dev/golden/tokenizers is not here");
+        return 0;
+    }
+    sets_init(s, CHAT_QWEN3_6, "dev/golden/tokenizers/qwen3.5.json", most, truncate);
+    s->c.measure = measure;
+    sets_file(s, "pics/three.png", "3 ");
+    sets_file(s, "one.png", "1 ");
+    sets_file(s, "a five.png", "5 ");
+    sets_file(s, "broken.png", "0 ");
+    return 1;
+}
+
+static void check_seen(Test* t, const Sets* s, int64_t i, int n, const char* name) {
+    const Conversations* c = &s->c;
+    const SampleImage* image = &c->images[i];
+    const ImageFile* file = &c->files.of[image->file];
+    check(t, strstr(file->path, name) && file->n_tokens == n, "image %lld: %s has %d", (long long)i, file->path,
+          file->n_tokens);
+    check(t, conversations_id(c->tokens[image->at - 1]) == VISION_BEGIN, "image %lld begins elsewhere", (long long)i);
+    check(t, conversations_id(c->tokens[image->at + n]) == VISION_END, "image %lld ends elsewhere", (long long)i);
+    for (int k = 0; k < n; k++) {
+        check(t, c->tokens[image->at + k] == ~PAD, "image %lld: placeholder %d is token %d", (long long)i, k,
+              c->tokens[image->at + k]);
+    }
+}
+
+static void test_images(Test* t) {
+    Sets s;
+    int n_looks = 0;
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD};
+    if (!sets_see(t, &s, 0, TRUNCATE_DROP, &measure)) { return; }
+    char lines[4000];
+    snprintf(lines, sizeof lines,
+             "{'messages': [{'role': 'user', 'content': [{'type': 'image', 'image': 'pics/three.png'}, {'type': "
+             "'text', 'text': 'x'}, {'type': 'image_url', 'image_url': {'url': 'one.png'}}]}, {'role': 'assistant', "
+             "'content': 'y'}]}\n" GOOD
+             "{'images': ['one.png', {'path': 'pics/../one.png'}], 'messages': [{'role': 'user', 'content': "
+             "'a<image>'}, {'role': 'assistant', 'content': [{'type': 'text', 'text': 'b'}, {'type': 'image', 'image': "
+             "'file://%s/a%%20five.png'}, {'type': 'image'}]}, {'role': 'user', 'content': [{'type': 'image', 'path': "
+             "'a five.png'}]}]}\n"
+             "{'image': 'pics/three.png', 'conversations': [{'from': 'human', 'value': '<image>\\na'}, {'from': 'gpt', "
+             "'value': 'b'}]}\n", s.folder.s);
+    TempPath path = sets_file(&s, "a.jsonl", lines);
+    conversations_read(&s.c, path.s);
+    check(t, s.c.n == 4 && s.c.n_images == 6, "%lld samples, %lld images: %s", (long long)s.c.n,
+          (long long)s.c.n_images, s.c.named[SAMPLE_IMAGE_FILE][0] ? s.c.named[SAMPLE_IMAGE_FILE][0] : "");
+    if (s.c.n_images == 6) {
+        check_seen(t, &s, 0, 3, "/pics/three.png");
+        check_seen(t, &s, 1, 1, "/one.png");
+        check_seen(t, &s, 2, 1, "/one.png");
+        check_seen(t, &s, 3, 5, "/a five.png");
+        check_seen(t, &s, 4, 1, "/pics/../one.png");
+        check_seen(t, &s, 5, 3, "/pics/three.png");
+        // in an answer the others are learned; what stands behind the last one is not stored
+        check(t, s.c.tokens[s.c.images[3].at - 1] == VISION_BEGIN && s.c.tokens[s.c.images[3].at + 5] == VISION_END,
+              "the tokens around an image of an answer are not learned");
+    }
+    check(t, n_looks == 4 && s.c.files.n == 4, "%d files were looked at, %d are kept", n_looks, s.c.files.n);
+    sets_free(&s);
+}
+
+static const struct { SampleReason reason; ChatKind kind; const char *content, *text; } unseen[] = {
+    {SAMPLE_IMAGE_FILE, CHAT_QWEN3_6, "{'type': 'image', 'image': 'none.png'}", "/none.png: cannot be opened: No such"},
+    {SAMPLE_IMAGE_FILE, CHAT_QWEN3_6, "{'type': 'image', 'image': 'pics'}", "/pics: expected an image, found no file"},
+    {SAMPLE_IMAGE_FILE, CHAT_QWEN3_6, "{'type': 'image', 'image': 'broken.png'}", "/broken.png: expected an image"},
+    {SAMPLE_IMAGES, CHAT_QWEN3_6, "{'type': 'image', 'image': 'https://a.b/c.png'}", "https://a.b/c.png: expected the"},
+    {SAMPLE_IMAGES, CHAT_QWEN3_6, "{'type': 'image_url', 'image_url': 's3://a/b'}", "found an address: fetch it first"},
+    {SAMPLE_IMAGES, CHAT_QWEN3_6, "{'type': 'image', 'url': 'data:image/png;base64,AA'}", "found its bytes in the"},
+    {SAMPLE_IMAGES, CHAT_QWEN3_6, "{'type': 'image', 'image': ''}", "found an empty one"},
+    {SAMPLE_IMAGES, CHAT_QWEN3_6, "{'type': 'video', 'video': 'a.mp4'}", "message 1: has a video"},
+    {SAMPLE_IMAGES, CHAT_QWEN3, "{'type': 'image', 'image': 'one.png'}", "the chat template qwen3 has no images"},
+    {SAMPLE_FORM, CHAT_QWEN3_6, "{'type': 'image'}", "\"images\", found none"},
+    {SAMPLE_MARKER, CHAT_QWEN3_6, "{'type': 'text', 'text': 'a<|image_pad|>'}", "the special token <|image_pad|>"},
+    {SAMPLE_MARKER, CHAT_QWEN3_6, "{'type': 'text', 'text': '<|vision_start|>'}", "the special token <|vision_start|>"},
+};
+
+static void test_unseen(Test* t) {
+    Sets s;
+    int n_looks = 0;
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD}, other = {&n_looks, image_tokens, PAD + 1};
+    for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++) {
+        char lines[1000];
+        if (!sets_see(t, &s, 0, TRUNCATE_DROP, &measure)) { return; }
+        s.t.kind = unseen[i].kind;
+        snprintf(lines, sizeof lines, GOOD "{'messages': [{'role': 'user', 'content': [%s]}, {'role': 'assistant', "
+                 "'content': 'b'}]}", unseen[i].content);
+        TempPath path = sets_file(&s, "a.jsonl", lines);
+        conversations_read(&s.c, path.s);
+        const char* why = s.c.named[unseen[i].reason][0];
+        check(t, s.c.n == 1 && why && strstr(why, unseen[i].text) && strstr(why, "a.jsonl:2: "), "%s: %s",
+              unseen[i].content, why ? why : "another reason");
+        sets_free(&s);
+    }
+    for (int i = 0; i < 2; i++) {  // a model that reads none, and the tokenizer of another one
+        if (!sets_see(t, &s, 0, TRUNCATE_DROP, i ? &other : NULL)) { return; }
+        TempPath path = sets_file(&s, "a.jsonl", GOOD "{'image': 'one.png', 'instruction': '<image>', 'output': 'b'}");
+        conversations_read(&s.c, path.s);
+        const char* why = s.c.named[SAMPLE_IMAGES][0];
+        check(t, s.c.n == 1 && why && strstr(why, i ? "is token 787, found another" : "this model reads none"), "%s",
+              why ? why : "another reason");
+        sets_free(&s);
+    }
+}
+
+// at every length: an image of a sample that is used is there whole, and none is lost with an end that is cut off
+static void test_cut_images(Test* t) {
+    Sets s;
+    int n_looks = 0, n_used = 0, whole = 0;
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD};
+    for (int most = 0; most <= whole; most++) {  // 0: any number
+        if (!sets_see(t, &s, most, TRUNCATE_END, &measure)) { return; }
+        TempPath path = sets_file(
+            &s, "a.jsonl", "{'instruction': 'z', 'output': 'y'}\n{'images': ['pics/three.png', 'a five.png'], "
+                           "'messages': [{'role': 'user', 'content': '<image>?'}, {'role': 'assistant', 'content': "
+                           "'a'}, {'role': 'user', 'content': '<image>!'}, {'role': 'assistant', 'content': 'bcdefg "
+                           "hijk'}]}");
+        if (most == 0) {
+            conversations_read(&s.c, path.s);
+            whole = (int)s.c.n_longest;
+            check(t, s.c.n == 2 && s.c.n_images == 2, "%lld samples, %lld images", (long long)s.c.n,
+                  (long long)s.c.n_images);
+        } else {
+            conversations_read_file_(&s.c, path.s);
+            const int is_used = s.c.n_longest > 20 && s.c.n_images > 0;
+            const SampleImage* last = is_used ? &s.c.images[1] : NULL;
+            check(t, s.c.n_images == 0 || s.c.n_images == 2, "%d: %lld images", most, (long long)s.c.n_images);
+            check(t, !is_used || last->at + 5 < s.c.starts[s.c.n], "%d: an image is cut", most);
+            n_used += is_used;
+        }
+        sets_free(&s);
+    }
+    check(t, n_used > 3 && n_used < 15, "used at %d lengths", n_used);
+}
+
+// ---- are image files what they were? ----
+
+// writes a file with the times that another has had
+static void put_back(const char* path, const char* text, const struct stat* was) {
+    const struct timespec times[2] = {was->st_atim, was->st_mtim};
+    FILE* file = fopen(path, "wb");
+    if (!file || fputs(text, file) < 0 || fclose(file) != 0) { fail_run("%s: cannot be written", path); }
+    if (utimensat(AT_FDCWD, path, times, 0) != 0) { fail_run("%s: cannot be touched", path); }
+}
+
+static void test_touched(Test* t) {
+    TempPath folder = temp_folder(), paths[3];
+    ImageFiles files = {NULL, NULL, 0, 0};
+    TokenImages images;
+    ErrorText error;
+    int n_looks = 0;
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD};
+    RowImage* of = (RowImage*)malloc_check(sizeof(RowImage) * 4, "images");
+    for (int i = 0; i < 4; i++) {  // the last is the first again
+        char name[8] = {(char)('a' + i % 3), '\0'}, text[8] = {(char)('1' + i % 3), '\0'};
+        if (i < 3) { paths[i] = temp_file(&folder, name, text, 1); }
+        const int file = image_files_find(&files, paths[i % 3].s, &measure, &error);
+        const RowImage one = {30 - 10 * i, files.of[file].n_tokens, files.of[file].path};
+        of[i] = one;
+    }
+    token_images_init(&images, of, 4, &files);
+    image_files_free(&files);
+    check(t, n_looks == 3 && images.n_files == 3 && token_images_placeholders(&images) == 7 &&
+                 token_images_bytes(&images) == 3 && strcmp(images.of[0].path, paths[0].s) == 0 &&
+                 images.of[3].path == images.of[0].path, "%d files, %lld placeholders", images.n_files,
+          (long long)token_images_placeholders(&images));
+    const uint64_t sum = token_images_checksum(&images), stamps = token_images_stamps(&images, 1);
+    const uint64_t sizes = token_images_stamps(&images, 0);
+    const struct stat was = images.files[1].opened;
+    check(t, !token_images_changed(&images) && !token_images_touched(&images), "nobody has touched them");
+    chmod(paths[2].s, 0600);
+    check(t, !token_images_changed(&images) && token_images_touched(&images) && !token_images_touched(&images) &&
+                 token_images_checksum(&images) == sum, "a mode says so once, and bytes are the same");
+    put_back(images.files[1].path, "7", &was);
+    check(t, !token_images_changed(&images) && token_images_touched(&images) && token_images_checksum(&images) != sum &&
+                 token_images_stamps(&images, 1) == stamps, "other bytes, the time put back");
+    put_back(images.files[1].path, "3", &was);  // as it was: in the order of the rows a, c, b
+    check(t, token_images_checksum(&images) == sum, "the old bytes are back");
+    put_back(images.files[1].path, "33", &was);
+    check(t, token_images_changed(&images) == images.files[1].path, "another size");
+    remove(images.files[1].path);
+    check(t, token_images_changed(&images) == images.files[1].path, "a file that is gone");
+    token_images_touched(&images);
+    temp_file(&folder, "c", "3", 1);
+    check(t, token_images_changed(&images) == images.files[1].path, "another time");
+    check(t, token_images_checksum(&images) == sum && sizes != stamps, "... of the same bytes");
+    token_images_free(&images);
+    temp_remove(&folder);
+}
+
+static void test_path(Test* t) {
+    const struct { const char *text, *path; } cases[] = {
+        {"a.png", "data/a.png"}, {"/a b", "/a b"}, {"../a%20b", "data/../a%20b"}, {"file:///a%20b%2", "/a b%2"},
+        {"FILE://a", "data/a"}, {"file://localhost/a", "/a"}, {"a:/b", "data/a:/b"},
+        {"file:///%00%e9%zz", "/%00\xe9%zz"},
+        {"http://a", NULL}, {"HTTPS://a/b.png", NULL}, {"gs+x://a", NULL}, {"data:a", NULL}, {"", NULL},
+        {"file://", NULL}};
+    char path[PATH_BYTES], *long_one = (char*)new_array(PATH_BYTES + 9, 1);
+    ErrorText error;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int ok = image_path(path, "data", cases[i].text, &error);
+        check(t, ok == (cases[i].path != NULL) && (!ok || strcmp(path, cases[i].path) == 0), "%s: %s", cases[i].text,
+              ok ? path : error.text);
+    }
+    for (int n = PATH_BYTES - 7; n < PATH_BYTES + 8; n++) {
+        memset(long_one, 'a', (size_t)n);
+        check(t, image_path(path, "data", long_one, &error) == (n + 5 < PATH_BYTES), "a path of %d bytes", n);
+    }
+    free(long_one);
+}
+
 // ---- packing ----
 
 // as many samples as there are lengths, of 3 tokens or more each: sample i has tokens 100 * i, 100 * i + 1, ...; which
@@ -389,6 +616,63 @@ static int is_padding(const int* inputs, const int* targets, const Segment* segm
     return 1;
 }
 
+// an image in about every second sample; image file i has i + 1 placeholders
+static void sets_show(Conversations* c, uint64_t* random) {
+    enum { FILES = 40 };
+    c->images = (SampleImage*)malloc_check(sizeof(SampleImage) * (size_t)c->n, "images");
+    for (int i = 0; i < FILES; i++) {
+        char path[40];
+        snprintf(path, sizeof path, "image %d", i + 1);
+        image_files_grow_(&c->files);
+        ImageFile file = {string_copy(path), i + 1, {0}};
+        c->files.of[i] = file;
+        *image_files_slot_(&c->files, path) = c->files.n++;
+    }
+    for (int64_t i = 0; i < c->n; i++) {
+        const uint32_t room = (uint32_t)(c->starts[i + 1] - c->starts[i]) - 2, n = 1 + xorshift_u32(random) % room;
+        const SampleImage one = {c->starts[i] + 1 + xorshift_u32(random) % (room - n + 1), (int)n - 1};
+        if (xorshift_u32(random) % 2) { c->images[c->n_images++] = one; }
+    }
+}
+
+// The images of samples first .. first + n - 1 stand where their tokens do, row by row
+static void check_images(Test* t, const Conversations* c, int first, int n, const DataLoader* rows, const int* inputs) {
+    const TokenImages* images = &rows->data->images;
+    int64_t n_expected = 0, n_found = 0;
+    for (int64_t i = 0; i < c->n_images; i++) {
+        const int64_t at = c->images[i].at;
+        if (at < c->starts[first] || at >= c->starts[first + n]) { continue; }
+        n_expected++;
+        int n_here = 0;
+        for (int64_t k = 0; k < images->n; k++) {
+            const RowImage* image = &images->of[k];
+            const int is = inputs[image->position] == conversations_id(c->tokens[at]);
+            n_here += is && image->n == c->images[i].file + 1 && atoi(image->path + 6) == image->n;
+        }
+        check(t, n_here == 1, "image %lld stands in %d places", (long long)i, n_here);
+    }
+    for (int64_t r = 0; r < rows->n_rows; r++) {
+        int64_t begin, n_of_row;
+        const RowImage* image = dataloader_images(rows, r, &begin, &n_of_row);
+        check(t, begin == r * rows->T, "row %lld begins at %lld", (long long)r, (long long)begin);
+        for (int64_t k = 0; k < n_of_row; k++) {
+            check(t, image + k == images->of + n_found + k, "row %lld has other images", (long long)r);
+            check(t, image[k].position >= begin && image[k].position + image[k].n <= begin + rows->T,
+                  "row %lld: an image lies outside of it", (long long)r);
+        }
+        n_found += n_of_row;
+    }
+    check(t, images->n == n_expected && n_found == n_expected, "expected %lld images, found %lld, in rows %lld",
+          (long long)n_expected, (long long)images->n, (long long)n_found);
+}
+
+static void sets_close(Conversations* c) {
+    image_files_free(&c->files);
+    free(c->images);
+    free(c->tokens);
+    free(c->starts);
+}
+
 // every sample of first .. first + n - 1 stands in the rows once, in a segment of its own; all else is padding
 static void check_packed(Test* t, const Conversations* c, int first, int n, int T, uint64_t key) {
     TokenData d;
@@ -400,6 +684,7 @@ static void check_packed(Test* t, const Conversations* c, int first, int n, int 
     int* targets = (int*)new_array((size_t)(B * T), sizeof(int));
     Segment* segments = (Segment*)new_array((size_t)(B * T), sizeof(Segment));
     dataloader_batch(&rows, 0, B, inputs, targets);
+    check_images(t, c, first, n, &rows, inputs);
     const int n_segments = documents_segments(segments, targets, B, T, PACK_BEGINS);
     int n_found = 0, n_filled = 0;
     int64_t n_learned = 0;
@@ -429,10 +714,10 @@ static void test_pack(Test* t) {
         const int n = 1 + (int)(xorshift_u32(&random) % 40), T = 2 + (int)(xorshift_u32(&random) % 40);
         for (int i = 0; i < n; i++) { lengths[i] = 3 + (int)(xorshift_u32(&random) % (uint32_t)(T - 1)); }
         sets_make(&c, lengths, n, &random);
+        sets_show(&c, &random);
         const int first = round % 2 ? n / 3 : 0;
         check_packed(t, &c, first, n - first, T, (uint64_t)round);
-        free(c.tokens);
-        free(c.starts);
+        sets_close(&c);
     }
 }
 
@@ -511,6 +796,11 @@ int main(int argc, char** argv) {
         {"left out", "a sample that cannot be used is counted, the first named by file and line", test_left_out},
         {"special", "special tokens in what somebody says leave a sample out", test_special},
         {"truncate", "at every length what is learned is the beginning of the answer", test_truncate},
+        {"images", "are measured once and stand as so many placeholders, never learned", test_images},
+        {"unseen", "images that cannot be used leave a sample out, by reason", test_unseen},
+        {"cut images", "a cut takes no image along", test_cut_images},
+        {"path", "from the folder of the conversations; addresses are none", test_path},
+        {"touched", "an image that is another or gone is noticed", test_touched},
         {"files", "folders, lists, archives; nothing to read is refused", test_files},
         {"pack", "each sample stands in the rows once, in a segment of its own", test_pack},
         {"pack alone", "without sharing rows each sample has its own", test_pack_alone},

@@ -93,6 +93,25 @@ data() {
     rm -rf with && go "${talks[@]}" --seq-len 80 --run with && check "--truncate drop: they are left out, which a line says" \
         test "$(boxed '  left out' '13 of 37 samples') $(grep -c 'expected at most 81 tokens, found [0-9]*: --seq-len takes more, --truncate end drops its end' out)" = "1 3"
     rm -rf with && go "${talks[@]}" --pack 0 --run with && check "--pack 0: one in each row" test "$(boxed 'training data' '36 conversations in 36 rows of 192, .*')" = 1
+    "$python" - <<'PYTHON'
+import json
+seen = {"role": "user", "content": [{"type": "image", "image": "none.png"}, {"type": "text", "text": "b2?"}]}
+with open("seen.jsonl", "w") as out:
+    for i, line in enumerate(open("talks.jsonl")):
+        talk = json.loads(line)
+        if i in (1, 2): talk["messages"][0] = seen
+        print(json.dumps(talk), file=out)
+PYTHON
+    local think=(--train seen.jsonl --chat-template qwen3.6 --seq-len 256) learned
+    rm -rf with && go "${talks[@]}" "${think[@]}" --run with && learned=$(grep '  learned' out)
+    check "qwen3.6 in a model that reads no images: those with one are left out, by name" \
+        test "$(boxed 'chat template' 'qwen3.6 .--chat-template.')$(boxed '  left out' '3 of 37 samples')$(grep -c '^2 left out, images or videos that this model does not read:$' out)$(grep -c 'seen.jsonl:[23]: expected texts, found an image: this model reads none' out)" = "1112"
+    rm -rf with && go "${talks[@]}" "${think[@]}" --preserve-thinking 1 --run with
+    check "--preserve-thinking 1: earlier answers have their thoughts, of which as much is learned" \
+        test "$(grep -o '  learned *| [0-9]*' out) $([ "$(grep '  learned' out)" = "$learned" ]; echo $?)" = "$(grep -o '  learned *| [0-9]*' <<<"$learned") 1"
+    timeout $limit "$trainer" --resume --run with --preserve-thinking 0 --steps 8 >out 2>err </dev/null
+    check "--resume with the other: refused by name" \
+        test "$? $(grep -c 'seen.jsonl: --preserve-thinking has changed and so have the rows of the training data' err)" = "2 1"
     go --model tiny --help
     check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
     local name missing=""
@@ -110,6 +129,7 @@ refused() {
     refuse "no template" "--tokenizer: expected a chat template, chat_template.jinja or \"chat_template\" in tokenizer_config.json, found none: give --chat-template, one of chatml|" \
         --model tiny --train talks.jsonl
     refuse "a template that nobody knows" "--chat-template: expected chatml|qwen2|" "${talks[@]}" --chat-template llama
+    refuse "a choice that the template lacks" "--preserve-thinking: is for the chat template qwen3.6, which leaves the choice, found chatml" "${talks[@]}" --preserve-thinking 1
     refuse "conversations beside text" "--val: expected conversations as in talks.jsonl, found texts or tokens in text.jsonl" "${talks[@]}" --val text.jsonl
     refuse "... the other way round" "--val: expected texts or tokens as in text.jsonl, found conversations in talks.jsonl" "${talks[@]}" --train text.jsonl --val talks.jsonl
     refuse "... in a list" "--train: expected conversations or texts, found both: text.jsonl and talks.jsonl" "${talks[@]}" --train text.jsonl,talks.jsonl

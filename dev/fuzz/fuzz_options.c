@@ -71,7 +71,7 @@ static void check_round_trip(Option* table, int n) {
 // what a trainer does next with its options
 static void try_plan(Option* table, int n, RunOptions* o) {
     const int T = o->seq_len > 0 ? o->seq_len : 1024;
-    run_check_sources(table, n, o);
+    run_check_sources(table, n, o, 0);
     int n_leaves = run_leaves(table, n, o, T);
     if (n_leaves < 1 || (o->batch_tokens > 0 && (int64_t)n_leaves * o->batch_size * T != o->batch_tokens)) { __builtin_trap(); }
     run_plan_steps(o, INT64_MAX / 2, n_leaves);

@@ -41,9 +41,11 @@ except ImportError as missing:
     raise SystemExit(0)
 import check_tokenizer
 
-ASKS, NO_THINKING = 1, 2
+ASKS, NO_THINKING, KEEPS_THOUGHTS, THINKING = 1, 2, 4, 8
+OF_QWEN3_5 = ("qwen3.5", "qwen3.5-small", "qwen3.6")
 SHOWN = 3
 OF_CHATML, OF_MISTRAL = ("qwen2", "gpt2", "bytes"), ("mistral-v0.1", "mistral-v0.3")
+OF_QWEN3_5_TOKENS = ("qwen3.5", "gpt2", "bytes")
 
 
 # ---- the C side ----
@@ -141,6 +143,21 @@ def marked_qwen3_2507(template):
     return replaced(template, END_OF_CALLS, MARKED_END)
 
 
+def marked_qwen3_5(template):
+    """Not learned is what a prompt begins an answer with: all of an empty think block, of another its first line."""
+    thinks = ("{{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content + "
+              "'\\n</think>\\n\\n' + content }}")
+    plain = "{{- '<|im_start|>' + message.role + '\\n' + content }}"
+    template = replaced(template, thinks, (
+        "{%- set ns.head = '<think>\\n' if reasoning_content else '<think>\\n\\n</think>\\n\\n' %}"
+        "{%- set ns.begin = reasoning_content + '\\n</think>\\n\\n' + content if reasoning_content else content %}"))
+    template = replaced(template, plain, "{%- set ns.head = '' %}{%- set ns.begin = content %}")
+    calls = "{%- if message.tool_calls and message.tool_calls is iterable and message.tool_calls is not mapping %}"
+    template = replaced(template, calls, (
+        "{{- '<|im_start|>' + message.role + '\\n' + ns.head }}{%- generation %}{{- ns.begin }}" + calls))
+    return replaced(template, END_OF_CALLS, MARKED_END)
+
+
 def marked_mistral_v3(template):
     template = replaced(template, '{{- "[TOOL_CALLS] [" }}', '{%- generation %}{{- "[TOOL_CALLS] [" }}')
     template = replaced(template, '{%- elif message["role"] == "assistant" %}',
@@ -164,6 +181,7 @@ def marked_answer(answer, rest=""):
 MARKED = {
     "chatml": marked_chatml, "qwen2": marked_chatml, "qwen2.5": marked_qwen2_5, "qwen3": marked_qwen3,
     "qwen3-2507": marked_qwen3_2507,
+    "qwen3.5": marked_qwen3_5, "qwen3.5-small": marked_qwen3_5, "qwen3.6": marked_qwen3_5,
     "mistral-v0.1": marked_answer("{{ message['content'] + eos_token", " + ' '"),
     "mistral-v0.2": marked_answer("{{ message['content'] + eos_token"),
     "mistral-v1": marked_answer("{{- ' ' + message['content'] + eos_token"),
@@ -188,7 +206,8 @@ class Conversations:
     def __init__(self, kind, seed):
         self.kind, self.rng = kind, random.Random(f"{kind} {seed}")
         self.mistral = kind.startswith("mistral")
-        self.tools = kind in ("qwen2.5", "qwen3", "qwen3-2507", "mistral-v3")
+        self.images = kind in OF_QWEN3_5
+        self.tools = self.images or kind in ("qwen2.5", "qwen3", "qwen3-2507", "mistral-v3")
 
     def text(self, most=6, think=True):
         pieces = WORDS + (THINK + MARKS if think and self.rng.random() < 0.4 else ())
@@ -206,7 +225,7 @@ class Conversations:
 
     def arguments(self):
         whole = {f"arg{i}": self.value() for i in range(self.rng.randint(0, 3))}
-        return json.dumps(whole) if self.rng.random() < 0.2 else whole
+        return json.dumps(whole) if self.rng.random() < 0.2 and not self.images else whole  # qwen3.5 stops at a text
 
     def tool(self):
         function = {"name": f"f{self.rng.randint(0, 99)}", "description": self.text(4),
@@ -225,7 +244,7 @@ class Conversations:
 
     def answer(self):
         message = {"role": "assistant", "content": self.text()}
-        if self.kind == "qwen3" and self.rng.random() < 0.5:
+        if (self.images or self.kind == "qwen3") and self.rng.random() < 0.5:
             name = self.rng.choice(("reasoning_content", "reasoning_content", "thinking", "reasoning"))
             message[name] = self.rng.choice(("", "\n", self.text()))
         return message
@@ -256,6 +275,30 @@ class Conversations:
             messages.append(self.answer())
         return messages
 
+    def image(self, images):
+        """One with its path, in each of its forms, or the next of the list."""
+        path = self.rng.choice(("a.png", "folder/b.jpg", "/c d.png", "file:///e.png", "日本.webp"))
+        form = self.rng.randrange(6)
+        if form > 3:
+            images.append(path if form == 4 else {"path": path})
+            return {"type": "image"}
+        return ({"type": "image", "image": path}, {"type": "image_url", "image_url": {"url": path}},
+                {"type": "image_url", "image_url": path}, {"type": "image", "path": path})[form]
+
+    def with_images(self, messages):
+        """Contents become lists of texts and images; the paths of those that have none beside them."""
+        images = []
+        for message in messages:
+            if self.rng.random() < 0.5 or not isinstance(message["content"], str):
+                continue
+            parts = [{"type": "text", "text": message["content"]}]
+            for _ in range(self.rng.randint(0, 3) if message["role"] != "system" or self.rng.random() < 0.1 else 0):
+                parts.insert(self.rng.randint(0, len(parts)), self.image(images))
+                if self.rng.random() < 0.3:
+                    parts.insert(self.rng.randint(0, len(parts)), {"type": "text", "text": self.text()})
+            message["content"] = parts
+        return images
+
     def next(self):
         messages = self.turns()
         has_system = self.kind not in ("mistral-v0.1", "mistral-v0.2")
@@ -270,10 +313,17 @@ class Conversations:
         conversation = {"messages": messages or [{"role": "user", "content": "Hi"}]}
         if self.tools and self.rng.random() < 0.5:
             conversation["tools"] = [self.tool() for _ in range(self.rng.randint(1, 3))]
+        if self.images and self.rng.random() < 0.5:
+            conversation["images"] = self.with_images(conversation["messages"])
         return conversation
 
 
 # ---- transformers ----
+
+def said_of(choices):
+    said = {"enable_thinking": not choices & NO_THINKING} if choices & (NO_THINKING | THINKING) else {}
+    return {**said, **({"preserve_thinking": True} if choices & KEEPS_THOUGHTS else {})}
+
 
 class Theirs:
     """A tokenizer of dev/golden with a published template, and with the same template and marks."""
@@ -289,19 +339,19 @@ class Theirs:
         try:
             return self.tokenizer.apply_chat_template(
                 conversation["messages"], tools=conversation.get("tools"), chat_template=self.template, tokenize=False,
-                add_generation_prompt=bool(choices & ASKS), **({"enable_thinking": False} if choices & NO_THINKING else {}))
+                add_generation_prompt=bool(choices & ASKS), **said_of(choices))
         except TemplateError:
             return None
 
-    def tokens(self, conversation):
+    def tokens(self, conversation, choices=0):
         out = self.tokenizer.apply_chat_template(
             conversation["messages"], tools=conversation.get("tools"), chat_template=self.marked, return_dict=True,
-            return_assistant_tokens_mask=True)
+            return_assistant_tokens_mask=True, **said_of(choices))
         return out["input_ids"], out["assistant_masks"]
 
-    def marked_text(self, conversation):
+    def marked_text(self, conversation, choices):
         return self.tokenizer.apply_chat_template(conversation["messages"], tools=conversation.get("tools"),
-                                                  chat_template=self.marked, tokenize=False)
+                                                  chat_template=self.marked, tokenize=False, **said_of(choices))
 
 
 # ---- comparing ----
@@ -330,12 +380,13 @@ def compare_conversation(count, ours, sides, conversation, choices):
         return
     if text != theirs:
         count.differs("text", conversation, theirs, text)
-    if choices:
-        ours.text(conversation, 0)
+    keeps = choices & KEEPS_THOUGHTS
+    if choices & ASKS:
+        ours.text(conversation, keeps)
     else:
-        assert sides[0][0].marked_text(conversation) == theirs, "the marks change the text"
+        assert sides[0][0].marked_text(conversation, keeps) == theirs, "the marks change the text"
     for side, tokenizer in sides:
-        ids, mask = side.tokens(conversation)
+        ids, mask = side.tokens(conversation, keeps)
         our_ids, our_mask = ours.tokens(tokenizer)
         count.n_tokens += len(ids)
         count.n_learned += sum(mask)
@@ -345,10 +396,13 @@ def compare_conversation(count, ours, sides, conversation, choices):
             count.differs("mask", conversation, mask, our_mask)
 
 
+def styles_of(kind):
+    return OF_MISTRAL if kind.startswith("mistral") else OF_QWEN3_5_TOKENS if kind in OF_QWEN3_5 else OF_CHATML
+
+
 def tokenizer_paths(kind, folder):
-    styles = OF_MISTRAL if kind.startswith("mistral") else OF_CHATML
     return [os.path.join(folder if style == "bytes" else TOKENIZERS, "tokenizer.json" if style == "bytes" else f"{style}.json")
-            for style in styles]
+            for style in styles_of(kind)]
 
 
 def open_sides(library, kind, template, folder):
@@ -361,8 +415,11 @@ def open_sides(library, kind, template, folder):
 
 def choices_of(i, kind):
     """Every fourth conversation ends where an answer begins."""
+    keeps = KEEPS_THOUGHTS if kind == "qwen3.6" and i % 3 == 0 else 0
     if i % 4:
-        return 0
+        return keeps
+    if kind in OF_QWEN3_5:
+        return keeps | ASKS | (0, NO_THINKING, THINKING)[i // 4 % 3]
     return ASKS | NO_THINKING if kind == "qwen3" and i % 8 else ASKS
 
 
@@ -399,7 +456,7 @@ def read_templates(folder):
 # ---- fixtures ----
 
 N_FIXTURE, N_WITH_TOOLS = 10, 2  # random conversations of each kind; and those among them that have tools
-FIXTURE_BYTES, FIXTURE_BYTES_TOOLS = 400, 1300  # of a conversation's text
+FIXTURE_BYTES, FIXTURE_BYTES_TOOLS, FIXTURE_BYTES_FUNCTIONS = 400, 1300, 2300  # of a conversation's text
 
 
 def made_conversations(kind):
@@ -408,6 +465,9 @@ def made_conversations(kind):
                           {"role": "user", "content": "And 3+3?"}, {"role": "assistant", "content": "6"}]}
     thinks = [{"role": "user", "content": "Is 7 prime?"},
               {"role": "assistant", "content": "<think>\nIt has no divisor.\n</think>\n\nYes."}]
+    if kind in OF_QWEN3_5:
+        asked = [{"type": "image"}, {"type": "text", "text": " Which one is it? "}]
+        return [plain, {"messages": [{"role": "user", "content": asked}, thinks[1]], "images": ["seven.png"]}]
     return [plain, {"messages": thinks if kind == "qwen3" else [*plain["messages"][2:]]}]
 
 
@@ -416,11 +476,12 @@ def short_conversations(kind, side):
     made, wanted = Conversations(kind, "fixture"), {False: N_FIXTURE, True: 0}
     if made.tools:
         wanted = {False: N_FIXTURE - N_WITH_TOOLS, True: N_WITH_TOOLS}
+    most = FIXTURE_BYTES_FUNCTIONS if made.images else FIXTURE_BYTES_TOOLS
     while sum(wanted.values()):
         conversation = made.next()
         text = side.text(conversation, 0) or ""
         has_tools = "tools" in conversation
-        if wanted[has_tools] and len(text.encode()) < (FIXTURE_BYTES_TOOLS if has_tools else FIXTURE_BYTES):
+        if wanted[has_tools] and len(text.encode()) < (most if has_tools else FIXTURE_BYTES):
             wanted[has_tools] -= 1
             yield conversation
 
@@ -434,32 +495,35 @@ def runs(mask):
 def fixtures_of(library, kind, template, folder):
     ours = Ours(library, template)
     which = 1 if kind == "mistral-v3" else 0
-    style = (OF_MISTRAL if kind.startswith("mistral") else OF_CHATML)[which]
+    style = styles_of(kind)[which]
     side, tokenizer = open_sides(library, kind, template, folder)[which]
     for i, conversation in enumerate([*made_conversations(kind), *short_conversations(kind, side)]):
         choices = choices_of(i + 1, kind)
         text = side.text(conversation, choices)
         row = {"template": kind, "conversation": conversation, "choices": choices, "text": text}
-        if text is not None and choices == 0:
-            ids, mask = side.tokens(conversation)
+        if text is not None and not choices & ASKS:
+            ids, mask = side.tokens(conversation, choices)
             row["tokenizer"], row["ids"], row["learned"] = style, ids, runs(mask)
-            ours.text(conversation, 0)
+            ours.text(conversation, choices)
             if ours.tokens(tokenizer) != (ids, mask):
                 raise SystemExit("check_chat.py: compare first: what would be written is not what the C code gives")
         yield row
 
 
 def write_fixtures(library, templates, folder):
+    """Those of kinds that the folder lacks stay as they are."""
     rows, seen = [], set()
     for template in templates.values():
         kind = Ours(library, template).kind
         if kind and kind not in seen:
             seen.add(kind)
             rows += fixtures_of(library, kind, template, folder)
+    lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows]
+    with open(FIXTURES, encoding="utf-8") as file:
+        kept = [line for line in file if json.loads(line)["template"] not in seen]
     with open(FIXTURES, "w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
-    print(f"{FIXTURES}: {len(rows)} conversations of {len(seen)} templates")
+        file.writelines(kept + lines)
+    print(f"{FIXTURES}: {len(rows)} conversations of {len(seen)} templates, {len(kept)} of others stay")
 
 
 def main():

@@ -1,7 +1,8 @@
 /*
 Companions: files of a Hugging Face folder that nothing here reads and transformers needs: how a text is tokenised there
-(tokenizer_config.json, the chat template, ...) and how a model generates (generation_config.json). They are read when a
-run begins, for the folder may be gone when it ends, and go along as they are into every checkpoint and export.
+(tokenizer_config.json, the chat template, ...), how a model generates (generation_config.json), and how images become
+patches (preprocessor_config.json, ...). They are read when a run begins, for the folder may be gone when it ends, and
+go along as they are into every checkpoint and export.
     companions_read_model, companions_read_tokenizer   those of a folder: how the model generates; of its tokenizer
     companions_save    into the folder of a model
     companions_have    did this one come along? Else somebody has to write it
@@ -39,7 +40,7 @@ static inline void companion_read_(Companions* c, int i, const char* folder) {
     file_unmap(&file);
 }
 
-// how the model generates
+// how the model generates, and what it makes of images
 static inline void companions_read_model(Companions* c, const char* folder) {
     for (int i = 0; i < N_MODEL_COMPANIONS; i++) { companion_read_(c, i, folder); }
 }

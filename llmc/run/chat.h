@@ -7,7 +7,8 @@ Each line is a turn of the user. The whole conversation goes through the model's
 what its tokens share with those of before stays in the cache (generate.h): a turn costs its own tokens.
     /reset            forget what was said, but for the system text
     /system TEXT      what the model is told to be; without TEXT nothing
-    /think on|off     where the template thinks (qwen3): may an answer begin with thoughts?
+    /image FILE       PNG or JPEG, goes with what is said next; several go in their order
+    /think on|off     where the template thinks (qwen3 and later): may an answer begin with thoughts?
     /help             these; /quit or /exit ends, as Ctrl-D does
 Ctrl-C ends an answer, which stays as far as it came, and at the prompt the chat. When the conversation no longer fits
 the positions of the window, its oldest turns go, each question with its answers, and a line says so; one question that
@@ -26,6 +27,7 @@ typedef struct {
     Asker* asker;
     uint64_t* random;
     json_t *system, *turns;  // system: a text, or NULL; turns: messages of user and assistant
+    json_t* images;          // that go with what is said next
     FILE *in, *out;
     int is_terminal;
     SafeText safe;            // out, for what the model says
@@ -74,6 +76,7 @@ static inline void chat_init(Chat* c, Generator* g, Asker* asker, uint64_t* rand
     c->asker = asker;
     c->random = random;
     c->turns = json_array();
+    c->images = json_array();
     c->in = in;
     c->out = c->safe.out = out;
     c->is_terminal = is_terminal;
@@ -84,6 +87,7 @@ static inline void chat_init(Chat* c, Generator* g, Asker* asker, uint64_t* rand
 static inline void chat_free(Chat* c) {
     json_decref(c->system);
     json_decref(c->turns);
+    json_decref(c->images);
     buffer_free(&c->line);
     buffer_free(&c->answer);
 }
@@ -126,11 +130,19 @@ static inline int chat_drop_oldest_(Chat* c) {
     return 1;
 }
 
+// what is said with the images that wait, a new reference
+static inline json_t* chat_content_(const Chat* c, json_t* text) {
+    if (json_array_size(c->images) == 0) { return json_incref(text); }
+    json_t* content = json_copy(c->images);
+    json_array_append_new(content, json_pack("{s:s, s:O}", "type", "text", "text", text));
+    return content;
+}
+
 // may that be said? It stands alone here: what the model said before is not judged
-static inline int chat_may_say_(Chat* c, const char* role, json_t* text, ErrorText* error) {
+static inline int chat_may_say_(Chat* c, const char* role, json_t* content, ErrorText* error) {
     json_t* messages = json_array();
     const int is_system = strcmp(role, "system") == 0;
-    json_array_append_new(messages, chat_message_(role, json_incref(text)));
+    json_array_append_new(messages, chat_message_(role, json_incref(content)));
     if (is_system) { json_array_append_new(messages, chat_message_("user", json_string("?"))); }
     json_t* conversation = json_pack("{s:o}", "messages", messages);
     const int may = asker_check(c->asker, conversation, error);
@@ -178,11 +190,12 @@ static inline int chat_prompt_(Chat* c, Prompt* p) {
     }
 }
 
-static inline void chat_answer_(Chat* c) {
+// 0: the question does not fit and is taken back
+static inline int chat_answer_(Chat* c) {
     Prompt p;
-    if (!chat_prompt_(c, &p)) {  // the question is taken back
+    if (!chat_prompt_(c, &p)) {
         json_array_remove(c->turns, json_array_size(c->turns) - 1);
-        return;
+        return 0;
     }
     const int most = asker_most(c->g, p.n);
     const TextAsked asked = {&p, most, &c->asker->stop, c->random, chat_take_, c};
@@ -198,19 +211,21 @@ static inline void chat_answer_(Chat* c) {
                   c->g->room);
     } else if (end == TEXT_FULL) { chat_note_(c, "[cut after %d tokens: --max-new-tokens]", most); }
     prompt_free(&p);
+    return 1;
 }
 
 static inline void chat_say_(Chat* c, const char* line, size_t n_bytes) {
     ErrorText error;
-    json_t* text = json_stringn(line, n_bytes);
+    json_t *text = json_stringn(line, n_bytes), *content = text ? chat_content_(c, text) : NULL;
     if (!text) {
         warn_line("expected UTF-8, found something else: not taken");
-    } else if (!chat_may_say_(c, "user", text, &error)) {
+    } else if (!chat_may_say_(c, "user", content, &error)) {
         warn_line("%s", error.text);
     } else {
-        json_array_append_new(c->turns, chat_message_("user", json_incref(text)));
-        chat_answer_(c);
+        json_array_append_new(c->turns, chat_message_("user", json_incref(content)));
+        if (chat_answer_(c)) { json_array_clear(c->images); }
     }
+    json_decref(content);
     json_decref(text);
 }
 
@@ -229,6 +244,23 @@ static inline void chat_set_system_(Chat* c, const char* text) {
     chat_note_(c, *text ? "[system text set]" : "[no system text]");
 }
 
+// one more that waits for what is said next, if it can be seen
+static inline void chat_see_(Chat* c, const char* path) {
+    ErrorText error;
+    json_t *image = json_pack("{s:s, s:s}", "type", "image", "image", path), *alone = json_array();
+    if (image) { json_array_append(alone, image); }
+    if (!*path) {
+        warn_line("/image: expected a file behind it");
+    } else if (!image || !chat_may_say_(c, "user", alone, &error)) {
+        warn_line("/image: %s", image ? error.text : "expected UTF-8");
+    } else {
+        json_array_append(c->images, image);
+        chat_note_(c, "[goes with what you say next]");
+    }
+    json_decref(alone);
+    json_decref(image);
+}
+
 static inline void chat_set_thinking_(Chat* c, const char* text) {
     const int on = strcmp(text, "on") == 0;
     if (!asker_has_thoughts(c->asker)) {
@@ -242,8 +274,9 @@ static inline void chat_set_thinking_(Chat* c, const char* text) {
 }
 
 static inline void chat_help_(const Chat* c) {
-    chat_note_(c, "[/reset forgets the conversation, /system TEXT tells the model what to be%s; Ctrl-C ends an answer, "
-                  "Ctrl-D the chat]", asker_has_thoughts(c->asker) ? ", /think on|off" : "");
+    chat_note_(c, "[/reset forgets the conversation, /system TEXT tells the model what to be%s%s; Ctrl-C ends an "
+                  "answer, Ctrl-D the chat]", c->asker->measure ? ", /image FILE shows it one" : "",
+               asker_has_thoughts(c->asker) ? ", /think on|off" : "");
 }
 
 // the rest of the line if it begins with this word; NULL: it does not
@@ -260,15 +293,19 @@ static inline int chat_turn(Chat* c, const char* line, size_t n_bytes) {
     if (chat_command_(line, "/quit") || chat_command_(line, "/exit")) { return 0; }
     if (chat_command_(line, "/reset")) {
         json_array_clear(c->turns);
+        json_array_clear(c->images);
         chat_note_(c, "[forgotten]");
     } else if ((rest = chat_command_(line, "/system"))) {
         chat_set_system_(c, rest);
+    } else if ((rest = chat_command_(line, "/image"))) {
+        chat_see_(c, rest);
     } else if ((rest = chat_command_(line, "/think"))) {
         chat_set_thinking_(c, rest);
     } else if (chat_command_(line, "/help")) {
         chat_help_(c);
     } else if (*line == '/') {
-        warn_line("%.40s: expected /reset, /system, /think, /help or /quit; to say it, put a blank in front", line);
+        warn_line("%.40s: expected /reset, /system, /image, /think, /help or /quit; to say it, put a blank in front",
+                  line);
     } else {
         chat_say_(c, line, n_bytes);
     }

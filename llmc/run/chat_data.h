@@ -4,10 +4,11 @@ Conversations as the data of a run: --train and --val of a trainer that takes th
                      object: "text" is a document, "messages", "conversations" or "instruction" a conversation. A
                      line with both is refused: nothing is guessed; so is a .json file that is a list of objects
     chat_data_open   the chat template, of the folder of the tokenizer or by name
-    chat_data_read   samples (conversations.h) become rows of T positions (pack.h)
+    chat_data_read   samples (conversations.h) become rows of T positions (pack.h), with the images in them, where the
+                     model says how many placeholders an image has
     chat_data_box, chat_data_say, chat_data_to_json   what was read, and what was left out
-The rows are a pure function of files, tokenizer, template, --learn, --truncate, --pack, T and --seed. chat_data_to_json
-has all but the files: same_data.h says which of them is another when a run goes on.
+The rows are a pure function of files, tokenizer, template, --learn, --truncate, --pack, --preserve-thinking, T and
+--seed. chat_data_to_json has all but the files: same_data.h says which of them is another when a run goes on.
 Errors: fail_input, before anything is computed.
 */
 #ifndef LLMC_CHAT_DATA_H
@@ -19,6 +20,7 @@ Errors: fail_input, before anything is computed.
 // the samples of one split, and the rows that they fill
 typedef struct {
     int64_t n, n_tokens, n_learned;
+    int64_t n_images, n_placeholders;  // the latter are tokens too
     double padding;  // share of the positions
 } ChatSamples;
 
@@ -126,18 +128,22 @@ static inline void chat_data_pack_(const ChatData* d, ChatSamples* samples, Toke
     samples->n_learned = 0;
     for (int64_t i = begin; i < end; i++) { samples->n_learned += c->tokens[i] >= 0; }
     samples->padding = pack_rows(rows, c, first, n, path, T, 0, (uint64_t)seed, d->o->pack);
+    samples->n_images = rows->images.n;
+    samples->n_placeholders = token_images_placeholders(&rows->images);
     rows->n_documents = rows->sources[0].n_documents = n;
 }
 
 // The samples of a path become rows of T positions in `rows`, but the last floor(fraction * n) of them, which go to
-// `rest`. rows: has its path
+// `rest`. rows: has its path; measure: of images, NULL: samples with images are left out
 static inline void chat_data_read(ChatData* d, TokenData* rows, TokenData* rest, float fraction, const Tokenizer* k,
-                                  int T, int seed, int validates) {
+                                  const ImageMeasure* measure, int T, int seed, int validates) {
     Conversations* c = validates ? &d->from_val : &d->from_train;
     char* path = rows->path;
     conversations_init(c, &d->t, k, T + 1, (Truncate)d->o->truncate);
     c->limit_option = "--seq-len";
     c->last_only = d->o->learn == LEARN_LAST;
+    c->choices = chat_options_choices(d->o);
+    c->measure = measure;
     conversations_read(c, path);
     const int64_t n_rest = (int64_t)((double)fraction * (double)c->n), n = c->n - n_rest;
     if (fraction > 0.0f && n_rest == 0) {
@@ -168,6 +174,10 @@ static inline void chat_data_box(const ChatData* d, const char* name, const Chat
     box_row("  learned", "%lld of %lld tokens (%.1f%%), %s", (long long)samples->n_learned,
             (long long)samples->n_tokens, 100.0 * (double)samples->n_learned / (double)samples->n_tokens,
             d->o->learn == LEARN_LAST ? "last answers" : "answers");
+    if (samples->n_images > 0) {
+        box_row("  images", "%lld, %lld placeholders", (long long)samples->n_images,
+                (long long)samples->n_placeholders);
+    }
     if (n_out > 0) { box_row("  left out", "%lld of %lld samples", (long long)n_out, (long long)c->n_lines); }
     if (c->n_cut > 0) { box_row("  cut", "%lld samples lost their end", (long long)c->n_cut); }
 }
@@ -190,10 +200,11 @@ static inline void chat_data_say(const ChatData* d) {
 // what the rows follow from beside the files, by the names of options; null: they are no conversations
 static inline json_t* chat_data_to_json(const ChatData* d, const ChatSamples* samples, int T, int seed) {
     if (!d->is_open || samples->n == 0) { return json_null(); }
-    return json_pack("{s:I, s:I, s:f, s:s, s:s, s:s, s:i, s:i, s:i}", "samples", (json_int_t)samples->n, "learned",
+    return json_pack("{s:I, s:I, s:f, s:s, s:s, s:s, s:i, s:i, s:i, s:i}", "samples", (json_int_t)samples->n, "learned",
                      (json_int_t)samples->n_learned, "padding", samples->padding, "chat-template",
                      choice_name(CHAT_NAMES, d->t.kind).s, "learn",
                      d->o->learn == LEARN_LAST ? "last" : "answers", "truncate",
-                     choice_name(TRUNCATE_NAMES, d->o->truncate).s, "pack", d->o->pack, "seq-len", T, "seed", seed);
+                     choice_name(TRUNCATE_NAMES, d->o->truncate).s, "pack", d->o->pack, "preserve-thinking",
+                     d->o->preserve_thinking, "seq-len", T, "seed", seed);
 }
 #endif  // LLMC_CHAT_DATA_H

@@ -2,7 +2,7 @@
 The options of a trainer that takes conversations: those of its data (chat_data.h), of prompts in files (questions.h)
 and of --chat (chat.h).
     chat_options   the rows
-    chat_options_template   the chat template that they mean
+    chat_options_template   the chat template that they mean, chat_options_choices its choices
 */
 #ifndef LLMC_CHAT_OPTIONS_H
 #define LLMC_CHAT_OPTIONS_H
@@ -17,7 +17,7 @@ typedef enum { LEARN_AUTO, LEARN_TEXT, LEARN_ANSWERS, LEARN_LAST } Learn;
 typedef struct {
     const char* chat_template;
     int is_recalled;  // nobody has typed it now: the model was trained with it
-    int learn, truncate, pack;                             // data
+    int learn, truncate, pack, preserve_thinking;          // data; the last one of prompts too
     const char *eval_generate, *generate_file, *generate_out;  // prompts
     int chat, think;
 } ChatOptions;
@@ -36,6 +36,8 @@ static inline int chat_options(Option* t, int n, ChatOptions* o) {
          "a conversation that is longer than a row is left out, or loses its end", 0},
         {"conversations", "pack", "", OPTION_SWITCH, &o->pack, "1", 0, 0, "0|1",
          "several conversations in a row, each as if it had one of its own; 0: one in each row", 0},
+        {"conversations", "preserve-thinking", "", OPTION_SWITCH, &o->preserve_thinking, "0", 0, 0, "0|1",
+         "with the chat template qwen3.6: 1 leaves earlier answers their thoughts, learned and in prompts", 0},
         {"conversations", "eval-generate", "", OPTION_TEXT, &o->eval_generate, "", 0, 0, "FILE",
          "answer these prompts with each --sample-every, or without it with each validation, into answers.jsonl of "
          "the run; lines as of --generate-file", OPTION_READS},
@@ -50,13 +52,20 @@ static inline int chat_options(Option* t, int n, ChatOptions* o) {
          "same model and options made them. Empty: standard output",
          OPTION_WRITES},
         {"conversations", "think", "", OPTION_SWITCH, &o->think, "1", 0, 0, "0|1",
-         "with the chat template qwen3: 0 asks for answers without thoughts", 0},
+         "with the chat templates qwen3 and later: 0 asks for answers without thoughts", 0},
     };
     return options_append(t, n, rows, (int)(sizeof rows / sizeof rows[0]));
 }
 
+// of chat_render, for data; prompts have more of them
+static inline int chat_options_choices(const ChatOptions* o) { return o->preserve_thinking ? CHAT_KEEPS_THOUGHTS : 0; }
+
 // folder: of the tokenizer, "" where it has none
 static inline void chat_options_template(ChatTemplate* t, const ChatOptions* o, const char* folder) {
     chat_template_open(t, folder, strcmp(o->chat_template, CHAT_AUTO) == 0 ? "" : o->chat_template);
+    if (o->preserve_thinking && t->kind != CHAT_QWEN3_6) {
+        options_fail("preserve-thinking", "is for the chat template qwen3.6, which leaves the choice, found %s",
+                     choice_name(CHAT_NAMES, t->kind).s);
+    }
 }
 #endif  // LLMC_CHAT_OPTIONS_H

@@ -51,6 +51,7 @@ typedef struct {
     int n, n_cached;        // tokens so far; of them in the cache
     int left;               // tokens that may still come
     unsigned char* seen;    // (V) of each token: is it in the text, prompt included?
+    TextImages images;      // in it
     TokenStream stream;
     StopStream stop;
     TextEnd end;
@@ -66,6 +67,8 @@ typedef struct {
     void* model;
     int V, room, eot;            // vocabulary, positions of the window, the token that ends a text
     int n_rows;                  // texts that are made side by side
+    int has_states;              // the cache has what all positions of a text leave behind, not each of them: another
+                                 // text begins with all of it or with nothing
     const volatile sig_atomic_t* interrupted;  // or NULL; not 0: the text ends here
     Sampling sampling;           // how a token is chosen
     MadeText* rows;              // (n_rows)
@@ -94,6 +97,7 @@ static inline void generator_free(Generator* g) {
     for (int i = 0; i < g->n_rows; i++) {
         free(g->rows[i].tokens);
         free(g->rows[i].seen);
+        text_images_free(&g->rows[i].images);
     }
     free(g->rows);
     free(g->scratch);
@@ -110,15 +114,18 @@ static inline const int* generator_prompt_(const Generator* g, const Prompt* p, 
     return p->tokens + (p->n - *n);
 }
 
-// how many positions of the cache a text has in common with n tokens, the last of which is always computed
-static inline int generator_shared_(const MadeText* x, const int* tokens, int n) {
-    int shared = 0;
+// how many positions of the cache a text has in common with a prompt, the last of whose tokens is always computed
+static inline int generator_shared_(const Generator* g, const MadeText* x, const Prompt* p) {
+    int shared = 0, n;
+    const int* tokens = generator_prompt_(g, p, &n);
+    n = text_images_alike(&x->images, &p->images, n);
     while (shared < n - 1 && shared < x->n_cached && x->tokens[shared] == tokens[shared]) { shared++; }
-    return shared;
+    return g->has_states && shared < x->n_cached ? 0 : shared;
 }
 
 static inline void generator_drop_older_half_(Generator* g, MadeText* x) {
     const int keep = (g->room + 1) / 2;
+    assert(x->images.n == 0);  // of a conversation, whose window does not move on
     memmove(x->tokens, x->tokens + x->n - keep, sizeof(int) * (size_t)keep);
     x->n = keep;
     x->n_cached = 0;
@@ -127,6 +134,18 @@ static inline void generator_drop_older_half_(Generator* g, MadeText* x) {
 // the window has room for the next position
 static inline void generator_fit(Generator* g, MadeText* x) {
     if (x->n > g->room) { generator_drop_older_half_(g, x); }
+}
+
+// text x in row r of the cache, as a pass sees it
+static inline CachedText generator_text_(const MadeText* x, int r) {
+    const CachedText text = {x->tokens, r, x->n_cached, x->n, x->images.n > 0 ? &x->images : NULL};
+    return text;
+}
+
+// of the tokens that follow n texts
+static inline const float* generator_logits_(const Generator* g, const CachedText* texts, int n) {
+    if (g->next_of_each) { return g->next_of_each(g->model, texts, n); }
+    return g->next_logits(g->model, texts->tokens, texts->n_cached, texts->n);
 }
 
 // the token that follows; it joins the text
@@ -178,6 +197,7 @@ static inline void text_begin(Generator* g, MadeText* x, const TextAsked* asked,
     const int* tokens = generator_prompt_(g, p, &x->n);
     memcpy(x->tokens, tokens, sizeof(int) * (size_t)x->n);
     x->n_cached = n_shared;
+    text_images_copy(&x->images, &p->images);
     x->asked = *asked;
     x->left = asked->most;
     x->end = asked->most > 0 ? TEXT_GOES_ON : TEXT_FULL;
@@ -212,16 +232,15 @@ static inline void text_end(Generator* g, MadeText* x) {
 // in the first row
 static inline TextEnd generate_to(Generator* g, const TextAsked* asked) {
     MadeText* x = g->rows;
-    int n;
-    const int* tokens = generator_prompt_(g, asked->prompt, &n);
-    text_begin(g, x, asked, generator_shared_(x, tokens, n));
+    text_begin(g, x, asked, generator_shared_(g, x, asked->prompt));
     while (x->end == TEXT_GOES_ON) {
         if (g->interrupted && *g->interrupted) {
             x->end = TEXT_INTERRUPTED;
             break;
         }
         generator_fit(g, x);
-        text_add(g, x, g->next_logits(g->model, x->tokens, x->n_cached, x->n));
+        const CachedText text = generator_text_(x, 0);
+        text_add(g, x, generator_logits_(g, &text, 1));
     }
     text_end(g, x);
     return x->end;

@@ -10,6 +10,7 @@ prompt that is longer than the model's positions.
 #ifndef LLMC_PROMPTS_H
 #define LLMC_PROMPTS_H
 #include "../core/outfile.h"    // hex_text
+#include "../ops/cached_text.h" // TextImages
 #include "../text/escape.h"     // text_unescape
 #include "../text/tokenizer.h"  // Tokenizer, tokenizer_encode_plain, tokenizer_need_eot
 #include "run_options.h"        // RunOptions, options_fail
@@ -20,11 +21,12 @@ typedef struct {
     size_t n_bytes;
     int* tokens;  // (n)
     int n;
+    TextImages images;
 } Prompt;
 
 // takes the text, which is on the heap
 static inline Prompt prompt_make(const RunOptions* o, const Tokenizer* tokenizer, char* text, size_t n_bytes) {
-    Prompt p = {text, n_bytes, NULL, 0};
+    Prompt p = {text, n_bytes, NULL, 0, {NULL, 0}};
     int *encoded, n = tokenizer_encode_plain(tokenizer, text, n_bytes, &encoded);
     p.tokens = (int*)malloc_check(sizeof(int) * ((size_t)n + 1), "prompt");
     if (o->prompt_eot) { p.tokens[p.n++] = tokenizer_need_eot(tokenizer); }
@@ -40,6 +42,7 @@ static inline Prompt prompt_make(const RunOptions* o, const Tokenizer* tokenizer
 static inline void prompt_free(Prompt* p) {
     free(p->text);
     free(p->tokens);
+    text_images_free(&p->images);
 }
 
 // ---- --sample-prompts ----

@@ -30,6 +30,8 @@ typedef struct {
     const ChatOptions* o;
     char folder[PATH_BYTES];  // of the tokenizer
     const Tokenizer* k;
+    const ImageMeasure* measure;  // NULL: the model reads no images
+    char images_folder[PATH_BYTES];  // from which their paths go
     const char* stop_line;    // of --stop
     int is_open, thinks;      // thinks: an answer may have thoughts, where the template has them
     ChatTemplate t;
@@ -39,11 +41,13 @@ typedef struct {
 
 // a stays where it is: c looks into it
 static inline void asker_init(Asker* a, const ChatOptions* o, const char* folder, const Tokenizer* k,
-                              const char* stop_line) {
+                              const ImageMeasure* measure, const char* stop_line) {
     memset(a, 0, sizeof *a);
     a->o = o;
     snprintf(a->folder, sizeof a->folder, "%s", folder);
     a->k = k;
+    a->measure = measure;
+    snprintf(a->images_folder, sizeof a->images_folder, ".");
     a->stop_line = stop_line;
     a->thinks = o->think;
 }
@@ -53,6 +57,9 @@ static inline void asker_open(Asker* a) {
     if (a->is_open) { return; }
     chat_options_template(&a->t, a->o, a->folder);
     conversations_init(&a->c, &a->t, a->k, 0, TRUNCATE_DROP);
+    a->c.measure = a->measure;
+    a->c.files.looks_again = 1;
+    snprintf(a->c.folder, sizeof a->c.folder, "%s", a->images_folder);
     if (!stop_texts_parse(&a->stop, a->stop_line, &error)) { options_fail("stop", "%s", error.text); }
     stop_texts_add(&a->stop, chat_end_text(&a->t));
     a->is_open = 1;
@@ -65,19 +72,38 @@ static inline void asker_free(Asker* a) {
     stop_texts_free(&a->stop);
 }
 
-static inline int asker_has_thoughts(const Asker* a) { return a->t.kind == CHAT_QWEN3; }
+static inline int asker_has_thoughts(const Asker* a) { return chat_thinks(&a->t); }
 
-// has nobody said a special token, or a marker of turns? 0: the reason
+// has nobody said a special token or a marker of turns, or shown what cannot be seen? 0: the reason
 static inline int asker_check(Asker* a, const json_t* conversation, ErrorText* error) {
-    return chat_render(&a->c.text, &a->t, conversation, CHAT_ASKS, error) && conversations_markers_(&a->c, error);
+    return chat_render(&a->c.text, &a->t, conversation, CHAT_ASKS, error) && conversations_markers_(&a->c, error) &&
+           conversations_files_(&a->c, error);
+}
+
+// where the images of the conversation that was rendered stand among its tokens
+static inline void asker_place_images_(const Asker* a, TextImages* images) {
+    const Conversations* c = &a->c;
+    if (c->text.n_images == 0) { return; }
+    images->of = (TextImage*)malloc_check(sizeof(TextImage) * (size_t)c->text.n_images, "images of a prompt");
+    for (int i = 0; images->n < c->text.n_images; images->n++) {
+        const ImageFile* file = &c->files.of[c->found[images->n]];
+        while (c->sample.ids[i] != c->measure->pad) { i++; }
+        const TextImage one = {i, file->n_tokens, string_copy(file->path), image_file_stamp(file)};
+        images->of[images->n] = one;
+        i += file->n_tokens;
+    }
 }
 
 // the tokens up to where an answer begins; to be freed. 0: the reason
 static inline int asker_ask(Asker* a, const json_t* conversation, Prompt* p, ErrorText* error) {
-    const int choices = CHAT_ASKS | (a->thinks ? 0 : CHAT_NO_THINKING);
-    if (!chat_render(&a->c.text, &a->t, conversation, choices, error)) { return 0; }
-    chat_encode(&a->c.sample, a->k, &a->c.work, &a->c.text);
+    const int choices = CHAT_ASKS | (a->thinks ? CHAT_THINKING : CHAT_NO_THINKING) | chat_options_choices(a->o);
     memset(p, 0, sizeof *p);
+    if (!chat_render(&a->c.text, &a->t, conversation, choices, error) || !conversations_files_(&a->c, error)) {
+        return 0;
+    }
+    chat_encode(&a->c.sample, a->k, &a->c.work, &a->c.text);
+    if (!conversations_expand_(&a->c, error)) { return 0; }
+    asker_place_images_(a, &p->images);
     p->n = a->c.sample.n;
     p->tokens = (int*)malloc_check(sizeof(int) * (size_t)p->n, "prompt");
     memcpy(p->tokens, a->c.sample.ids, sizeof(int) * (size_t)p->n);
@@ -202,9 +228,10 @@ static inline void questions_read(Questions* q, Asker* a, const RunOptions* o, c
     memset(q, 0, sizeof *q);
     plain_file_open(&file, path);
     q->xxh3 = XXH3_64bits(file.bytes, file.n_bytes);
+    path_parent(a->images_folder, path);
     JsonLines lines = {file.bytes, file.n_bytes, 0, 0, NULL};
     while ((found = json_lines_row(&lines, "{\"messages\": [...]}", &error)) > 0) {
-        Question one = {NULL, NULL, {NULL, 0, NULL, 0}, 0, lines.number};
+        Question one = {NULL, NULL, {NULL, 0, NULL, 0, {NULL, 0}}, 0, lines.number};
         if (json_is_string(json_object_get(lines.row, "prompt"))) { question_of_text_(&one, o, a->k, lines.row); }
         else if (!question_of_chat_(&one, a, lines.row, &error)) {
             fail_input("%s:%lld: %s", path, lines.number, error.text);

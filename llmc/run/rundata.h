@@ -74,6 +74,8 @@ typedef struct {
     RowOrder order;        // of the training data
     int has_sums;
     uint64_t train_sum, val_sum;  // checksums of the tokens, as they were opened
+    int has_image_sums;           // rank 0, while training:
+    uint64_t train_images, val_images;  // checksums of the images of conversations (same_data.h), 0: there are none
 } RunData;
 
 static inline int has_data(const TokenData* d) { return d->path != NULL; }
@@ -135,16 +137,17 @@ static inline void data_open(RunData* d, const RunOptions* o, const Tokenizer* t
     data_split_(d, o);
 }
 
-// T: positions of a row; folder: of the tokenizer, "" where it has none
-static inline void data_read_chat(RunData* d, const RunOptions* o, const Tokenizer* tokenizer, int T,
-                                  const char* folder) {
+// T: positions of a row; folder: of the tokenizer, "" where it has none; measure: of images, or NULL
+static inline void data_read_chat(RunData* d, const RunOptions* o, const Tokenizer* tokenizer,
+                                  const ImageMeasure* measure, int T, const char* folder) {
     const int splits = has_data(&d->train) && !has_data(&d->val);
     if (!d->is_chat) { return; }
     options_refuse(o->doc_reset, "doc-reset", "is for documents: each conversation begins anew without it");
     chat_data_open(&d->chat, folder);
-    if (has_data(&d->val)) { chat_data_read(&d->chat, &d->val, NULL, 0.0f, tokenizer, T, o->seed, 1); }
+    if (has_data(&d->val)) { chat_data_read(&d->chat, &d->val, NULL, 0.0f, tokenizer, measure, T, o->seed, 1); }
     if (has_data(&d->train)) {
-        chat_data_read(&d->chat, &d->train, &d->val, splits ? o->val_fraction : 0.0f, tokenizer, T, o->seed, 0);
+        const float fraction = splits ? o->val_fraction : 0.0f;
+        chat_data_read(&d->chat, &d->train, &d->val, fraction, tokenizer, measure, T, o->seed, 0);
     }
 }
 
@@ -338,6 +341,15 @@ static inline void data_sums(RunData* d) {
     d->has_sums = 1;
 }
 
+// the same of images: a part of --val-fraction has a list of its own
+static inline const char* data_touched_images_(RunData* d) {
+    TokenImages *train = &d->train.images, *val = &d->val.images;
+    const int of_train = token_images_touched(train), of_val = token_images_touched(val);
+    if (!d->has_image_sums) { return NULL; }
+    if (of_train && token_images_checksum(train) != d->train_images) { return train->files[0].path; }
+    return of_val && token_images_checksum(val) != d->val_images ? val->files[0].path : NULL;
+}
+
 // Are the bytes of files that were touched still those of the start? The path of what is another, or NULL
 static inline const char* data_touched_(RunData* d) {
     const int tokens = tokens_touched(&d->train) | tokens_touched(&d->val);  // a part of --val-fraction lies in train's
@@ -355,7 +367,10 @@ static inline const char* data_touched_(RunData* d) {
 static inline const char* data_changed(RunData* d) {
     const char *train = tokens_changed(&d->train), *val = tokens_changed(&d->val);
     const char* examples = d->examples.n > 0 && file_changed(&d->examples.file) ? d->examples.file.path : NULL;
-    return train ? train : val ? val : examples ? examples : data_touched_(d);
+    const char *of_train = token_images_changed(&d->train.images), *of_val = token_images_changed(&d->val.images);
+    const char* found = train ? train : val ? val : examples ? examples : of_train ? of_train : of_val;
+    if (!found) { found = data_touched_(d); }
+    return found ? found : data_touched_images_(d);
 }
 
 // bytes of tokens that are in memory, not mapped

@@ -2,6 +2,7 @@
 Is what a run reads still what it was? A checkpoint's manifest.json says what that was, under "data"; settings.json has
 it too, of the last start.
     data_to_json   what is read: checksums, rows, the lengths of the shards that they are cut from, sources with weights
+    data_sum_images   adds checksums of the images of conversations to that
     data_check     on --resume: what is another now must have been named anew; 1: the validation data is, so that the
                    best loss so far says nothing about it
 Errors: fail_input, which names the file, before anything is written.
@@ -31,6 +32,12 @@ static inline json_t* sources_to_json_(const DataLoader* rows) {
     return sources;
 }
 
+// images of conversations: files, their bytes and stamps; data_sum_images adds their checksum
+static inline json_t* images_to_json_(const TokenImages* images) {
+    return json_pack("{s:i, s:I, s:s}", "files", images->n_files, "bytes", (json_int_t)token_images_bytes(images),
+                     "stamps_xxh3", hex_text(token_images_stamps(images, 1)).s);
+}
+
 // rows of data that is not there are all zero. chat: of chat_data_to_json; takes the reference
 static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3, json_t* chat) {
     const TokenData* d = rows->data;
@@ -41,6 +48,7 @@ static inline json_t* tokens_to_json_(const DataLoader* rows, uint64_t xxh3, jso
                              hex_text(tokens_checksum_lengths(d)).s, "xxh3", hex_text(xxh3).s);
     if (d->n_sources > 1 || rows->is_weighted) { json_object_set_new(json, "sources", sources_to_json_(rows)); }
     if (json_is_object(chat)) { json_object_set(json, "conversations", chat); }
+    if (d->images.n > 0) { json_object_set_new(json, "images", images_to_json_(&d->images)); }
     json_decref(chat);
     return json;
 }
@@ -107,9 +115,10 @@ static inline const char* data_changed_source_(const json_t* before, const json_
 
 // The option that makes other rows of conversations than before; NULL: none does, or there were none
 static inline const char* data_changed_option_(const json_t* before, const json_t* now) {
-    static const char* options[] = {"chat-template", "learn", "truncate", "pack", "seq-len", "seed"};
+    static const char* options[] = {"chat-template", "learn", "truncate", "pack", "preserve-thinking", "seq-len",
+                                    "seed"};
     const json_t *was = json_object_get(before, "conversations"), *is = json_object_get(now, "conversations");
-    for (int i = 0; i < 6 && was && is; i++) {
+    for (int i = 0; i < 7 && was && is; i++) {
         if (data_differs_(was, is, options[i])) { return options[i]; }
     }
     return NULL;
@@ -131,6 +140,11 @@ static inline int data_is_other_(const json_t* before, const json_t* now, const 
     source = data_changed_source_(before, now, "xxh3");
     if (source || data_differs_(before, now, "xxh3")) {
         return !error_set(why, "%s: the %s data has changed", source ? source : path, what);
+    }
+    const json_t *old_images = json_object_get(before, "images"), *images = json_object_get(now, "images");
+    if (data_differs_(old_images, images, "xxh3")) {
+        return !error_set(why, "%s: images of the %s data have changed, the last of them %s,", path, what,
+                          json_string_value(json_object_get(images, "newest")));
     }
     if ((source = data_changed_source_(before, now, "weight"))) {
         return !error_set(why, "%s: its weight has changed", source);
@@ -177,6 +191,30 @@ static inline int data_check_(const Option* table, int n, const RunOptions* o, c
         fail_input("%s since the run began: give the old data back, or %s --val", why.text, anew);
     }
     return 1;
+}
+
+// The checksum of the images of one split. Where no stamp is another than before, it is what it was: none is read
+static inline uint64_t data_sum_images_(const TokenImages* images, const json_t* before, json_t* now) {
+    const json_t* was = json_object_get(before, "images");
+    json_t* is = json_object_get(now, "images");
+    const char* known = json_string_value(json_object_get(was, "xxh3"));
+    uint64_t sum = 0;
+    if (images->n == 0) { return 0; }
+    if (!known || data_differs_(was, is, "stamps_xxh3")) { sum = token_images_checksum(images); }
+    else { sum = strtoull(known, NULL, 16); }
+    json_object_set_new(is, "xxh3", json_string(hex_text(sum).s));
+    json_object_set_new(is, "newest", json_string(token_images_newest(images)));
+    return sum;
+}
+
+// on rank 0; now: of data_to_json; step: of the checkpoint with which the run goes on, -1: it begins
+static inline void data_sum_images(RunData* d, const RunOptions* o, int step, json_t* now) {
+    json_t* before = step >= 0 ? data_before_(o, step) : NULL;
+    json_t *train = json_object_get(now, "train"), *val = json_object_get(now, "val");
+    d->train_images = data_sum_images_(&d->train.images, json_object_get(before, "train"), train);
+    d->val_images = data_sum_images_(&d->val.images, json_object_get(before, "val"), val);
+    d->has_image_sums = 1;
+    json_decref(before);
 }
 
 static inline int data_check(const RunOptions* o, int step, const Option* table, int n, const RunData* d,

@@ -6,14 +6,22 @@ A conversation as the text that a chat template makes of it (chat_template.h), a
     chat_end      the token that ends an answer, for who generates; chat_end_text its name
 Messages: "role" is system, user, assistant or tool; "content" a text, or a list of {"type": "text", "text": ...}, which
 are joined; it may be absent or null beside "tool_calls". Of an assistant also "reasoning_content", what it thought
-(qwen3; "thinking" and "reasoning" are other names of it), and "tool_calls": [{"id": ..., "function": {"name": ...,
-"arguments": {...}}}]; of a tool "tool_call_id". Other keys are passed over. "tools" are descriptions of functions,
+(qwen3 and later; "thinking" and "reasoning" are other names of it), and "tool_calls": [{"id": ..., "function": {"name":
+..., "arguments": {...}}}]; of a tool "tool_call_id". Other keys are passed over. "tools" are descriptions of functions,
 written as they are.
+Images, of templates that have them (qwen3.5 and later), stand in a list among texts, in one of these forms; `images`
+has their paths in the order of the text, in which each is <|vision_start|><|image_pad|><|vision_end|>:
+    {"type": "image", "image": "a.png"}      or "path", or "url", in place of "image"
+    {"type": "image_url", "image_url": {"url": "a.png"}}      or the path alone as "image_url"
+    {"type": "image"}      the next of the conversation's "images": ["a.png", {"path": "b.png"}]
+Where a conversation has "images", <image> in a content that is one text is the next of them too. Each of them must have
+its place. A part whose "type" says that it is a text is one, whatever other keys it has. Videos are refused.
 Learned is what the model has to say itself: of each turn of an assistant all behind its header, <|im_start|>assistant\n
 or [/INST], up to the marker that ends it, <|im_end|> or </s>, this one too; a think block and tool calls are parts of
 that. Not the line end behind <|im_end|>, which whoever generates puts there.
 A token is learned if it has a byte of such a part: where an answer begins with a line end, "\n\n" may be one token that
-is header and answer.
+is header and answer. Of qwen3.5 and later not learned is what the prompt of a deployed model begins its answer with:
+<think>\n, and all of <think>\n\n</think>\n\n where nothing was thought.
 The text is that of transformers' apply_chat_template to the last byte, the tokens are its tokens, and what is learned
 is what its return_assistant_tokens_mask says of the template with {% generation %} around that part
 (dev/ref/check_chat.py). With CHAT_ASKS the text ends where an answer begins, for generation.
@@ -35,11 +43,11 @@ Source: the chat templates named in chat_template.h; huggingface/transformers 5.
 // why a sample cannot be used
 typedef enum {
     SAMPLE_GOOD, SAMPLE_JSON, SAMPLE_FORM, SAMPLE_ORDER, SAMPLE_TOOLS, SAMPLE_EMPTY, SAMPLE_MARKER, SAMPLE_UNLEARNED,
-    SAMPLE_LONG, N_SAMPLE_REASONS
+    SAMPLE_LONG, SAMPLE_IMAGES, SAMPLE_IMAGE_FILE, N_SAMPLE_REASONS
 } SampleReason;
 
-// choices of chat_render
-enum { CHAT_ASKS = 1, CHAT_NO_THINKING = 2 };
+// choices of chat_render: end where an answer begins; as with enable_thinking and preserve_thinking of the templates
+enum { CHAT_ASKS = 1, CHAT_NO_THINKING = 2, CHAT_KEEPS_THOUGHTS = 4, CHAT_THINKING = 8 };
 
 typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL } ChatRole;
 #define CHAT_ROLES "system|user|assistant|tool"
@@ -52,7 +60,13 @@ typedef struct {
     const json_t* tool_calls;           // a list that is not empty, or NULL
     const json_t* json;
     ByteBuffer joined;                  // content that came as a list
+    int first_image, n_images;          // of `found`
 } ChatMessage;
+
+typedef struct {
+    size_t at;         // of its <|vision_start|> in `joined` of its message
+    const char* path;
+} ChatImage;
 
 typedef struct { size_t begin, end; } ChatSpan;  // of bytes
 
@@ -63,7 +77,10 @@ typedef struct {
     int n_learned, n_markers, learned_capacity, markers_capacity;
     ChatMessage* messages;
     int n_messages, messages_capacity;
-    const json_t* tools;  // a list that is not empty, or NULL
+    const json_t *tools, *given;  // lists that are not empty, or NULL; given: "images"
+    ChatImage* found;     // images as they were read,
+    const char** images;  // and the paths of those that were written, which the conversation holds
+    int n_given, n_found, n_images, found_capacity, images_capacity;  // n_given: that were taken
     SampleReason reason;  // of a conversation that was refused
 } ChatText;
 
@@ -73,6 +90,8 @@ static inline void chat_text_free(ChatText* out) {
     free(out->learned);
     free(out->markers);
     free(out->messages);
+    free(out->found);
+    free(out->images);
     memset(out, 0, sizeof *out);
 }
 
@@ -97,16 +116,107 @@ static inline int chat_string_(ChatString* string, const json_t* value) {
     return !value || json_is_null(value);
 }
 
-// [{"type": "text", "text": "a"}, ...] joined
-static inline int chat_join_(ChatMessage* m, const json_t* parts) {
+#define CHAT_IMAGE_TEXT CHAT_VISION_BEGIN CHAT_IMAGE_PAD CHAT_VISION_END
+#define CHAT_IMAGE_HERE "<image>"  // in a text, of a conversation that has "images"
+
+// one that stands here; path NULL: the next of the conversation's "images"
+static inline int chat_add_image_(ChatText* out, ChatMessage* m, int number, const char* path, ErrorText* error) {
+    const json_t* next = path ? NULL : json_array_get(out->given, (size_t)out->n_given++);
+    if (!path) { path = json_string_value(json_is_object(next) ? json_object_get(next, "path") : next); }
+    if (!path) {
+        return chat_refuse_(out, SAMPLE_FORM, error, "message %d: expected the path of its image, beside it or as "
+                            "number %d of \"images\", found %s", number, out->n_given, next ? "no text" : "none");
+    }
+    if (m->role == CHAT_SYSTEM) {
+        return chat_refuse_(out, SAMPLE_FORM, error, "message %d: a system text has no images", number);
+    }
+    if (out->n_found == out->found_capacity) {
+        out->found_capacity = 2 * out->found_capacity + 8;
+        out->found = (ChatImage*)realloc_check(out->found, (size_t)out->found_capacity * sizeof(ChatImage), "images");
+    }
+    const ChatImage image = {m->joined.n, path};
+    out->found[out->n_found++] = image;
+    m->n_images++;
+    buffer_append_text(&m->joined, CHAT_IMAGE_TEXT);
+    return 1;
+}
+
+// The path of {"type": "image", ...}; NULL: it has none. 0: what should be one is something else
+static inline int chat_image_path_(const char** path, const json_t* part) {
+    static const char* names[] = {"image", "image_url", "path", "url"};
+    const json_t* found = NULL;
+    for (int i = 0; i < 4 && (!found || json_is_null(found)); i++) { found = json_object_get(part, names[i]); }
+    if (json_is_object(found)) { found = json_object_get(found, "url"); }
+    ChatString string;
+    if (!chat_string_(&string, found)) { return 0; }
+    *path = string.s;
+    return 1;
+}
+
+typedef enum { PART_TEXT, PART_IMAGE, PART_VIDEO, PART_OTHER } ChatPart;
+
+// by its type, which is the key that has it
+static inline ChatPart chat_part_kind_(const json_t* part) {
+    const char* type = json_string_value(json_object_get(part, "type"));
+    if (!type) { return PART_OTHER; }
+    if (strcmp(type, "text") == 0) { return PART_TEXT; }
+    if (strcmp(type, "image") == 0 || strcmp(type, "image_url") == 0) { return PART_IMAGE; }
+    return strncmp(type, "video", 5) == 0 ? PART_VIDEO : PART_OTHER;
+}
+
+static inline int chat_refuse_content_(ChatText* out, int number, ErrorText* error) {
+    return chat_refuse_(out, SAMPLE_FORM, error, "message %d: expected a text as \"content\", or a list of {\"type\": "
+                        "\"text\", \"text\": ...} and of images with their paths, without a 0 in it", number);
+}
+
+// [{"type": "text", "text": "a"}, {"type": "image", "image": "a.png"}, ...] joined
+static inline int chat_join_(ChatText* out, ChatMessage* m, int number, const json_t* parts, ErrorText* error) {
     m->joined.n = 0;
     for (size_t i = 0; i < json_array_size(parts); i++) {
         const json_t* part = json_array_get(parts, i);
-        const char* type = json_string_value(json_object_get(part, "type"));
+        const ChatPart kind = chat_part_kind_(part);
+        const char* path;
         ChatString text;
-        if (!type || strcmp(type, "text") != 0) { return 0; }
-        if (!chat_string_(&text, json_object_get(part, "text")) || !text.s) { return 0; }
+        if (kind == PART_VIDEO) {
+            return chat_refuse_(out, SAMPLE_IMAGES, error, "message %d: has a video, of which only single images are "
+                                "read: give some of its frames as images", number);
+        }
+        if (kind == PART_IMAGE) {
+            if (!chat_image_path_(&path, part)) { return chat_refuse_content_(out, number, error); }
+            if (!chat_add_image_(out, m, number, path, error)) { return 0; }
+            continue;
+        }
+        if (kind == PART_OTHER || !chat_string_(&text, json_object_get(part, "text")) || !text.s) {
+            return chat_refuse_content_(out, number, error);
+        }
         buffer_append(&m->joined, text.s, text.n);
+    }
+    return 1;
+}
+
+// a text in which each <image> is the next of "images"
+static inline int chat_join_text_(ChatText* out, ChatMessage* m, int number, ChatString text, ErrorText* error) {
+    m->joined.n = 0;
+    for (const char* at; (at = strstr(text.s, CHAT_IMAGE_HERE)) != NULL;) {
+        buffer_append(&m->joined, text.s, (size_t)(at - text.s));
+        if (!chat_add_image_(out, m, number, NULL, error)) { return 0; }
+        text.n -= (size_t)(at - text.s) + strlen(CHAT_IMAGE_HERE);
+        text.s = at + strlen(CHAT_IMAGE_HERE);
+    }
+    buffer_append(&m->joined, text.s, text.n);
+    return 1;
+}
+
+static inline int chat_read_content_(ChatText* out, ChatMessage* m, int number, ErrorText* error) {
+    const json_t* content = json_object_get(m->json, "content");
+    m->first_image = out->n_found;
+    m->n_images = 0;
+    if (!json_is_array(content)) {
+        if (!chat_string_(&m->content, content)) { return chat_refuse_content_(out, number, error); }
+        if (!out->given || !m->content.s || !strstr(m->content.s, CHAT_IMAGE_HERE)) { return 1; }
+        if (!chat_join_text_(out, m, number, m->content, error)) { return 0; }
+    } else if (!chat_join_(out, m, number, content, error)) {
+        return 0;
     }
     m->content.n = m->joined.n;
     buffer_append(&m->joined, "", 1);
@@ -149,7 +259,6 @@ static inline int chat_read_reasoning_(ChatMessage* m) {
 
 static inline int chat_read_message_(ChatText* out, ChatMessage* m, const json_t* json, int number, ErrorText* error) {
     const char* role = json_string_value(json_object_get(json, "role"));
-    const json_t* content = json_object_get(json, "content");
     const int found = role ? choice_find(CHAT_ROLES, role) : -1;
     if (found < 0 || strcmp(role, choice_name(CHAT_ROLES, found).s) != 0) {
         return chat_refuse_(out, SAMPLE_FORM, error,
@@ -159,10 +268,7 @@ static inline int chat_read_message_(ChatText* out, ChatMessage* m, const json_t
     m->role = (ChatRole)found;
     m->json = json;
     m->tool_calls = NULL;
-    if (json_is_array(content) ? !chat_join_(m, content) : !chat_string_(&m->content, content)) {
-        return chat_refuse_(out, SAMPLE_FORM, error,
-                            "message %d: expected a text as \"content\", without images and without a 0 in it", number);
-    }
+    if (!chat_read_content_(out, m, number, error)) { return 0; }
     if (!chat_read_reasoning_(m)) {
         return chat_refuse_(out, SAMPLE_FORM, error, "message %d: expected a text as \"reasoning_content\"", number);
     }
@@ -177,17 +283,34 @@ static inline int chat_read_message_(ChatText* out, ChatMessage* m, const json_t
     return 1;
 }
 
+// Those of "images" have each their place, and the template has them
+static inline int chat_check_images_(ChatText* out, const ChatTemplate* t, ErrorText* error) {
+    const int n_given = (int)json_array_size(out->given);
+    if ((out->n_found > 0 || n_given > 0) && !chat_takes_images(t)) {
+        return chat_refuse_(out, SAMPLE_IMAGES, error, "the chat template %s has no images",
+                            choice_name(CHAT_NAMES, t->kind).s);
+    }
+    if (out->n_given == n_given) { return 1; }
+    return chat_refuse_(out, SAMPLE_FORM, error, "expected a place for each of its %d \"images\", {\"type\": "
+                        "\"image\"} or " CHAT_IMAGE_HERE ", found %d", n_given, out->n_given);
+}
+
 static inline int chat_read_(ChatText* out, const ChatTemplate* t, const json_t* conversation, ErrorText* error) {
     const json_t *messages = json_object_get(conversation, "messages"), *tools = json_object_get(conversation, "tools");
+    const json_t* images = json_object_get(conversation, "images");
     const int n = (int)json_array_size(messages);
-    out->n_messages = 0;
+    out->n_messages = out->n_given = out->n_found = out->n_images = 0;
     out->tools = json_array_size(tools) > 0 ? tools : NULL;
+    out->given = json_array_size(images) > 0 ? images : NULL;
     if (n == 0) {
         return chat_refuse_(out, SAMPLE_FORM, error, "expected a list of messages as \"messages\", found %s",
                             json_is_array(messages) ? "an empty one" : "none");
     }
     if (tools && !json_is_array(tools) && !json_is_null(tools)) {
         return chat_refuse_(out, SAMPLE_FORM, error, "expected a list of functions as \"tools\"");
+    }
+    if (images && !json_is_array(images) && !json_is_null(images)) {
+        return chat_refuse_(out, SAMPLE_FORM, error, "expected a list of paths as \"images\"");
     }
     if (n > out->messages_capacity) {
         out->messages = (ChatMessage*)realloc_check(out->messages, (size_t)n * sizeof(ChatMessage), "messages");
@@ -203,7 +326,7 @@ static inline int chat_read_(ChatText* out, const ChatTemplate* t, const json_t*
         }
         out->n_messages++;
     }
-    return 1;
+    return chat_check_images_(out, t, error);
 }
 
 // ---- 2. Writing ----
@@ -211,14 +334,43 @@ static inline int chat_read_(ChatText* out, const ChatTemplate* t, const json_t*
 static inline void chat_put_(ChatText* out, ChatString string) { buffer_append(&out->text, string.s, string.n); }
 static inline void chat_write_(ChatText* out, const char* text) { buffer_append_text(&out->text, text); }
 
-// a marker of turns, before which the text may be cut
-static inline void chat_mark_(ChatText* out, const char* marker) {
+// at this byte of the text a marker begins, of turns or of an image, before which the text may be cut
+static inline void chat_mark_at_(ChatText* out, size_t at) {
     if (out->n_markers == out->markers_capacity) {
         out->markers_capacity = 2 * out->markers_capacity + 16;
         out->markers = (size_t*)realloc_check(out->markers, (size_t)out->markers_capacity * sizeof(size_t), "markers");
     }
-    out->markers[out->n_markers++] = out->text.n;
+    out->markers[out->n_markers++] = at;
+}
+
+static inline void chat_mark_(ChatText* out, const char* marker) {
+    chat_mark_at_(out, out->text.n);
     chat_write_(out, marker);
+}
+
+static inline void chat_list_image_(ChatText* out, const char* path) {
+    if (out->n_images == out->images_capacity) {
+        out->images_capacity = 2 * out->images_capacity + 8;
+        const size_t n_bytes = (size_t)out->images_capacity * sizeof(char*);
+        out->images = (const char**)realloc_check(out->images, n_bytes, "images");
+    }
+    out->images[out->n_images++] = path;
+}
+
+// a part of what a message says, with the images in it
+static inline void chat_put_of_(ChatText* out, const ChatMessage* m, ChatString part) {
+    const uintptr_t first = (uintptr_t)part.s, end = first + part.n;
+    for (int i = 0; i < m->n_images; i++) {
+        const ChatImage* image = &out->found[m->first_image + i];
+        const uintptr_t at = (uintptr_t)m->joined.bytes + image->at;
+        if (at < first || at >= end) { continue; }
+        const size_t begin = out->text.n + (at - first), pad = begin + strlen(CHAT_VISION_BEGIN);
+        chat_mark_at_(out, begin);
+        chat_mark_at_(out, pad);
+        chat_mark_at_(out, pad + strlen(CHAT_IMAGE_PAD));
+        chat_list_image_(out, image->path);
+    }
+    chat_put_(out, part);
 }
 
 // all that was written from `begin` on
@@ -291,11 +443,13 @@ static inline ChatString chat_trim_(ChatString s) {
 
 // ---- 4. ChatML: Qwen and many others ----
 
-static inline void chatml_turn_(ChatText* out, const char* role, ChatString content) {
+// m: who says it, or NULL
+static inline void chatml_turn_(ChatText* out, const char* role, const ChatMessage* m, ChatString content) {
     chat_mark_(out, "<|im_start|>");
     chat_write_(out, role);
     chat_write_(out, "\n");
-    chat_put_(out, content);
+    if (m) { chat_put_of_(out, m, content); }
+    else { chat_put_(out, content); }
     chat_mark_(out, "<|im_end|>");
     chat_write_(out, "\n");
 }
@@ -306,7 +460,7 @@ static inline void chatml_begin_(ChatText* out, const ChatTemplate* t) {
     ChatString system = {t->system, t->system ? strlen(t->system) : 0};
     if (first->role == CHAT_SYSTEM) { system = first->content; }
     if (!out->tools) {
-        if (system.s) { chatml_turn_(out, "system", system); }
+        if (system.s) { chatml_turn_(out, "system", NULL, system); }
         return;
     }
     chat_mark_(out, "<|im_start|>");
@@ -341,7 +495,7 @@ static inline void chatml_calls_(ChatText* out, const ChatTemplate* t, const Cha
     }
 }
 
-// What qwen3 thought, and *content without it: a field of its own, or a think block in the content
+// What qwen3 and later thought, and *content without it: a field of its own, or a think block in the content
 static inline ChatString chatml_reasoning_(const ChatMessage* m, ChatString* content) {
     const ChatString none = {"", 0};
     if (m->reasoning.s) { return m->reasoning; }
@@ -351,12 +505,16 @@ static inline ChatString chatml_reasoning_(const ChatMessage* m, ChatString* con
     return chat_skip_lines_(chat_split_(chat_drop_lines_(head), "<think>", 1));
 }
 
-// the last question of a user, of qwen3: what comes behind it still thinks. None: the last message
+// a question of a user, not what a tool answered
+static inline int chatml_is_query_(const ChatMessage* m) {
+    const int is_result = chat_begins_(m->content, "<tool_response>") && chat_ends_(m->content, "</tool_response>");
+    return m->role == CHAT_USER && !is_result;
+}
+
+// the last question, of qwen3 and later: what comes behind it still thinks. None: the last message
 static inline int chatml_last_query_(const ChatText* out) {
     for (int i = out->n_messages - 1; i >= 0; i--) {
-        const ChatMessage* m = &out->messages[i];
-        const int is_result = chat_begins_(m->content, "<tool_response>") && chat_ends_(m->content, "</tool_response>");
-        if (m->role == CHAT_USER && !is_result) { return i; }
+        if (chatml_is_query_(&out->messages[i])) { return i; }
     }
     return out->n_messages - 1;
 }
@@ -387,15 +545,15 @@ static inline void chatml_answer_(ChatText* out, const ChatTemplate* t, int i, i
     chat_write_(out, "\n");
 }
 
-// results of tools that follow each other share a turn of the user
-static inline void chatml_result_(ChatText* out, int i) {
+// results of tools that follow each other share a turn of the user, which qwen3.5 does not begin for the first message
+static inline void chatml_result_(ChatText* out, const ChatTemplate* t, int i) {
     const ChatMessage* m = &out->messages[i];
-    if (i == 0 || m[-1].role != CHAT_TOOL) {
+    if (i == 0 ? !chat_is_qwen3_5(t) : m[-1].role != CHAT_TOOL) {
         chat_mark_(out, "<|im_start|>");
         chat_write_(out, "user");
     }
     chat_write_(out, "\n<tool_response>\n");
-    chat_put_(out, m->content);
+    chat_put_of_(out, m, m->content);
     chat_write_(out, "\n</tool_response>");
     if (i == out->n_messages - 1 || m[1].role != CHAT_TOOL) {
         chat_mark_(out, "<|im_end|>");
@@ -409,9 +567,9 @@ static inline void chatml_render_(ChatText* out, const ChatTemplate* t, int choi
     for (int i = 0; i < out->n_messages; i++) {
         const ChatMessage* m = &out->messages[i];
         if (m->role == CHAT_ASSISTANT) { chatml_answer_(out, t, i, last_query); }
-        else if (m->role == CHAT_TOOL) { chatml_result_(out, i); }
-        else if (m->role == CHAT_USER) { chatml_turn_(out, "user", m->content); }
-        else if (i > 0) { chatml_turn_(out, "system", m->content); }
+        else if (m->role == CHAT_TOOL) { chatml_result_(out, t, i); }
+        else if (m->role == CHAT_USER) { chatml_turn_(out, "user", m, m->content); }
+        else if (i > 0) { chatml_turn_(out, "system", m, m->content); }
     }
     if (choices & CHAT_ASKS) {
         chat_mark_(out, "<|im_start|>");
@@ -420,7 +578,123 @@ static inline void chatml_render_(ChatText* out, const ChatTemplate* t, int choi
     }
 }
 
-// ---- 5. Mistral ----
+// ---- 5. ChatML of Qwen3.5 and Qwen3.6 ----
+
+// what the template, or a filter in it, stops at
+static inline int qwen35_check_(ChatText* out, const ChatTemplate* t, ErrorText* error) {
+    const ShortText name = choice_name(CHAT_NAMES, t->kind);
+    if (!chatml_is_query_(&out->messages[chatml_last_query_(out)])) {
+        return chat_refuse_(out, SAMPLE_ORDER, error, "expected a question of a user, as the chat template %s has it, "
+                            "found none", name.s);
+    }
+    for (int i = 0; i < out->n_messages; i++) {
+        const ChatMessage* m = &out->messages[i];
+        if (m->role == CHAT_SYSTEM && i > 0) {
+            return chat_refuse_(out, SAMPLE_ORDER, error, "message %d: a system text stands at the beginning in the "
+                                "chat template %s", i + 1, name.s);
+        }
+        for (size_t k = 0; k < json_array_size(m->tool_calls); k++) {
+            const json_t* function = chat_function_(json_array_get(m->tool_calls, k));
+            if (json_is_object(json_object_get(function, "arguments"))) { continue; }
+            return chat_refuse_(out, SAMPLE_TOOLS, error, "message %d: expected an object as \"arguments\", as the "
+                                "chat template %s has it", i + 1, name.s);
+        }
+    }
+    return 1;
+}
+
+// the system turn in front, where there is a system text or tools
+static inline void qwen35_begin_(ChatText* out) {
+    const ChatMessage* first = out->messages;
+    const int has_system = first->role == CHAT_SYSTEM;
+    if (!out->tools) {
+        if (has_system) { chatml_turn_(out, "system", NULL, first->content); }
+        return;
+    }
+    chat_mark_(out, "<|im_start|>");
+    chat_write_(out, "system\n" CHAT_FUNCTIONS_BEGIN);
+    for (size_t i = 0; i < json_array_size(out->tools); i++) {
+        chat_write_(out, "\n");
+        python_json(&out->text, json_array_get(out->tools, i));
+    }
+    chat_write_(out, CHAT_FUNCTIONS_END);
+    if (has_system && first->content.n > 0) {
+        chat_write_(out, "\n\n");
+        chat_put_(out, first->content);
+    }
+    chat_mark_(out, "<|im_end|>");
+    chat_write_(out, "\n");
+}
+
+// a text as it is, else JSON; but qwen3.5 writes True, False and None as Python's str has them
+static inline void qwen35_value_(ChatText* out, const ChatTemplate* t, const json_t* value) {
+    const int is_word = json_is_boolean(value) || json_is_null(value);
+    if (json_is_string(value)) { buffer_append(&out->text, json_string_value(value), json_string_length(value)); }
+    else if (!is_word || t->kind == CHAT_QWEN3_6) { python_json(&out->text, value); }
+    else { chat_write_(out, json_is_null(value) ? "None" : json_is_true(value) ? "True" : "False"); }
+}
+
+// <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>
+static inline void qwen35_calls_(ChatText* out, const ChatTemplate* t, const ChatMessage* m, ChatString content) {
+    for (size_t i = 0; i < json_array_size(m->tool_calls); i++) {
+        const json_t* function = chat_function_(json_array_get(m->tool_calls, i));
+        const char* key;
+        json_t* value;
+        if (i > 0 || chat_trim_(content).n > 0) { chat_write_(out, i > 0 ? "\n" : "\n\n"); }
+        chat_write_(out, "<tool_call>\n<function=");
+        chat_write_(out, json_string_value(json_object_get(function, "name")));
+        chat_write_(out, ">\n");
+        json_object_foreach(json_object_get(function, "arguments"), key, value) {
+            chat_write_(out, "<parameter=");
+            chat_write_(out, key);
+            chat_write_(out, ">\n");
+            qwen35_value_(out, t, value);
+            chat_write_(out, "\n</parameter>\n");
+        }
+        chat_write_(out, "</function>\n</tool_call>");
+    }
+}
+
+// thinks: behind the last question, or thoughts are kept
+static inline void qwen35_answer_(ChatText* out, const ChatTemplate* t, const ChatMessage* m, int thinks) {
+    ChatString content = m->content;
+    const ChatString reasoning = chat_trim_(chatml_reasoning_(m, &content));
+    chat_mark_(out, "<|im_start|>");
+    chat_write_(out, "assistant\n");
+    if (thinks) { chat_write_(out, "<think>\n"); }
+    if (thinks && reasoning.n == 0) { chat_write_(out, "\n</think>\n\n"); }
+    const size_t begin = out->text.n;  // what stands before it the prompt of a deployed model has
+    if (thinks && reasoning.n > 0) {
+        chat_put_of_(out, m, reasoning);
+        chat_write_(out, "\n</think>\n\n");
+    }
+    chat_put_of_(out, m, content);
+    qwen35_calls_(out, t, m, content);
+    chat_mark_(out, "<|im_end|>");
+    chat_learn_(out, begin);
+    chat_write_(out, "\n");
+}
+
+static inline int qwen35_render_(ChatText* out, const ChatTemplate* t, int choices, ErrorText* error) {
+    const int says_not = choices & CHAT_NO_THINKING || (t->kind == CHAT_QWEN3_5_SMALL && !(choices & CHAT_THINKING));
+    for (int i = 0; i < out->n_messages; i++) { out->messages[i].content = chat_trim_(out->messages[i].content); }
+    if (!qwen35_check_(out, t, error)) { return 0; }
+    const int first = chatml_last_query_(out), keeps = t->kind == CHAT_QWEN3_6 && choices & CHAT_KEEPS_THOUGHTS;
+    qwen35_begin_(out);
+    for (int i = 0; i < out->n_messages; i++) {
+        const ChatMessage* m = &out->messages[i];
+        if (m->role == CHAT_ASSISTANT) { qwen35_answer_(out, t, m, keeps || i > first); }
+        else if (m->role == CHAT_TOOL) { chatml_result_(out, t, i); }
+        else if (m->role == CHAT_USER) { chatml_turn_(out, "user", m, m->content); }
+    }
+    if (!(choices & CHAT_ASKS)) { return 1; }
+    chat_mark_(out, "<|im_start|>");
+    chat_write_(out, "assistant\n<think>\n");
+    if (says_not) { chat_write_(out, "\n</think>\n\n"); }
+    return 1;
+}
+
+// ---- 6. Mistral ----
 
 // Turns of user and assistant alternate, calls and results of tools aside; a system text stands in front or nowhere.
 static inline int mistral_check_(ChatText* out, const ChatTemplate* t, int first, ErrorText* error) {
@@ -587,11 +861,12 @@ static inline int chat_render(ChatText* out, const ChatTemplate* t, const json_t
     out->reason = SAMPLE_GOOD;
     if (!chat_read_(out, t, conversation, error)) { return 0; }
     if (chat_is_mistral(t)) { return mistral_render_(out, t, error); }
+    if (chat_is_qwen3_5(t)) { return qwen35_render_(out, t, choices, error); }
     chatml_render_(out, t, choices);
     return 1;
 }
 
-// ---- 6. Tokens ----
+// ---- 7. Tokens ----
 
 typedef struct {
     int* ids;
@@ -605,12 +880,16 @@ static inline void chat_tokens_free(ChatTokens* out) {
     memset(out, 0, sizeof *out);
 }
 
+// room for n more
+static inline void chat_tokens_reserve(ChatTokens* out, int n) {
+    if (n <= out->capacity - out->n) { return; }
+    out->capacity = out->n + n + out->capacity / 2;
+    out->ids = (int*)realloc_check(out->ids, (size_t)out->capacity * sizeof(int), "tokens of a conversation");
+    out->learned = (unsigned char*)realloc_check(out->learned, (size_t)out->capacity, "tokens of a conversation");
+}
+
 static inline void chat_tokens_append_(ChatTokens* out, const int* ids, int n) {
-    if (n > out->capacity - out->n) {
-        out->capacity = out->n + n + out->capacity / 2;
-        out->ids = (int*)realloc_check(out->ids, (size_t)out->capacity * sizeof(int), "tokens of a conversation");
-        out->learned = (unsigned char*)realloc_check(out->learned, (size_t)out->capacity, "tokens of a conversation");
-    }
+    chat_tokens_reserve(out, n);
     if (n > 0) { memcpy(out->ids + out->n, ids, (size_t)n * sizeof(int)); }
     memset(out->learned + out->n, 0, (size_t)n);
     out->n += n;

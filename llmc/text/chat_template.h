@@ -8,6 +8,9 @@ tokenizer_config.json. It is not run: it is recognised as one of these, each wri
     qwen2.5       Qwen2.5, -Coder, -Math, base models   the same with tools
     qwen3         Qwen3, April 2025                     tools; answers think, <think>\n...\n</think>\n\n
     qwen3-2507    Qwen3 Instruct 2507                   tools; none of them thinks
+    qwen3.5       Qwen3.5, 4B and larger, 2026          images; calls of tools as <function=NAME>; texts are trimmed
+    qwen3.5-small Qwen3.5, 2B and smaller               the same; thinks where it is asked to
+    qwen3.6       Qwen3.6, 2026                         qwen3.5, but for True in calls; thoughts may stay
     mistral-v0.1  Mistral 7B Instruct v0.1, 2023        <s>[INST] HI [/INST]HELLO</s> [INST]
     mistral-v0.2  v0.2, Mixtral 8x7B Instruct, 2023     <s>[INST] HI [/INST]HELLO</s>[INST]
     mistral-v1    both of them since 2024               <s> [INST] HI [/INST] HELLO</s> [INST], with a system text
@@ -22,7 +25,9 @@ commented otherwise are known, one that is only like it is not: whatever is adde
 trim, comes with a word or a text. Two things that differ among copies of one template are read from it: the system text
 of qwen2 and qwen2.5 where a conversation has none, and whether mistral-v3 trims answers.
 Errors: fail_input with the names, for a folder without a template or with another one.
-Source: the tokenizer_config.json of the models named; huggingface/transformers 5.23, utils/chat_template_utils.py.
+Source: the tokenizer_config.json of the models named; of qwen3.5 and qwen3.6 the copies of huggingface/trl,
+        trl/chat_templates/qwen3_5_think.jinja, qwen3_5_nothink.jinja, qwen3_6.jinja, which are
+        the models' own; huggingface/transformers 5.23, utils/chat_template_utils.py.
 */
 #ifndef LLMC_CHAT_TEMPLATE_H
 #define LLMC_CHAT_TEMPLATE_H
@@ -32,10 +37,12 @@ Source: the tokenizer_config.json of the models named; huggingface/transformers 
 #include "jinja.h"             // jinja_canonical, jinja_literal, ByteBuffer
 
 typedef enum {
-    CHAT_CHATML, CHAT_QWEN2, CHAT_QWEN2_5, CHAT_QWEN3, CHAT_QWEN3_2507,
+    CHAT_CHATML, CHAT_QWEN2, CHAT_QWEN2_5, CHAT_QWEN3, CHAT_QWEN3_2507, CHAT_QWEN3_5, CHAT_QWEN3_5_SMALL, CHAT_QWEN3_6,
     CHAT_MISTRAL_V0_1, CHAT_MISTRAL_V0_2, CHAT_MISTRAL_V1, CHAT_MISTRAL_V3, N_CHAT_KINDS
 } ChatKind;
-#define CHAT_NAMES "chatml|qwen2|qwen2.5|qwen3|qwen3-2507|mistral-v0.1|mistral-v0.2|mistral-v1|mistral-v3"
+#define CHAT_NAMES                                                                                                     \
+    "chatml|qwen2|qwen2.5|qwen3|qwen3-2507|qwen3.5|qwen3.5-small|qwen3.6|mistral-v0.1|mistral-v0.2|mistral-v1|"        \
+    "mistral-v3"
 
 typedef struct {
     ChatKind kind;
@@ -45,6 +52,9 @@ typedef struct {
 } ChatTemplate;
 
 static inline int chat_is_mistral(const ChatTemplate* t) { return t->kind >= CHAT_MISTRAL_V0_1; }
+static inline int chat_is_qwen3_5(const ChatTemplate* t) { return t->kind >= CHAT_QWEN3_5 && !chat_is_mistral(t); }
+static inline int chat_takes_images(const ChatTemplate* t) { return chat_is_qwen3_5(t); }
+static inline int chat_thinks(const ChatTemplate* t) { return t->kind == CHAT_QWEN3 || chat_is_qwen3_5(t); }
 static inline int chat_takes_tools(const ChatTemplate* t) {
     return t->kind == CHAT_MISTRAL_V3 || (t->kind >= CHAT_QWEN2_5 && !chat_is_mistral(t));
 }
@@ -82,7 +92,22 @@ static inline void chat_template_init(ChatTemplate* t, ChatKind kind) {
     "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "                      \
     "<args-json-object>}\n</tool_call><|im_end|>\n"
 
-enum { CHAT_MAX_TEXTS = 32, CHAT_MAX_PHRASES = 8 };
+// the same of qwen3.5 and later
+#define CHAT_FUNCTIONS_BEGIN "# Tools\n\nYou have access to the following functions:\n\n<tools>"
+#define CHAT_FUNCTIONS_END                                                                                             \
+    "\n</tools>\n\nIf you choose to call a function ONLY reply in the following format with NO suffix:\n\n"            \
+    "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>\n"          \
+    "<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can span\nmultiple lines\n"     \
+    "</parameter>\n</function>\n</tool_call>\n\n<IMPORTANT>\nReminder:\n- Function calls MUST follow the specified "   \
+    "format: an inner <function=...></function> block must be nested within <tool_call></tool_call> XML tags\n"        \
+    "- Required parameters MUST be specified\n- You may provide optional reasoning for your function call in natural " \
+    "language BEFORE the function call, but NOT after\n- If there is no function call available, answer the question " \
+    "like normal with your current knowledge and do not tell the user about function calls\n</IMPORTANT>"
+#define CHAT_VISION_BEGIN "<|vision_start|>"
+#define CHAT_IMAGE_PAD "<|image_pad|>"
+#define CHAT_VISION_END "<|vision_end|>"
+
+enum { CHAT_MAX_TEXTS = 48, CHAT_MAX_PHRASES = 12 };
 
 typedef struct {
     const char* texts[CHAT_MAX_TEXTS];      // that it may have in quotes
@@ -104,6 +129,41 @@ typedef struct {
     "{{\"}\\n</tool_call>\"}}"
 #define CHAT_TOOL_CALLS_                                                                                               \
     "{%for tool_call in message.tool_calls%}{%if(loop.first and content)or(not loop.first)%}{{\"\\n\"}}{%endif%}"
+#define CHAT_TEXTS_QWEN3_5_                                                                                            \
+    "", "image", "image_url", "video", "text", "Picture ", "Video ", ": ",                                             \
+        CHAT_VISION_BEGIN CHAT_IMAGE_PAD CHAT_VISION_END, CHAT_VISION_BEGIN "<|video_pad|>" CHAT_VISION_END, "system", \
+        "user", "assistant", "tool", "<|im_start|>", "<|im_start|>system\n",                                           \
+        "<|im_start|>system\n" CHAT_FUNCTIONS_BEGIN, CHAT_FUNCTIONS_END, "<|im_start|>user",                           \
+        "<|im_start|>assistant\n",                                                                                     \
+        "\n", "\n\n", "<|im_end|>\n", "<tool_response>", "</tool_response>", "\n<tool_response>\n",                    \
+        "\n</tool_response>", "<think>", "</think>", "\n<think>\n", "\n</think>\n\n", "<think>\n\n</think>\n\n",       \
+        "<think>\n", "\n\n<tool_call>\n<function=", "<tool_call>\n<function=", "\n<tool_call>\n<function=", ">\n",     \
+        "<parameter=", "\n</parameter>\n", "</function>\n</tool_call>"
+#define CHAT_WORDS_QWEN3_5_                                                                                            \
+    "set image_count namespace value video_count macro render_content content do_vision_count is_system_content "      \
+    "false if is string elif iterable and not mapping for item in or type raise_exception endif add_vision_id text "   \
+    "else endfor none undefined endmacro messages tools tool tojson role true trim ns multi_step_tool "                \
+    "last_query_index length message index loop index0 startswith endswith first reasoning_content split rstrip "      \
+    "lstrip defined tool_calls tool_call function name arguments args_name args_value items safe previtem last "       \
+    "nextitem add_generation_prompt enable_thinking "
+#define CHAT_PHRASES_QWEN3_5_                                                                                          \
+    "{%if\"image\"in item or\"image_url\"in item or item.type==\"image\"%}{%if is_system_content%}",                   \
+        "{%if add_vision_id%}{{\"Picture \"~image_count.value~\": \"}}{%endif%}",                                      \
+        "{%set content=render_content(messages[0].content,false,true)|trim%}{%if content%}{{\"\\n\\n\"+content}}",     \
+        "{%set content=render_content(message.content,true)|trim%}{%if message.role==\"system\"%}",                    \
+        "and content.endswith(\"</tool_response>\"))%}{%set ns.multi_step_tool=false%}",                               \
+        ".split(\"</think>\")[0].rstrip(\"\\n\").split(\"<think>\")[-1].lstrip(\"\\n\")%}{%set content=content.",      \
+        "{%if loop.first%}{%if content|trim%}{{\"\\n\\n<tool_call>\\n<function=\"+tool_call.name+\">\\n\"}}{%else%}",  \
+        "{%elif message.role==\"tool\"%}{%if loop.previtem and loop.previtem.role!=\"tool\"%}"
+#define CHAT_THINKS_QWEN3_5_                                                                                           \
+    "%}{{\"<|im_start|>\"+message.role+\"\\n<think>\\n\"+reasoning_content+\"\\n</think>\\n\\n\"+content}}{%else%}"
+#define CHAT_LATER_QWEN3_5_                                                                                            \
+    "{%set reasoning_content=reasoning_content|trim%}{%if loop.index0>ns.last_query_index" CHAT_THINKS_QWEN3_5_
+#define CHAT_VALUES_QWEN3_5_                                                                                           \
+    "{%set args_value=args_value|tojson|safe if args_value is mapping or(args_value is sequence and args_value is "    \
+    "not string)else args_value|string%}{{args_value+\"\\n</parameter>\\n\"}}"
+#define CHAT_ASKS_QWEN3_5_                                                                                             \
+    "{%if enable_thinking is defined and enable_thinking is false%}{{\"<think>\\n\\n</think>\\n\\n\"}}{%else%}"
 #define CHAT_WORDS_MISTRAL_                                                                                            \
     "bos_token for message in messages if role loop index0 raise_exception endif content elif eos_token else endfor "
 #define CHAT_WORDS_SYSTEM_ CHAT_WORDS_MISTRAL_ "set system_message loop_messages first last and is defined "
@@ -140,6 +200,20 @@ static inline const ChatSigns* chat_signs_(ChatKind kind) {
          CHAT_WORDS_TOOLS_,
          {"{%elif message.role==\"assistant\"%}{{\"<|im_start|>\"+message.role+\"\\n\"+", CHAT_TOOL_CALLS_,
           CHAT_TOOL_CALL_}},
+        {{CHAT_TEXTS_QWEN3_5_},
+         CHAT_WORDS_QWEN3_5_ "sequence ",
+         {CHAT_PHRASES_QWEN3_5_, CHAT_LATER_QWEN3_5_, CHAT_VALUES_QWEN3_5_, CHAT_ASKS_QWEN3_5_}},
+        {{CHAT_TEXTS_QWEN3_5_},
+         CHAT_WORDS_QWEN3_5_ "sequence ",
+         {CHAT_PHRASES_QWEN3_5_, CHAT_LATER_QWEN3_5_, CHAT_VALUES_QWEN3_5_,
+          "{%if enable_thinking is defined and enable_thinking is true%}{{\"<think>\\n\"}}{%else%}"}},
+        {{CHAT_TEXTS_QWEN3_5_},
+         CHAT_WORDS_QWEN3_5_ "preserve_thinking ",
+         {CHAT_PHRASES_QWEN3_5_,
+          "{%if(preserve_thinking is defined and preserve_thinking is true)or(loop.index0>ns.last_query_index)"
+          CHAT_THINKS_QWEN3_5_,
+          "{%set args_value=args_value|string if args_value is string else args_value|tojson|safe%}{{args_value+",
+          CHAT_ASKS_QWEN3_5_}},
         {{"user", "assistant", "[INST] ", " [/INST]", " "},
          CHAT_WORDS_MISTRAL_,
          {"{{bos_token}}{%for", "{{\"[INST] \"+message.content+\" [/INST]\"}}", "{{message.content+eos_token+\" \"}}"}},

@@ -7,7 +7,8 @@ told apart by their keys, line by line:
 ShareGPT: human or user; gpt, assistant, model or chatgpt; system; tool, observation or function_response; and
 function_call, whose value is {"name": ..., "arguments": {...}} as text. Roles may be spelled as in messages instead.
 Alpaca: what the user says is the instruction and, a line below, the input if there is one; "response" is another name
-of "output"; "history" holds the turns before. "tools" may be a list or its text.
+of "output"; "history" holds the turns before. "tools" may be a list or its text. Each form may have "images", paths of
+image files from the folder of the JSON Lines, or one as "image" (chat_render.h: where in the texts they stand).
     conversations_init     of a template and a tokenizer
     conversations_read     the samples of a path as pathlist.h and filelist.h have it, several with commas between
     conversations_say      how many samples there are, what is learned of them, and why others are left out
@@ -15,16 +16,20 @@ of "output"; "history" holds the turns before. "tools" may be a list or its text
 Each sample is stored as tokens, a learned one as itself, another one as its complement, ~id: from its first token to
 the last one that is learned, for what comes behind trains nothing. The first two are never learned: nothing predicts
 the first, and both belong to the header of a turn, whatever the template.
+Images: with an ImageMeasure (row_images.h) the one <|image_pad|> of each becomes as many placeholders as the model has
+for it, before anything is cut; none of them is learned, in an answer neither. `images` says where they begin.
 Left out and counted, with the first few of each kind named by file and line:
     no JSON object; no conversation (keys, roles, types); turns or tools that the template does not have;
     no answer, or an empty one;
     a special token or a marker of the template in what somebody says, for it would end the turn;
-    too long; nothing that is learned within the length
+    too long; nothing that is learned within the length;
+    a video, an image in the network, or any image without an ImageMeasure; an image file that cannot be read
 A sample longer than so many tokens is left out, or its end is. Then the marker that ends its answer is not learned, but
-neither is anything else in its place. With last_only the last answer of each is learned and no other.
+neither is anything else in its place. A cut that would take an image along, or a part of one, leaves the sample out.
+With last_only the last answer of each is learned and no other.
 Arguments of tool calls that came as the text of an object become the object where the template would write a text in
 quotes (qwen2.5, mistral-v3).
-Cost:   a line is in memory at a time, beside 4 bytes a token.
+Cost:   a line is in memory at a time, beside 4 bytes a token, placeholders too.
 Errors: fail_input where no sample is left at all, with the most frequent reason.
 */
 #ifndef LLMC_CONVERSATIONS_H
@@ -35,6 +40,7 @@ Errors: fail_input where no sample is left at all, with the most frequent reason
 #include "gunzip.h"         // PlainFile, plain_file_open
 #include "jsonlines.h"      // JsonLines, json_lines_row
 #include "pathlist.h"       // PathList, path_list_make
+#include "row_images.h"     // ImageMeasure, ImageFiles
 
 typedef enum { TRUNCATE_DROP, TRUNCATE_END } Truncate;
 #define TRUNCATE_NAMES "drop|end"
@@ -42,13 +48,22 @@ typedef enum { TRUNCATE_DROP, TRUNCATE_END } Truncate;
 // in the order of SampleReason
 #define SAMPLE_REASONS                                                                                                 \
     "used|no JSON object|no conversation|turns that the template does not have|tools that it does not have|"           \
-    "no answer or an empty one|a special token in a text|nothing learned|too long"
+    "no answer or an empty one|a special token in a text|nothing learned|too long|"                                    \
+    "images or videos that this model does not read|an image file that cannot be read"
 
 enum { SAMPLES_NAMED = 3 };
+
+// an image of a sample
+typedef struct {
+    int64_t at;  // its first placeholder in `tokens`
+    int file;    // of `files`
+} SampleImage;
 
 typedef struct {
     const ChatTemplate* t;
     const Tokenizer* k;
+    const ImageMeasure* measure;  // NULL: the model reads no images
+    int choices;                  // of chat_render
     int most_tokens;           // of a sample, 0: any number
     Truncate truncate;
     int last_only;             // of several answers only the last is learned
@@ -58,6 +73,12 @@ typedef struct {
     int64_t n, capacity, tokens_capacity;
     int64_t n_lines, n_learned, n_cut, n_reasons[N_SAMPLE_REASONS];
     int64_t n_longest, n_needed;  // tokens of the longest sample that is used, and of the longest there was
+    SampleImage* images;          // of all samples, in the order of their tokens
+    int64_t n_images, images_capacity;
+    ImageFiles files;
+    char folder[PATH_BYTES];      // of the file that is being read
+    int* found;                   // the image files of the sample that is being read: of its n-th image
+    int found_capacity;
     char* named[N_SAMPLE_REASONS][SAMPLES_NAMED];  // "data.jsonl:3: ..." of the first of each reason
     ChatText text;
     ChatTokens sample;
@@ -82,8 +103,12 @@ static inline void conversations_drop_tokens(Conversations* c) {
     chat_text_free(&c->text);
     chat_tokens_free(&c->sample);
     tokenizer_work_free(&c->work);
+    image_files_free(&c->files);
     free(c->tokens);
-    c->tokens = NULL;
+    free(c->images);
+    free(c->found);
+    c->tokens = c->found = NULL;
+    c->images = NULL;
 }
 
 static inline void conversations_free(Conversations* c) {
@@ -214,7 +239,7 @@ static inline int conversations_tools_(json_t** tools, const json_t* row) {
     return json_is_array(*tools);
 }
 
-// where the template writes a text in quotes, the text of an object becomes the object
+// where the template writes a text in quotes, or asks for an object, the text of an object becomes the object
 static inline void conversations_parse_arguments_(const json_t* messages) {
     for (size_t i = 0; i < json_array_size(messages); i++) {
         const json_t* calls = json_object_get(json_array_get(messages, i), "tool_calls");
@@ -225,6 +250,13 @@ static inline void conversations_parse_arguments_(const json_t* messages) {
             json_decref(object);
         }
     }
+}
+
+// "images", or the one of "image"; a new reference, NULL: there are none
+static inline json_t* conversations_images_(const json_t* row) {
+    json_t *images = json_object_get(row, "images"), *one = json_object_get(row, "image");
+    if (!images || json_is_null(images)) { images = one; }
+    return json_is_string(images) ? json_pack("[O]", images) : json_incref(images);
 }
 
 // The conversation of a line, a new reference; NULL with the reason
@@ -246,10 +278,13 @@ static inline json_t* conversations_form_(const Conversations* c, const json_t* 
     if (ok && !conversations_tools_(&tools, row)) {
         ok = error_set(error, "expected a list of functions as \"tools\"");
     }
-    const int quotes = c->t->kind == CHAT_QWEN2_5 || c->t->kind == CHAT_MISTRAL_V3;
+    const int quotes = c->t->kind == CHAT_QWEN2_5 || c->t->kind == CHAT_MISTRAL_V3 || chat_is_qwen3_5(c->t);
     if (ok && quotes) { conversations_parse_arguments_(messages); }
     json_t* conversation = ok ? json_pack("{s:O}", "messages", messages) : NULL;
     if (ok && tools) { json_object_set(conversation, "tools", tools); }
+    json_t* images = conversations_images_(row);
+    if (ok && images) { json_object_set(conversation, "images", images); }
+    json_decref(images);
     json_decref(messages);
     json_decref(tools);
     return conversation;
@@ -265,7 +300,7 @@ static inline int conversations_answers_(Conversations* c, ErrorText* error) {
         const ChatMessage* m = &text->messages[i];
         if (m->role != CHAT_ASSISTANT) { continue; }
         n_answers++;
-        const int thinks = c->t->kind == CHAT_QWEN3 && m->reasoning.n > 0;
+        const int thinks = chat_thinks(c->t) && m->reasoning.n > 0;
         if (chat_trim_(m->content).n == 0 && !m->tool_calls && !thinks) {
             return chat_refuse_(text, SAMPLE_EMPTY, error, "message %d: expected an answer, found an empty one", i + 1);
         }
@@ -287,9 +322,11 @@ static inline int conversations_refuse_marker_(ChatText* text, const void* marke
 
 // Special tokens of the tokenizer, and markers that are text to it, stand only where the template wrote them.
 static inline int conversations_markers_(Conversations* c, ErrorText* error) {
-    static const char* of_chatml[] = {"<|im_start|>", "<|im_end|>", NULL};
+    static const char *of_chatml[] = {"<|im_start|>", "<|im_end|>", NULL},
+                      *of_images[] = {"<|im_start|>", "<|im_end|>", CHAT_VISION_BEGIN, CHAT_IMAGE_PAD, CHAT_VISION_END,
+                                      "<|video_pad|>", NULL};
     const char *of_mistral[] = {"[INST]", "[/INST]", c->t->bos, c->t->eos, NULL};
-    const char** markers = chat_is_mistral(c->t) ? of_mistral : of_chatml;
+    const char** markers = chat_is_mistral(c->t) ? of_mistral : chat_takes_images(c->t) ? of_images : of_chatml;
     const TokenizerPipeline* p = c->k->pipeline;
     const unsigned char *text = c->text.text.bytes, *end = text + c->text.text.n;
     int i = 0;
@@ -308,7 +345,94 @@ static inline int conversations_markers_(Conversations* c, ErrorText* error) {
     return 1;
 }
 
+// The files of the images of the text, measured; 0: one of them cannot be used
+static inline int conversations_files_(Conversations* c, ErrorText* error) {
+    ChatText* text = &c->text;
+    char path[PATH_BYTES];
+    ErrorText why;
+    if (text->n_images > c->found_capacity) {
+        c->found_capacity = 2 * text->n_images;
+        c->found = (int*)realloc_check(c->found, (size_t)c->found_capacity * sizeof(int), "images of a conversation");
+    }
+    for (int i = 0; i < text->n_images; i++) {
+        if (!c->measure) {
+            return chat_refuse_(text, SAMPLE_IMAGES, error, "expected texts, found an image: this model reads none");
+        }
+        if (!image_path(path, c->folder, text->images[i], &why)) {
+            return chat_refuse_(text, SAMPLE_IMAGES, error, "%s", why.text);
+        }
+        c->found[i] = image_files_find(&c->files, path, c->measure, &why);
+        if (c->found[i] < 0) { return chat_refuse_(text, SAMPLE_IMAGE_FILE, error, "%s", why.text); }
+    }
+    return 1;
+}
+
 // ---- 3. Samples ----
+
+// is the model's placeholder the tokenizer's?
+static inline int conversations_pad_is_(const Conversations* c) {
+    int n_bytes = 0;
+    const char* name = c->measure->pad < c->k->n_tokens ? tokenizer_bytes_of(c->k, c->measure->pad, &n_bytes) : "";
+    return n_bytes == (int)strlen(CHAT_IMAGE_PAD) && memcmp(name, CHAT_IMAGE_PAD, (size_t)n_bytes) == 0;
+}
+
+// the one placeholder of each image becomes all of them: in place, from the last token to the first
+static inline int conversations_expand_(Conversations* c, ErrorText* error) {
+    ChatTokens* sample = &c->sample;
+    int64_t n_more = 0;
+    int n_pads = 0;
+    for (int i = 0; c->measure && i < sample->n; i++) { n_pads += sample->ids[i] == c->measure->pad; }
+    for (int i = 0; i < c->text.n_images; i++) { n_more += c->files.of[c->found[i]].n_tokens - 1; }
+    if (n_pads != c->text.n_images || (n_pads > 0 && !conversations_pad_is_(c))) {
+        return chat_refuse_(&c->text, SAMPLE_IMAGES, error, "expected the tokenizer of the model, to which "
+                            CHAT_IMAGE_PAD " is token %d, found another", c->measure->pad);
+    }
+    if (n_more > INT_MAX / 4 - sample->n) {
+        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected fewer placeholders of images, found %lld",
+                            (long long)n_more);
+    }
+    chat_tokens_reserve(sample, (int)n_more);
+    int to = sample->n + (int)n_more, image = n_pads;
+    for (int i = sample->n; i-- > 0;) {
+        const int id = sample->ids[i], is_pad = c->measure && id == c->measure->pad;
+        const int n = is_pad ? c->files.of[c->found[--image]].n_tokens : 1;
+        const unsigned char is_learned = !is_pad && sample->learned[i];
+        for (int k = 0; k < n; k++) {
+            sample->ids[--to] = id;
+            sample->learned[to] = is_learned;
+        }
+    }
+    sample->n += (int)n_more;
+    return 1;
+}
+
+// Of the images among the first `whole` tokens, does none reach beyond the first n?
+static inline int conversations_whole_images_(const Conversations* c, int n, int whole) {
+    int image = 0;
+    for (int i = 0; image < c->text.n_images; image++) {
+        while (c->sample.ids[i] != c->measure->pad) { i++; }
+        const int end = i + c->files.of[c->found[image]].n_tokens;
+        if (i < whole && end > n) { return 0; }
+        i = end;
+    }
+    return 1;
+}
+
+// the images among the first n tokens, which are stored from `first` on
+static inline void conversations_store_images_(Conversations* c, int64_t first, int n) {
+    for (int i = 0, image = 0; image < c->text.n_images; image++) {
+        while (c->sample.ids[i] != c->measure->pad) { i++; }
+        if (i >= n) { return; }
+        if (c->n_images == c->images_capacity) {
+            c->images_capacity = 2 * c->images_capacity + 64;
+            const size_t n_bytes = (size_t)c->images_capacity * sizeof(SampleImage);
+            c->images = (SampleImage*)realloc_check(c->images, n_bytes, "images of conversations");
+        }
+        const SampleImage found = {first + i, c->found[image]};
+        c->images[c->n_images++] = found;
+        i += c->files.of[c->found[image]].n_tokens;
+    }
+}
 
 static inline void conversations_store_(Conversations* c, int n) {
     const int64_t at = c->starts[c->n];
@@ -326,6 +450,7 @@ static inline void conversations_store_(Conversations* c, int n) {
         c->tokens[at + i] = is_learned ? c->sample.ids[i] : ~c->sample.ids[i];
         c->n_learned += is_learned;
     }
+    conversations_store_images_(c, at, n);
     c->starts[++c->n] = at + n;
     c->n_longest = n > c->n_longest ? n : c->n_longest;
 }
@@ -340,15 +465,16 @@ static inline int conversations_length_(const ChatTokens* sample, int n) {
 static inline int conversations_add_row_(Conversations* c, const json_t* row, ErrorText* error) {
     json_t* conversation = conversations_form_(c, row, error);
     c->text.reason = SAMPLE_FORM;
-    const int ok = conversation && chat_render(&c->text, c->t, conversation, 0, error) &&
-                   conversations_answers_(c, error) && conversations_markers_(c, error);
+    const int ok = conversation && chat_render(&c->text, c->t, conversation, c->choices, error) &&
+                   conversations_answers_(c, error) && conversations_markers_(c, error) &&
+                   conversations_files_(c, error);
     if (ok && c->last_only && c->text.n_learned > 0) {
         c->text.learned[0] = c->text.learned[c->text.n_learned - 1];
         c->text.n_learned = 1;
     }
     if (ok) { chat_encode(&c->sample, c->k, &c->work, &c->text); }
-    json_decref(conversation);
-    if (!ok) { return 0; }
+    json_decref(conversation);  // from here on the paths of its images are gone
+    if (!ok || !conversations_expand_(c, error)) { return 0; }
     const int whole = conversations_length_(&c->sample, c->sample.n);
     const int is_long = c->most_tokens > 0 && whole > c->most_tokens;
     const int n = is_long ? conversations_length_(&c->sample, c->most_tokens) : whole;
@@ -360,6 +486,10 @@ static inline int conversations_add_row_(Conversations* c, const json_t* row, Er
     if (n == 0) {
         return chat_refuse_(&c->text, SAMPLE_UNLEARNED, error, "expected a token that is learned%s, found none",
                             is_long ? " before it is cut" : "");
+    }
+    if (is_long && !conversations_whole_images_(c, n, whole)) {
+        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected at most %d tokens, found %d: its end has an image, "
+                            "which is not cut off", c->most_tokens, whole);
     }
     c->n_cut += is_long;
     conversations_store_(c, n);
@@ -379,6 +509,7 @@ static inline void conversations_read_file_(Conversations* c, const char* path) 
     ErrorText error;
     int found;
     plain_file_open(&file, path);
+    path_parent(c->folder, path);
     JsonLines lines = {file.bytes, file.n_bytes, 0, 0, NULL};
     while ((found = json_lines_row(&lines, "{\"messages\": [...]}", &error)) != 0) {
         c->n_lines++;

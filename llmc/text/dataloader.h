@@ -60,6 +60,7 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "jsonlines.h"        // JsonLines, json_lines_next
 #include "numbers.h"          // Numbers, numbers_parse, numbers_take
 #include "pathlist.h"         // PathList, path_list_make
+#include "row_images.h"       // TokenImages, token_images_in
 #include "tokenizer.h"        // Tokenizer, tokenizer_encode_plain; utf8_decode
 #include <assert.h>
 #include <xxhash.h>
@@ -98,6 +99,7 @@ typedef struct {
     int64_t n_text, text_capacity;  // tokens in it, and for which there is room
     void* numbers;          // tokens of numbers, token_bytes each, or NULL
     FileList number_files;  // the shards show its names
+    TokenImages images;     // of conversations, in their rows; of other data there are none
     int64_t n_bytes_read, n_bytes_total;  // of the files, while opening: for the progress bar
 } TokenData;
 
@@ -562,6 +564,7 @@ static inline void tokens_close(TokenData* d) {
     free(d->text);
     free(d->numbers);
     file_list_free(&d->number_files);
+    token_images_free(&d->images);
     free(d->path);
     memset(d, 0, sizeof *d);
 }
@@ -940,6 +943,13 @@ static inline void dataloader_row(const DataLoader* l, int64_t index, int* input
         if (t > 0) { targets[t - 1] = (int)token; }
     }
     dataloader_check_(shard, largest, d->vocab_size_needed, "token");
+}
+
+// The images in row `index`, counted through all epochs: *n of them; the placeholders of each begin in the column
+// position - *first. Of packed conversations, which lie in one shard
+static inline const RowImage* dataloader_images(const DataLoader* l, int64_t index, int64_t* first, int64_t* n) {
+    dataloader_find_(l, index, first);
+    return token_images_in(&l->data->images, *first, *first + l->T, n);
 }
 
 // rows first..first+B-1 as a batch: inputs, targets (B, T)

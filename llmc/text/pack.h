@@ -1,6 +1,7 @@
 /*
 Conversations in rows of T positions, several in a row, as examples that the data loader serves (examples.h).
-    pack_rows    samples of a Conversations (conversations.h) become a TokenData: inputs and targets (n, T)
+    pack_rows    samples of a Conversations (conversations.h) become a TokenData: inputs and targets (n, T), and the
+                 images among them (row_images.h)
 A sample of n tokens takes n - 1 positions: its tokens but the last are inputs, its tokens but the first targets where
 they are learned. Samples stand one behind the other, none is cut, and the rest of a row is filled up:
     inputs    a b c d | e f g | p p p            targets   -2 -1 d e' | -2 g h | -2 -1 -1
@@ -115,6 +116,23 @@ static inline void pack_open_(TokenData* d, const char* path, int* rows, int64_t
     }
 }
 
+// the images of the samples, which stand at these places
+static inline void pack_images_(TokenImages* images, const Conversations* c, int64_t first, int64_t n_samples,
+                                const int64_t* places) {
+    const int64_t begin = c->starts[first], end = c->starts[first + n_samples];
+    int64_t n = 0, sample = first;
+    RowImage* of = (RowImage*)malloc_check((size_t)(c->n_images + 1) * sizeof(RowImage), "images of conversations");
+    for (int64_t i = 0; i < c->n_images; i++) {
+        const SampleImage* image = &c->images[i];
+        if (image->at < begin || image->at >= end) { continue; }
+        while (c->starts[sample + 1] <= image->at) { sample++; }
+        const ImageFile* file = &c->files.of[image->file];
+        const RowImage one = {places[sample - first] + image->at - c->starts[sample], file->n_tokens, file->path};
+        of[n++] = one;
+    }
+    token_images_init(images, of, n, &c->files);
+}
+
 // n_samples of c from `first` on. d: to be closed by tokens_close; path: for messages; padding: the token that fills up
 // rows; shares: several samples may have one row. Returns the share of positions that are filled up.
 static inline double pack_rows(TokenData* d, const Conversations* c, int64_t first, int64_t n_samples, const char* path,
@@ -136,8 +154,9 @@ static inline double pack_rows(TokenData* d, const Conversations* c, int64_t fir
         if (end % T > 0) { targets[end] = PACK_BEGINS; }  // of the padding, or of the next sample
         n_used += n_tokens - 1;
     }
-    free(places);
     pack_open_(d, path, inputs, n_rows, T);
+    pack_images_(&d->images, c, first, n_samples, places);
+    free(places);
     return 1.0 - (double)n_used / (double)n;
 }
 #endif  // LLMC_PACK_H
