@@ -26,7 +26,7 @@ static void subject_open(Subject* s, const char* path, int n_threads) {
     gpt2_init(&s->gpt2, c, sizeof(float));
     model_init_training(&s->gpt2.model, NULL, g->n_leaves, 0, 0);
     golden_load(&s->file, "param.", s->gpt2.model.table, N_PARAMETERS, model_floats(&s->gpt2.model));
-    activations_init(&s->acts, c, g->B, g->T, TO_TRAIN, NULL, 1);
+    activations_init(&s->acts, c, g->B, g->T, TO_TRAIN, &(ArenaSlots){0});
     snprintf(s->how, sizeof s->how, "%d threads", n_threads);
 }
 
@@ -130,7 +130,7 @@ static void test_cache(Test* t) {
     Activations cached;
     subject_open(&s, "dev/golden/gpt2_odd.safetensors", 2);
     const int T = s.file.T, V = s.gpt2.config.V, *tokens = golden_batch(&s.file, "inputs", 0, 0);
-    activations_init(&cached, s.gpt2.config, 1, T, TO_GENERATE, NULL, 1);
+    activations_init(&cached, s.gpt2.config, 1, T, TO_GENERATE, &(ArenaSlots){0});
     gpt2_forward(&s.gpt2, &s.acts, tokens, 1, T, 0, &s.dev);
     const float* whole = gpt2_logits(&s.gpt2, &s.acts, 0, T, &s.dev);
     for (int t0 = 0, n = 3; t0 < T; t0 += n, n = 1) {  // three positions first, then one at a time

@@ -29,7 +29,7 @@ static Model* layout(Subject* s) {
 }
 
 static void open_activations(Subject* s, Purpose purpose, int B, int T) {
-    const Tradeoffs how = {s->way.recompute, s->way.gelu_fusion, s->way.head_rows, NULL, 1};
+    const Tradeoffs how = {s->way.recompute, s->way.gelu_fusion, s->way.head_rows, {0}, NULL};
     Activations* acts = activations_of(s, purpose);
     activations_init(acts, &of(s)->gpt2, B, T, purpose, how);
     if (purpose != TO_TRAIN) { return; }

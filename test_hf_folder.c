@@ -103,7 +103,7 @@ static void save_too_many(void* folder) {
 
 static void test_too_many(Test* t) {
     TempPath folder = temp_folder();
-    check_exit(t, "1100 shards", save_too_many, folder.s, 2, "would be 1100 shards: at most 1016, give a larger limit");
+    check_exit(t, "1100 shards", save_too_many, folder.s, 2, "would be 1100 shards: at most 1008, give a larger limit");
     check(t, rmdir(folder.s) == 0, "something was written first");
 }
 

@@ -108,7 +108,7 @@ static void forward_texts(Subject* s, const CachedText* texts, int n) {
 }
 
 static void forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
-    const CachedText text = {tokens - t0, 0, t0, T};
+    const CachedText text = {tokens - t0, 0, t0, T, NULL};
     if (purpose == TO_GENERATE) {
         forward_texts(s, &text, 1);
         return;

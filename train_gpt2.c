@@ -83,18 +83,16 @@ typedef struct {
     Dropout dropout;    // of this leaf in training; else all zero: nothing is left out
 } Activations;
 
-// Sizes only; returns the bytes that activations_init will take. With --pp: of the layers in `held` (NULL: all), for as
-// many micro-batches as wait for their backward pass
-static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, const char* held,
-                                 int n_slots) {
+// Sizes only; returns the bytes that activations_init will take. With --pp: of the layers of this rank, for as many
+// micro-batches as wait for their backward pass
+static double activations_layout(Activations* acts, Config c, int B, int T, Purpose purpose, const ArenaSlots* slots) {
     memset(acts, 0, sizeof *acts);
     tensor_arena_layout(&acts->tensors, activation_table(acts->tensors.table, c, B, T, purpose), sizeof(float));
-    return tensor_arena_divide(&acts->tensors, held, n_slots);
+    return tensor_arena_divide(&acts->tensors, slots);
 }
 
-static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, const char* held,
-                             int n_slots) {
-    activations_layout(acts, c, B, T, purpose, held, n_slots);
+static void activations_init(Activations* acts, Config c, int B, int T, Purpose purpose, const ArenaSlots* slots) {
+    activations_layout(acts, c, B, T, purpose, slots);
     tensor_arena_open(&acts->tensors, "activations");
     segments_init(&acts->segments, B, T);
 }
@@ -135,7 +133,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         a = layer_activations(acts, l);
         p = layer_parameters(gpt2, l);
-        layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
+        layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, LAYERNORM_EPS, N, C, dev);
         matmul_forward(a.qkv + (size_t)t0 * 3 * C, a.ln1, p.qkvw, p.qkvb, N, C, 3 * C, dev);
         for (int i = 0; i < acts->segments.n; i++) {
             Segment s = acts->segments.at[i];
@@ -145,7 +143,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         matmul_forward(a.branch, a.atty, p.attprojw, p.attprojb, N, C, C, dev);
         dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
         residual_forward(a.residual2, residual, a.branch, (size_t)N * C, dev);
-        layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, dev);
+        layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, LAYERNORM_EPS, N, C, dev);
         matmul_forward(a.fch, a.ln2, p.fcw, p.fcb, N, C, 4 * C, dev);
         gelu_forward(a.fch_gelu, a.fch, (size_t)N * 4 * C, dev);
         matmul_forward(a.branch, a.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C, dev);
@@ -154,7 +152,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         residual = a.residual3;
     }
     if (!model_has_head(m)) { return; }
-    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, p.lnfw, p.lnfb, N, C, dev);
+    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, p.lnfw, p.lnfb, LAYERNORM_EPS, N, C, dev);
 }
 
 // logits of the n positions that follow `first`, into the first n rows of logits
@@ -263,19 +261,19 @@ static Activations* activations_of(const Run* r, Purpose purpose) {
     return purpose == TO_GENERATE ? &workplace(r)->cache : &workplace(r)->acts;
 }
 
-static int slots(const Run* r, Purpose purpose) { return purpose == TO_TRAIN ? pp_slots(r) : 1; }
-
 static double activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
+    const ArenaSlots slots = pp_slots(r, purpose);
     Activations acts;
     (void)sparing;
-    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose, r->model->held_layers, slots(r, purpose));
+    return activations_layout(&acts, gpt2_of(r)->config, B, T, purpose, &slots);
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, INT_MAX); }
 
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     Activations* acts = activations_of(r, purpose);
-    activations_init(acts, gpt2_of(r)->config, B, T, purpose, r->model->held_layers, slots(r, purpose));
+    const ArenaSlots slots = pp_slots(r, purpose);
+    activations_init(acts, gpt2_of(r)->config, B, T, purpose, &slots);
     acts->segments.document_start = run_document_start(r, purpose);
 }
 
@@ -323,11 +321,15 @@ static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, 
 static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     Activations* acts = activations_of(r, purpose);
     const int N = B * (T - t0), is_text = purpose == TO_GENERATE;
-    const PpStreams e = streams_of(r, acts, N);
     (void)targets;
-    pp_receive(&r->model->pp, &e, &r->dev);
-    gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
-    pp_send(&r->model->pp, &e, &r->dev);
+    for (int c = 0; c < r->model->pp.n_chunks; c++) {
+        model_turn_to(r->model, c);
+        tensor_arena_turn(&acts->tensors, arena_chunk_slot(&acts->tensors.slots, c));
+        const PpStreams e = streams_of(r, acts, N);
+        pp_receive(&r->model->pp, &e, &r->dev);
+        gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
+        pp_send(&r->model->pp, &e, &r->dev);
+    }
     if (!model_has_head(r->model)) { return; }
     gpt2_logits(gpt2_of(r), acts, is_text ? N - 1 : 0, is_text ? 1 : N, &r->dev);
 }

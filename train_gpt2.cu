@@ -69,8 +69,7 @@ typedef struct {
     int recompute;    // Recompute
     int gelu_fusion;  // GELU inside the matmul, from unrounded sums
     int head_rows;    // positions whose logits exist at once
-    const char* held; // with --pp, of each layer: has this rank it? NULL: all
-    int slots;        // micro-batches that wait for their backward pass; 0: one
+    ArenaSlots slots; // with --pp: the layers of this rank, and the micro-batches that wait for their backward pass
     const RankGroup* cp;  // with --cp: who has which positions of a batch; NULL: this rank has all
 } Tradeoffs;
 
@@ -94,8 +93,9 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
     const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
     const RankGroup* tp = &gpt2->model.tp;
-    const size_t parallel = linear_room_elements(&gpt2->model, N, N_head);
-    const size_t keys = segment_room_elements(B * T, HC, purpose == TO_TRAIN, how->cp);
+    const size_t parallel =
+        tp_larger(linear_room_elements(&gpt2->model, N), vocabulary_room_elements(&gpt2->model, N, N_head, 1));
+    const size_t keys = segment_room_elements(B * T, c.NH, c.NH, HC / c.NH, purpose == TO_TRAIN, how->cp);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, C);        // wte + wpe; of a later stage (--pp) the stream that comes in
@@ -158,13 +158,13 @@ static double activations_layout(Activations* acts, const GPT2* gpt2, int B, int
     memset(acts, 0, sizeof *acts);
     acts->how = how;
     acts->purpose = purpose;
-    acts->n_slots = purpose == TO_TRAIN && how.slots > 1 ? how.slots : 1;
+    acts->n_slots = arena_slots(&how.slots);
     const int n_activations = activation_table(acts->tensors.table, gpt2, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, gpt2->config, B, T, purpose, &how);
     tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX));
     tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float));
-    return tensor_arena_divide(&acts->tensors, how.held, acts->n_slots) +
-           tensor_arena_divide(&acts->statistics, how.held, acts->n_slots) + acts->n_slots * token_batch_bytes(B, T);
+    return tensor_arena_divide(&acts->tensors, &how.slots) + tensor_arena_divide(&acts->statistics, &how.slots) +
+           acts->n_slots * token_batch_bytes(B, T);
 }
 
 static void activations_init(Activations* acts, const GPT2* gpt2, int B, int T, Purpose purpose, Tradeoffs how) {
@@ -256,15 +256,16 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     }
     linear_forward(a.branch, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l), N, dev);
     dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
-    residual_layernorm_forward(a.residual2.x, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b, N, C,
-                               dev);
+    residual_layernorm_forward(a.residual2.x, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b,
+                               LAYERNORM_EPS, N, C, dev);
     matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, gpt2->config.F, dev);
 }
 
 // each segment counts its positions from 0
-static void embed_segments(floatX* out, const StoredParameters* p, int C, const TokenBatch* x, const Device* dev) {
+static void embed_segments(floatX* out, const int* tokens, const StoredParameters* p, int C, const TokenBatch* x,
+                           const Device* dev) {
     for (SegmentSpan s = segment_none(); segment_next(&s, &x->segments, &x->rows);) {
-        embedding_forward(out + s.first * C, x->tokens + s.first, p->wte, p->wpe, s.of.rows, s.T - s.t0, C, s.t0, dev);
+        embedding_forward(out + s.first * C, tokens + s.first, p->wte, p->wpe, s.of.rows, s.T - s.t0, C, s.t0, dev);
     }
 }
 
@@ -272,13 +273,14 @@ static void embed_segments(floatX* out, const StoredParameters* p, int C, const 
 static void embed(const GPT2* gpt2, Activations* acts, int N, int t0, const Device* dev) {
     const StoredParameters p = layer_weights(gpt2, 0);
     const Linear wte = linear(gpt2, acts, AT(wte), NO_BIAS, 0);
-    floatX *encoded = layer_activations(acts, 0).encoded, *own = linear_columns(&wte, encoded, N);
+    const int *tokens = acts->batch.tokens, *own = vocabulary_own(&wte, tokens, N, dev);
+    floatX* encoded = layer_activations(acts, 0).encoded;
     if (acts->purpose == TO_GENERATE) {
-        embedding_forward(own, acts->batch.tokens, p.wte, p.wpe, 1, N, wte.C, t0, dev);
+        embedding_forward(encoded, own, p.wte, p.wpe, 1, N, wte.C, t0, dev);
     } else {
-        embed_segments(own, &p, wte.C, &acts->batch, dev);
+        embed_segments(encoded, own, &p, wte.C, &acts->batch, dev);
     }
-    linear_columns_gather(encoded, &wte, N, dev);
+    vocabulary_gather(encoded, &wte, tokens, N, dev);
     dropout(encoded, encoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * gpt2->config.C, dev);
 }
 
@@ -297,7 +299,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
     const int N = acts->batch.n;
     if (model_has_embedding(m)) { embed(gpt2, acts, N, t0, dev); }
     const floatX* residual = a.encoded;
-    layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
+    layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, LAYERNORM_EPS, N, C, dev);
     for (int l = first; l < end; l++) {
         block_forward(gpt2, acts, l, residual, N, t0, dev);
         a = layer_activations(acts, l);
@@ -309,12 +311,12 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
             s = layer_statistics(acts, l + 1);
             p = layer_weights(gpt2, l + 1);
             residual_layernorm_forward(a.residual3.x, next.ln1, s.ln1_mean, s.ln1_rstd, a.residual2.x, a.branch, p.ln1w,
-                                       p.ln1b, N, C, dev);
+                                       p.ln1b, LAYERNORM_EPS, N, C, dev);
         } else if (!model_has_head(m)) {
             residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * C, dev);
         } else {
             residual_layernorm_forward(a.residual3.x, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2.x, a.branch, p.lnfw,
-                                       p.lnfb, N, C, dev);
+                                       p.lnfb, LAYERNORM_EPS, N, C, dev);
         }
         keep_streams(gpt2, acts, l, N, dev);
         residual = a.residual3.x;
@@ -327,7 +329,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
 static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
     const LmHead head = {linear(gpt2, acts, AT(wte), NO_BIAS, 0), a.lnf, a.dbranch, a.logits,
-                         layer_statistics(acts, 0).losses, acts->how.head_rows, gpt2->config.V};
+                         layer_statistics(acts, 0).losses, acts->how.head_rows, gpt2->config.V, 0};
     return head;
 }
 
@@ -341,10 +343,10 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
     StoredParameters p = layer_weights(gpt2, l);
     if (!is_there && level < RECOMPUTE_BLOCKS) { stream_bring(a.residual2, N, C, &gpt2->model.tp, dev); }
     if (level >= RECOMPUTE_NORMS) {
-        layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, dev);
+        layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, LAYERNORM_EPS, N, C, dev);
     }
     if (level == RECOMPUTE_NORMS) {
-        layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2.x, p.ln2w, p.ln2b, N, C, dev);
+        layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2.x, p.ln2w, p.ln2b, LAYERNORM_EPS, N, C, dev);
     }
     if (level == RECOMPUTE_BLOCKS) { block_forward(gpt2, acts, l, residual, N, 0, dev); }
     else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * gpt2->config.F, dev); }
@@ -358,11 +360,11 @@ static void embed_backward(GPT2* gpt2, Activations* acts, int N, const Device* d
     dropout(dencoded, dencoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * gpt2->config.C, dev);
     // positions beyond T get none
     if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * wte.C, dev); }
-    const floatX* own = linear_columns_take(&wte, dencoded, N, dev);
     const TokenBatch* x = &acts->batch;
+    const int* own = vocabulary_own(&wte, x->tokens, N, dev);
     for (SegmentSpan s = segment_none(); segment_next(&s, &x->segments, &x->rows);) {
-        embedding_backward(d.wte, d.wpe ? d.wpe + s.t0 * wte.C : NULL, own + s.first * wte.C, x->tokens + s.first,
-                           s.of.rows, s.T - s.t0, wte.C, dev);
+        embedding_backward(d.wte, d.wpe ? d.wpe + s.t0 * wte.C : NULL, dencoded + s.first * wte.C,
+                           own + s.first, s.of.rows, s.T - s.t0, wte.C, dev);
     }
 }
 
@@ -450,7 +452,7 @@ typedef struct {
     GPT2 gpt2;                // first
     Activations acts, cache;  // of a batch; of the text that is being generated
     Tradeoffs how;            // options
-    int master_weights, graph, cp;
+    int master_weights, graph, cp, cp_by;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -474,6 +476,7 @@ static void gpu_options(Run* r) {
         graph_option(&w->graph),
         tp_option(&w->gpt2.tp),
         cp_option(&w->cp, CP_CHUNKS),
+        cp_by_option(&w->cp_by),
     };
     gpt2_options(r);
     run_add_options(r, own, sizeof own);
@@ -496,14 +499,14 @@ static void check_options(Run* r) {
                      "differ: expected --recompute 0 or 3", how->recompute);
     }
     cp_check(r, &workplace(r)->cp, gpt2_of(r)->dropout);
+    cp_check_by(r, workplace(r)->cp_by, gpt2_of(r)->config.NH, gpt2_of(r)->config.NH);
     const char* const drops = "is not for --dropout: each micro-batch leaves out other elements";
     graph_check(r, &workplace(r)->graph, gpt2_of(r)->dropout > 0.0f ? drops : NULL);
 }
 
 static Tradeoffs how_of(const Run* r, Purpose purpose) {
     Tradeoffs how = workplace(r)->how;
-    how.held = r->model->held_layers;
-    how.slots = pp_slots(r);
+    how.slots = pp_slots(r, purpose);
     how.cp = model_has_cp(r->model) && purpose != TO_GENERATE ? &r->model->cp : NULL;
     return how;
 }
@@ -524,17 +527,17 @@ static void box(const Run* r) {
 // with --tp: what the products of a micro-batch need of other ranks, in an update
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
-    const int N = run_positions(r), wte = model_row(m, AT(wte), 0), C = gpt2_of(r)->config.C;
+    const int N = run_positions(r), C = gpt2_of(r)->config.C;
     const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
-    double n = linear_layers_send(m, again, 1, C, N) + streams_send(m, again != TENSOR_NO_FIELD, C, N);
-    if (model_has_head(m)) { n += linear_sends(m, wte, N); }
-    if (model_has_embedding(m)) { n += linear_columns_send(m, C, N); }
-    return sizeof(floatX) * n * cp_leaves(r);
+    const double n = linear_layers_send(m, again, 1, C, N) +
+                     streams_send(m, model_end_layer(m), again != TENSOR_NO_FIELD, C, N);
+    return (sizeof(floatX) * n + vocabulary_sends(m, C, N)) * cp_leaves(r);
 }
 
 // with --cp: what attention does
 static double keys_sent(const Run* r) {
-    return cp_sent(r, gpt2_of(r)->config.HC, workplace(r)->how.recompute == RECOMPUTE_BLOCKS);
+    const Config* c = &gpt2_of(r)->config;  // of --tp own heads
+    return cp_sent(r, c->NH, c->NH, c->HC / c->NH, workplace(r)->how.recompute == RECOMPUTE_BLOCKS);
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, workplace(r)->how.head_rows); }
@@ -557,15 +560,28 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
 
 // ---- the same in two parts, between which other micro-batches are computed (--pp, llmc/run/pipeline.h) ----
 
+static void turn_tensors(Activations* acts, int slot) {
+    tensor_arena_turn(&acts->tensors, slot);
+    tensor_arena_turn(&acts->statistics, slot);
+    acts->slot = slot;
+    acts->is_fresh = 0;
+}
+
 // from now on activations are those of this slot
 static void turn(Run* r, int slot) {
     Activations* acts = &workplace(r)->acts;
     if (slot == acts->slot) { return; }
     token_batch_turn(&acts->batch, acts->waiting, acts->slot, slot);
-    tensor_arena_turn(&acts->tensors, slot);
-    tensor_arena_turn(&acts->statistics, slot);
-    acts->slot = slot;
-    acts->is_fresh = 0;
+    turn_tensors(acts, slot);
+}
+
+// of a pass without gradients: the layers of a chunk, for the batch that is at hand
+static void turn_to_chunk(Run* r, Activations* acts, int chunk) {
+    const int slot = arena_chunk_slot(&acts->how.slots, chunk);
+    model_turn_to(r->model, chunk);
+    if (slot == acts->slot) { return; }
+    token_batch_carry(acts->waiting, acts->slot, slot);
+    turn_tensors(acts, slot);
 }
 
 static PpStreams streams_of(const Run* r, const Activations* acts, int N) {
@@ -598,11 +614,15 @@ static void backward_leaf(Run* r, int k, const int* inputs, const int* targets, 
 
 static void forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     Activations* acts = activations_of(r, purpose);
-    const PpStreams e = streams_of(r, acts, own_positions(&acts->how, B, T - t0));
     (void)targets;
-    pp_receive(&r->model->pp, &e, &r->dev);
-    gpt2_forward(gpt2_of(r), acts, tokens + t0, B, T, t0, &r->dev);
-    pp_send(&r->model->pp, &e, &r->dev);
+    token_batch_inputs(&acts->batch, tokens + t0, NULL, B, T, t0, &r->dev);
+    for (int c = 0; c < r->model->pp.n_chunks; c++) {
+        turn_to_chunk(r, acts, c);
+        const PpStreams e = streams_of(r, acts, own_positions(&acts->how, B, T - t0));
+        pp_receive(&r->model->pp, &e, &r->dev);
+        gpt2_forward(gpt2_of(r), acts, NULL, B, T, t0, &r->dev);
+        pp_send(&r->model->pp, &e, &r->dev);
+    }
 }
 
 static const floatX* logits(Run* r, Purpose purpose, int n) {

@@ -46,7 +46,7 @@ What the first one prints, for example (its text is llmc/ itself, so the numbers
 #include "llmc/ranks/second_loss.h"     // SecondLoss: gradients of Forward-Forward, and how two become one
 #ifndef TESTING                         // a test includes this file for the model alone
 #include "llmc/models/mamba_log.h"  // Quality, step_keys: what this trainer prints and records beside log.h
-#include "llmc/run/cp_option.h"     // cp_option, cp_begin, cp_check, cp_box
+#include "llmc/run/cp_option.h"     // cp_option, cp_begin, cp_check, cp_line_box
 #include "llmc/run/main.h"          // run_main: options, data, steps, checkpoints, ranks
 #endif
 
@@ -202,7 +202,7 @@ static void layer_forward(const Mamba* mamba, Activations* acts, int l, const fl
     rmsnorm_forward(a.norm, a.norm_rstd, inp, p.norm, c->eps, N, M, dev);
     matmul_forward(a.xz, a.norm, p.in_proj, p.in_bias, N, M, 2 * E, dev);
     conv1d_forward(a.conv, a.u, a.xz, 2 * E, p.conv, p.conv_bias, history, starts, B, T, E, c->K, dev);
-    if (s->now) { conv1d_history(next_history, a.xz, 2 * E, starts, B, T, E, c->K); }
+    if (s->now) { conv1d_history(next_history, a.xz, 2 * E, starts, B, T, E, c->K, dev); }
     matmul_forward(a.dbc, a.u, p.x_proj, NULL, N, E, P, dev);
     gemm(a.delta, E, p.dt_bias, 0, gemm_matrix(a.dbc, P), gemm_transposed(p.dt_proj, R), N, E, R, dev);
     softplus_forward(a.delta, a.delta, (size_t)N * E, dev);
@@ -242,7 +242,7 @@ static void layer_backward(const Mamba* mamba, Activations* acts, int l, const f
     gemm(a.du, E, a.du, E, gemm_matrix(a.ddbc, P), gemm_matrix(p.x_proj, E), N, E, P, dev);
     conv1d_backward(a.dxz, 2 * E, d.conv, d.conv_bias, a.du, a.conv, a.xz, 2 * E, p.conv, history, ahead, starts, B, T,
                     E, c->K, dev);
-    if (next_ahead) { conv1d_ahead(next_ahead, a.du, a.conv, starts, B, T, E, c->K); }
+    if (next_ahead) { conv1d_ahead(next_ahead, a.du, a.conv, starts, B, T, E, c->K, dev); }
     matmul_backward(a.dnorm, d.in_proj, d.in_bias, a.dxz, a.norm, p.in_proj, N, M, 2 * E, dev);
     rmsnorm_backward(a.dresidual, d.norm, a.dnorm, inp, p.norm, a.norm_rstd, 1, N, M, dev);
 }
@@ -415,7 +415,7 @@ static void mamba_choose(Run* r) {
     const MambaOptions* m = &w->m;
     if (*r->weights && !*r->config) { fail_input("%s: expected a Mamba model with its config.json", r->o.from); }
     Config c = *r->config ? config_load(r->config) : mamba_config_new(m, r->o.model, new_vocabulary(r)), was = c;
-    if (*r->config) { mamba_check_shape(r->table, r->n_options, r->config); }
+    if (*r->config) { mamba_check_shape(r->table, r->n_options, m, &c, r->config); }
     const int classes = m->classes > 0 ? m->classes : data_classes(&r->data);
     mamba_choose_head(&c.head, m, r->table, r->n_options, *r->config != '\0', is_classifier(r) ? classes : 0);
     w->has_head = *r->config && head_is_same(&c.head, &was.head);
@@ -511,7 +511,7 @@ static void mamba_box(const Run* r) {
     if (head_has_prototypes(&c->head)) {
         box_row("  prototypes", "in %d dimensions, %s", c->head.Dp, c->head.learns_prototypes ? "learnt" : "fixed");
     }
-    cp_box(r);
+    cp_line_box(r);
 }
 
 // with --cp: what layers carry to the next positions. Rank 0 has the first ones, of which nobody asks back

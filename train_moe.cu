@@ -21,7 +21,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
-#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward, linear_rows
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
@@ -97,8 +97,10 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const RankGroup* tp = &moe->model.tp;
-    const size_t parallel = linear_room_elements(&moe->model, N, N_head);
-    const size_t keys = segment_room_elements(B * T, HK, purpose == TO_TRAIN, how->cp);
+    const size_t parallel = tp_larger(
+        linear_room_elements(&moe->model, N),
+        vocabulary_room_elements(&moe->model, N, N_head, purpose == TO_GENERATE ? N_head : 1));
+    const size_t keys = segment_room_elements(B * T, c.NH, c.NKV, c.HS, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -299,7 +301,7 @@ static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* 
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
     if (model_has_embedding(m)) {
-        linear_rows(a.encoded, acts->batch.tokens, linear(moe, acts, AT(embedding), 0), N, dev);
+        vocabulary_rows(a.encoded, acts->batch.tokens, linear(moe, acts, AT(embedding), 0), N, dev);
     }
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
@@ -325,7 +327,7 @@ static float* output_gradient(Moe* moe) {
 static LmHead lm_head(const Moe* moe, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
     const LmHead head = {linear(moe, acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits,
-                         layer_statistics(acts, 0).losses, acts->how.head_rows, moe->config.V};
+                         layer_statistics(acts, 0).losses, acts->how.head_rows, moe->config.V, 0};
     return head;
 }
 
@@ -406,14 +408,8 @@ static void moe_backward(Moe* moe, Activations* acts, int N, const Device* dev) 
         attention_block_backward(moe, acts, l, residual, N, dev);
         model_layer_done(&moe->model, l, dev);
     }
-    if (!model_has_embedding(m)) { return; }
-    const Linear embedding = linear(moe, acts, AT(embedding), 0);
-    if (moe->config.tied) {
-        model_receive_shared(&moe->model, dev);  // what the head has written
-    } else if (d.embedding) {
-        device_zero(d.embedding, sizeof(float) * (size_t)embedding.OC * (size_t)embedding.C, dev);
-    }
-    linear_rows_backward(d.embedding, a.dresidual, acts->batch.tokens, embedding, N, dev);
+    vocabulary_embedding_backward(&moe->model, AT(embedding), moe->config.tied, a.dresidual, acts->batch.tokens,
+                                  linear(moe, acts, AT(embedding), 0), N, dev);
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
@@ -523,8 +519,10 @@ static void moe_options(Run* r) {
          "positions whose logits are in memory at once", 0},
         graph_option(&w->decoder.graph),
         pp_option(&w->decoder.pp),
+        pp_chunks_option(&w->decoder.pp_chunks),
         tp_option(&w->decoder.tp),
         cp_option(&w->decoder.cp, CP_CHUNKS),
+        cp_by_option(&w->decoder.cp_by),
     };
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->decoder.how.ep);
@@ -591,7 +589,8 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    pp_begin(r, &w->decoder.pp, c->Vp, c->D, (double)c->k / c->E, c->tied ? AT(embedding) : TENSOR_NO_FIELD);
+    pp_begin(r, &w->decoder.pp, &w->decoder.pp_chunks, c->Vp, c->D, (double)c->k / c->E,
+             c->tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->decoder.tp);
     cp_begin(r, &w->decoder.cp, CP_CHUNKS);
     w->moe.config = config_part(c, w->moe.model.tp.size);
@@ -615,7 +614,9 @@ static void moe_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
+    pp_check_batches(r);
     cp_check(r, &workplace(r)->decoder.cp, 0.0f);
+    cp_check_by(r, workplace(r)->decoder.cp_by, workplace(r)->moe.config.NH, workplace(r)->moe.config.NKV);
     experts_check(r, &workplace(r)->decoder.how.ep, c->k);
     graph_check(r, &workplace(r)->decoder.graph, experts_obstacle(r));
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
@@ -669,7 +670,7 @@ static void moe_box_balance(const Run* r) {
 
 static void moe_box(const Run* r) {
     const Config* c = config_of(r);
-    const size_t active = decoder_active(r->model, c->k);
+    const size_t active = decoder_active(r->model, r->model->n_table, c->k);
     box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
             c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
@@ -687,18 +688,16 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const int N = run_positions(r), recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
-               streams_send(m, recomputes, c->D, N);
-    if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
-    if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
-    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+    const double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
+                     streams_send(m, model_end_layer(m), recomputes, c->D, N);
+    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
 }
 
 // with --cp: what attention and routers do
 static double keys_sent(const Run* r) {
     const Config* c = &workplace(r)->moe.config;  // of --tp own heads
     const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    return cp_sent(r, c->NKV * c->HS, recomputes) + experts_counts_sent(r, c->E);
+    return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + experts_counts_sent(r, c->E, c->L);
 }
 
 static double moe_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
@@ -706,7 +705,8 @@ static double moe_rows_sent(const Run* r) { return experts_sent_bytes(r, config_
 static double moe_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
     const double attention = c->L * decoder_attention_flops(c->NH * c->HS, 0, r->T);
-    return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
+    const int looked_up = c->tied ? -1 : model_row(r->model, AT(embedding), 0);
+    return attention + decoder_flops(r, r->model->n_table, looked_up, c->k, c->E);
 }
 
 static double workspace_bytes(const Run* r, int B) {
@@ -714,13 +714,7 @@ static double workspace_bytes(const Run* r, int B) {
     const Tradeoffs* how = &workplace(r)->decoder.how;
     const int HQ = c->NH * c->HS, wide = c->D > HQ ? c->D : HQ;
     const ExpertSizes experts = expert_sizes(c, how);
-    return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, HQ, c->NH, &experts);
-}
-
-static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
-    Workplace* w = workplace(r);
-    (void)k;
-    moe_leaf(&w->moe, &w->decoder.acts, inputs, targets, dloss, B, T, &r->dev);
+    return decoder_workspace_bytes(r, B, how->head_rows, workplace(r)->moe.config.Vp, wide, HQ, c->NH, &experts);
 }
 
 static float routers_loss(Run* r, float* grads) {
@@ -733,7 +727,10 @@ static void moe_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const int L = w->moe.config.L;
     const Routing now = moe_routing(&w->moe);
-    if (!s->skipped) { moe_balance_biases(&w->moe, w->bias_rate, &r->dev); }
+    if (!s->skipped) {
+        save_let_change(r);
+        moe_balance_biases(&w->moe, w->bias_rate, &r->dev);
+    }
     router_log_step(r, now.balance / (float)L, now.z / (float)L, now.load, now.idle);
 }
 
@@ -757,6 +754,11 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
 
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    moe_leaf((Moe*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
 static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
     leaf_backward((Moe*)m, acts, dloss, N, dev);
 }
@@ -770,6 +772,7 @@ static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
 static Trainer moe_trainer(void) {
     Trainer t = decoder_trainer(offsetof(Workplace, decoder));
     t.name = "train_moe";
+    t.on_gpus = "train_moe CUDA=1";
     t.about = "Trains a transformer of experts: each token computes k of E MLPs. First steps: make run-moe.";
     t.presets = "random start from a preset: tiny, small (39M parameters with bytes, 55M with 32,000 tokens), 6.9b";
     t.usual_V = 32000;
@@ -785,7 +788,6 @@ static Trainer moe_trainer(void) {
     t.flops_per_token = moe_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;
-    t.leaf = train_leaf;
     t.stepped = moe_stepped;
     t.more_loss = routers_loss;
     t.without_more = "cross_entropy";
@@ -797,7 +799,7 @@ static Trainer moe_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = moe_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_streams, NULL};
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams, NULL};
     decoder_init(&place.decoder, &passes, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.moe.model, argc, argv);
 }

@@ -18,8 +18,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
-#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward, linear_rows
+#include "llmc/models/gathered.h"     // heads_gather, heads_take: norms of heads with --tp
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
@@ -30,8 +32,8 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
-#include "llmc/models/adapters_run.h" // adapters_choose, adapters_load: --lora-rank and what goes with it
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_trainer
+#include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
@@ -58,7 +60,7 @@ typedef struct {
 
 typedef struct {
     Model model;    // the first member: a run finds its tensors here
-    Config config;  // with --tp heads and channels of MLPs that this rank has
+    Config config;  // with --tp heads, channels of MLPs and rows of the vocabulary that this rank has
     Config whole;   // of all ranks
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
 } Qwen;
@@ -84,10 +86,9 @@ static Tensor mlp_activation(const Config* c, const char* name, size_t field, in
 }
 
 // with --tp, for the gradient of a norm of heads: those of all ranks
-static size_t heads_room_elements(const Qwen* qwen, int N) {
+static size_t norms_room_elements(const Qwen* qwen, int N) {
     const Config* c = &qwen->whole;
-    const int has_some = model_has_tp(&qwen->model) && c->qk_norm;
-    return has_some ? (size_t)N * (size_t)c->NH * (size_t)(4 * c->HS + 4) + 64 : 0;  // a float may be two floatX
+    return c->qk_norm ? heads_room_elements(N, c->NH, c->HS, &qwen->model.tp) : 0;
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
@@ -103,9 +104,10 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
     const RankGroup* tp = &qwen->model.tp;
-    const size_t parallel =
-        tp_larger(linear_room_elements(&qwen->model, N, N_head), heads_room_elements(qwen, N_train));
-    const size_t keys = segment_room_elements(B * T, HK, purpose == TO_TRAIN, how->cp);
+    const size_t products = tp_larger(linear_room_elements(&qwen->model, N), norms_room_elements(qwen, N_train));
+    const size_t parallel = tp_larger(
+        products, vocabulary_room_elements(&qwen->model, N, N_head, purpose == TO_GENERATE ? N_head : 1));
+    const size_t keys = segment_room_elements(B * T, c->NH, c->NKV, c->HS, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -164,23 +166,14 @@ static int statistic_table(Tensor* table, const Config* c, int B, int T, Purpose
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about any of it.
 
-// how many numbers the routers of a leaf count: those of each layer with experts, then those of all of them together
-static int routing_numbers(const Config* c) {
-    return c->E > 0 ? (config_expert_layers(c) + 1) * (int)router_statistics_length(c->E) : 0;
-}
-
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none
 static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
     Model* m = &qwen->model;
-    const int n = adapters ? adapters->n_table : 0;
+    const int n = adapters_place(&qwen->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
     qwen->config = qwen->whole = *c;
-    if (n > 0) {
-        qwen->adapters = *adapters;
-        adapters_place(m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
-    }
     model_layout(m, n + parameter_table(m->table + n, &qwen->whole));
     if (n > 0) { model_save_rows(m, n); }
-    m->n_numbers = routing_numbers(c);
+    m->n_numbers = pooled_numbers(config_expert_layers(c), c->E);
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
@@ -227,13 +220,11 @@ static LinearGradients gradients(Qwen* qwen, size_t weight, size_t bias, int l) 
 
 // of a norm
 static const floatX* gain(const Qwen* qwen, size_t field, int l) {
-    return (const floatX*)model_place_of(&qwen->model, model_row(&qwen->model, field, l), l);
+    return (const floatX*)model_vector(&qwen->model, field, l);
 }
 
 // where a gradient is to be written; NULL: it does not learn
-static float* gradient(Qwen* qwen, size_t field, int l) {
-    return model_gradient_of(&qwen->model, model_row(&qwen->model, field, l), l);
-}
+static float* gradient(Qwen* qwen, size_t field, int l) { return model_vector_gradient(&qwen->model, field, l); }
 
 static RotaryAttention rotary_attention(const Config* c, const Activations* acts, int l) {
     const ActivationTensors a = layer_activations(acts, l);
@@ -254,7 +245,7 @@ static int expert_layers_below(const Config* c, int l) {
 
 // what the routers count in this leaf: of layer l, or of L, all together
 static float* layer_numbers(const Activations* acts, const Config* c, int l) {
-    return acts->numbers ? acts->numbers + (size_t)expert_layers_below(c, l) * router_statistics_length(c->E) : NULL;
+    return pooled_layer(acts->numbers, expert_layers_below(c, l), c->E);
 }
 
 // router and experts of layer l, without gradients
@@ -366,7 +357,7 @@ static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Devic
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
     if (model_has_embedding(m)) {
-        linear_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
+        vocabulary_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
     }
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
@@ -398,7 +389,7 @@ static Linear output_weight(const Qwen* qwen, const Activations* acts) {
 static LmHead lm_head(const Qwen* qwen, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
     const LmHead head = {output_weight(qwen, acts), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
-                         acts->how.head_rows, qwen->config.V};
+                         acts->how.head_rows, qwen->config.V, 0};
     return head;
 }
 
@@ -445,8 +436,7 @@ static void mlp_backward(Qwen* qwen, Activations* acts, int l, int N, const Devi
 // The same of experts. The balance of all routers together pulls on each of them alike
 static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &qwen->config;
-    const float per_leaf = 1.0f / (float)qwen->model.dp.n_leaves;  // the losses of routers are means over leaves
-    const float balance = c->balance * (float)c->k / (float)config_expert_layers(c) * per_leaf;
+    const float balance = pooled_weight(&qwen->model, c->balance, c->k, config_expert_layers(c));
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(qwen, acts, l, N);
     p.drouter = gradients(qwen, AT(router), NO_BIAS, l);
@@ -455,34 +445,16 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
 }
 
-// With --tp: the gradient of the gain chains over the heads of all ranks. heads: of this one
-static void heads_backward_whole(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
-                                 const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
-    const RankGroup* x = &qwen->model.tp;
-    const int all = heads * x->size, HS = qwen->config.HS, width = all * HS;
-    const size_t n = (size_t)N * (size_t)width;
-    floatX *dheads_all = room, *proj_all = room + n, *dproj_all = room + 2 * n, *landing = room + 3 * n;
-    float *rstd_all = (float*)(room + 4 * n), *rstd_landing = rstd_all + (size_t)N * (size_t)all;
-    tp_gather(dheads_all, dheads, landing, N, width, 1, x, dev);
-    tp_gather(proj_all, proj, landing, N, width, 1, x, dev);
-    tp_gather_floats(rstd_all, rstd, rstd_landing, N, all, x, dev);
-    rmsnorm_backward(dproj_all, gradient(qwen, field, l), dheads_all, proj_all, gain(qwen, field, l), rstd_all, 0,
-                     N * all, HS, dev);
-    tp_take(dproj, dproj_all, N, width, 1, x, dev);
-}
-
 // from the gradient of q or k, turned back, to that of what the projection has given: where it lies comes back
 static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
                                     const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const RankGroup* x = &qwen->model.tp;
+    float* dgain = c->qk_norm ? gradient(qwen, field, l) : NULL;
     if (!c->qk_norm) { return dheads; }
-    if (x->size > 1 && gradient(qwen, field, l)) {
-        heads_backward_whole(qwen, dproj, room, dheads, proj, rstd, field, l, heads, N, dev);
-        return dproj;
-    }
-    rmsnorm_backward(dproj, gradient(qwen, field, l), dheads, proj, gain(qwen, field, l), rstd, 0, N * heads, c->HS,
-                     dev);
+    const HeadRows h = heads_gather(dproj, dheads, proj, rstd, heads, N, c->HS, dgain != NULL, room, x, dev);
+    rmsnorm_backward(h.dinp, dgain, h.dout, h.inp, gain(qwen, field, l), h.rstd, 0, N * h.heads, c->HS, dev);
+    heads_take(dproj, &h, N, c->HS, x, dev);
     return dproj;
 }
 
@@ -540,15 +512,8 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int N, const Device* de
         block_backward(qwen, acts, l, residual, N, dev);
         model_layer_done(&qwen->model, l, dev);
     }
-    if (!model_has_embedding(m)) { return; }
-    const Linear embedding = linear(qwen, acts, AT(embedding), NO_BIAS, 0);
-    float* dembedding = gradient(qwen, AT(embedding), 0);
-    if (c->tied) {
-        model_receive_shared(&qwen->model, dev);  // what the head has written
-    } else if (dembedding) {
-        device_zero(dembedding, sizeof(float) * (size_t)embedding.OC * (size_t)embedding.C, dev);
-    }
-    linear_rows_backward(dembedding, a.dresidual, acts->batch.tokens, embedding, N, dev);
+    vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied, a.dresidual, acts->batch.tokens,
+                                  linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
@@ -578,17 +543,9 @@ static void qwen_leaf(Qwen* qwen, Activations* acts, const int* tokens, const in
 
 // ---- what routers have counted in an update, once dp_reduce is back ----
 
-// the balance of all routers together, 1 where all experts are equally busy: the mean over leaves
-static float pooled_balance(const Qwen* qwen) {
-    const Config* c = &qwen->config;
-    const float* pooled = dp_sums(&qwen->model.dp) + (size_t)config_expert_layers(c) * router_statistics_length(c->E);
-    return pooled[2 * c->E + ROUTER_BALANCE] / (float)qwen->model.dp.n_leaves;
-}
-
-// What the routers add to the loss. transformers' balance is k times ours
 static float routing_loss(const Qwen* qwen) {
     const Config* c = &qwen->config;
-    return c->E > 0 && c->balance > 0.0f ? c->balance * (float)c->k * pooled_balance(qwen) : 0.0f;
+    return pooled_loss(&qwen->model, c->balance, c->k, config_expert_layers(c), c->E);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -597,12 +554,9 @@ static float routing_loss(const Qwen* qwen) {
 #ifndef TESTING
 typedef struct {
     Qwen qwen;                // first
-    Decoder decoder;          // activations, and some options
-    AdapterOptions lora;
-    int tied, weights, head_alone;  // head_alone: the file has a tied matrix under the name of the head
-    int is_bf16;              // the files' matrices are
+    Adapted adapted;          // activations, adapters, and options of both
+    int tied, head_alone;     // head_alone: the file has a tied matrix under the name of the head
     float aux_alpha;
-    int64_t base_sum;         // of an adapter's base: of its files (safeset_sum), or of how it began at random
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -621,42 +575,25 @@ static void qwen_options(Run* r) {
     const Option own[] = {
         {"model", "tied", "", OPTION_SWITCH, &w->tied, "1", 0, 0, "0|1",
          "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
-#ifndef __CUDACC__
-        {"model", "weights", "--base-dtype", OPTION_CHOICE, &w->weights, "fp32", 0, 0, "fp32|bf16|fp8",
-         "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
-         "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
-         "block of 128 x 128, but embedding and routers are bf16", OPTION_BEGINS},
-#endif
         {"model", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0", 0, 1e3, "F",
          "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, config.json's, "
          "if output_router_logits is true there", 0},
-        {"machine", "recompute", "", OPTION_INT, &w->decoder.how.recompute, "1", 0, 3, "0|1|2|3",
+        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "1024", 1, INT_MAX, "N",
+        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
-        graph_option(&w->decoder.graph),
-        pp_option(&w->decoder.pp),
-        tp_option(&w->decoder.tp),
-        cp_option(&w->decoder.cp, CP_CHUNKS),
+        graph_option(&w->adapted.decoder.graph),
+        pp_option(&w->adapted.decoder.pp),
+        pp_chunks_option(&w->adapted.decoder.pp_chunks),
+        tp_option(&w->adapted.decoder.tp),
+        cp_option(&w->adapted.decoder.cp, CP_CHUNKS),
+        cp_by_option(&w->adapted.decoder.cp_by),
     };
     run_add_options(r, own, sizeof own);
-    experts_options(r, &w->decoder.how.ep);
-    r->n_options = adapter_options(r->table, r->n_options, &w->lora);
+    experts_options(r, &w->adapted.decoder.how.ep);
+    adapted_options(r, &w->adapted);
     qwen_reword_options(r->table, r->n_options);
-}
-
-typedef enum { BASE_FP32, BASE_BF16, BASE_FP8 } BaseDtype;  // --base-dtype
-
-// Of fp8 the embedding is none: as a table each of its rows is read alone, and where it is the output matrix too, what
-// it loses is in every logit. Routers choose by small differences and are a thousandth of the model
-static void qwen_store_frozen(Qwen* qwen, Stored stored) {
-    Model* m = &qwen->model;
-    model_store_frozen(m, stored);
-    for (int i = qwen->adapters.n_table; i < m->n_table && stored == STORED_FP8; i++) {
-        const size_t field = m->table[i].field;
-        if (field == AT(embedding) || field == AT(router)) { tensor_stored(&m->table[i], STORED_BF16); }
-    }
 }
 
 // what only the files say
@@ -666,19 +603,8 @@ static void qwen_fit(Run* r, Config* c) {
     if (!*r->weights) { return; }
     safeset_open(&set, r->weights);
     w->head_alone = config_fit(c, &set);
-    w->is_bf16 = safeset_is_bf16(&set);
-    if (adapter_is_asked(&w->lora)) { w->base_sum = (int64_t)safeset_sum(&set, 16); }
+    adapted_base(r, &set);
     safeset_close(&set);
-}
-
-// rows of the table that are experts' or routers'
-static int adapts_experts(const Qwen* qwen) {
-    int n = 0;
-    for (int i = 0; i < qwen->adapters.n_places; i++) {
-        const Tensor* t = &qwen->model.table[qwen->adapters.n_table + qwen->adapters.places[i].row];
-        n += t->experts > 0 || t->field == AT(router);
-    }
-    return n;
 }
 
 static void qwen_choose(Run* r) {
@@ -698,46 +624,33 @@ static void qwen_choose(Run* r) {
     options_set(r->table, r->n_options, "tied", c.tied ? "1" : "0");
     Adapters adapters;
     Tensor base[MAX_PARAMETERS];
+    const size_t not_fp8[] = {AT(embedding), AT(router)};
     const int n_base = parameter_table(base, &c);
-    if (!*r->weights) { w->base_sum = adapters_random_base(base, n_base, r->o.seed); }
-    const int is_adapter = adapters_choose(r, &adapters, &w->lora, base, n_base, w->base_sum);
+    const int is_adapter = adapted_choose(r, &adapters, base, n_base);
     qwen_layout(&w->qwen, &c, is_adapter ? &adapters : NULL);
-    if (w->weights) { qwen_store_frozen(&w->qwen, w->weights == BASE_FP8 ? STORED_FP8 : STORED_BF16); }
+    adapted_store(r, not_fp8, 2);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    options_refuse(is_adapter && w->decoder.how.ep.size > 1, "ep", "is not for adapters");
-    options_refuse(c.fused && w->decoder.how.ep.size > 1, "ep",
-                   "is for files in which each expert has tensors of its own, as transformers writes them");
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
-    pp_begin(r, &w->decoder.pp, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
+    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
              c.tied ? AT(embedding) : TENSOR_NO_FIELD);
-    tp_begin(r, &w->decoder.tp);
-    cp_begin(r, &w->decoder.cp, CP_CHUNKS);
-    options_refuse(c.E > 0 && model_has_tp(r->model) && is_adapter, "tp",
-                   "is not for adapters of a model with experts");
-    options_refuse(c.fused && model_has_tp(r->model), "tp",
-                   "is for files in which each expert has tensors of its own, as transformers writes them");
+    tp_begin(r, &w->adapted.decoder.tp);
+    cp_begin(r, &w->adapted.decoder.cp, CP_CHUNKS);
     w->qwen.config = config_part(&c, w->qwen.model.tp.size);
-    if (c.E > 0) { experts_begin_ep(r, &w->decoder.how.ep, c.E); }
-    else { options_refuse(w->decoder.how.ep.size > 1, "ep", "is for models with experts"); }
+    if (c.E > 0) { experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E); }
+    else { options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts"); }
 }
 
 static void qwen_check(Run* r) {
     Workplace* w = workplace(r);
     const Config* c = config_of(r);
-    const int learns = run_is_training(r) || *r->o.probe;
     r->has_masters = !FLOATX_IS_FLOAT;
-    options_refuse(learns && w->weights != BASE_FP32 && !model_is_adapter(r->model), "weights",
-                   "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
-                   "--eval-only");
-    if (!FLOATX_IS_FLOAT && adapts_experts(&w->qwen)) {
-        options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
-    }
-    cp_check(r, &w->decoder.cp, w->qwen.adapters.settings.dropout);
-    if (c->E > 0) { experts_check(r, &w->decoder.how.ep, c->k); }
-    const char* const drops = "is not for --lora-dropout: each micro-batch leaves out other elements";
-    const char* const varies = w->qwen.adapters.settings.dropout > 0.0f ? drops : experts_obstacle(r);
-    graph_check(r, &w->decoder.graph, varies);
+    adapted_check(r);
+    pp_check_batches(r);
+    cp_check(r, &w->adapted.decoder.cp, w->qwen.adapters.settings.dropout);
+    cp_check_by(r, w->adapted.decoder.cp_by, w->qwen.config.NH, w->qwen.config.NKV);
+    if (c->E > 0) { experts_check(r, &w->adapted.decoder.how.ep, c->k); }
+    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {
@@ -745,39 +658,17 @@ static void qwen_load(Run* r, const SliceSink* sink) {
     Tensor* base = m->table + workplace(r)->qwen.adapters.n_table;
     const int n_base = (int)(m->table + m->n_table - base);
     SafeSet set;
-    if (model_is_adapter(m)) { adapters_load(r, &workplace(r)->lora, sink); }
+    adapted_load(r, sink);
     if (!*r->weights) {
         tensors_init_into(sink, base, n_base, (uint32_t)r->o.seed);
         return;
     }
     safeset_open(&set, r->weights);
-    Tensor* embedding = &m->table[model_row(m, AT(embedding), 0)];
-    if (workplace(r)->head_alone) { embedding->name = HEAD_NAME; }
-    tensors_load_into(sink, &set, base, n_base, "", NULL);
-    embedding->name = EMBEDDING_NAME;
-    if (config_of(r)->tied) { safeset_find(&set, HEAD_NAME); }  // a copy, and not unused
+    tied_head_load(sink, &set, base, n_base, &m->table[model_row(m, AT(embedding), 0)], config_of(r)->tied,
+                   workplace(r)->head_alone);
     safeset_report_unused(&set);
     safeset_close(&set);
 }
-
-static void write_adapter(const Run* r, const float* params, const char* folder, SavedFiles* files) {
-    const Adapters* x = &workplace(r)->qwen.adapters;
-    adapter_save(folder, x, r->model->table + x->n_table, r->o.from, params, files);
-}
-
-static void merge_adapter(const Run* r, const float* params, int i, int k, float* slice) {
-    const Adapters* x = &workplace(r)->qwen.adapters;
-    adapter_merge_slice(x, params, r->model->table + x->n_table, i - x->n_table, k, slice);
-}
-
-// an adapter's checkpoint says beside which model it has learnt
-static int qwen_extras(const Run* r, Extra* extras) {
-    const Extra base = {"base", DTYPE_I64, &workplace(r)->base_sum, 1};
-    extras[0] = base;
-    return model_is_adapter(r->model);
-}
-
-static void qwen_load_extras(Run* r, const char* path) { (void)r, (void)path; }  // adapters_choose has compared it
 
 static void qwen_box(const Run* r) {
     const Config* c = config_of(r);
@@ -798,26 +689,20 @@ static void qwen_box(const Run* r) {
         if (run_is_training(r) || *r->o.probe) {
             box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
         }
-        const size_t active = decoder_active(r->model, c->k);
+        const size_t active = decoder_active(r->model, r->model->n_table, c->k);
         box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     }
     box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
-    if (workplace(r)->weights == BASE_FP8) {
-        box_row("matrices", "rounded to fp8, %s%s", c->tied ? "but the embedding" : "the head too",
-                workplace(r)->lora.merge ? "; so are those that --merge writes" : "");
-    }
-    adapters_box(r, &workplace(r)->qwen.adapters, &workplace(r)->lora, workplace(r)->is_bf16);
+    adapted_box(r, c->tied);
     pp_box(r);
     tp_box(r);
     cp_box(r);
 }
 
-// floatX that heads_backward_whole sends, of all heads
-static double heads_sends(const Qwen* qwen, size_t field, int l, int heads, int N) {
+// floatX that a norm of heads sends on the way back
+static double norm_sends(const Qwen* qwen, size_t field, int l, int heads, int N) {
     const Model* m = &qwen->model;
-    const int i = model_row(m, field, l), T = m->tp.size, k = i < 0 ? -1 : tensor_slice(&m->table[i], l);
-    if (k < 0 || slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k)) { return 0.0; }
-    return (T - 1.0) / T * (double)N * heads * (2 * qwen->whole.HS + 1);
+    return model_field_learns(m, field, l) ? heads_sends(N, heads, qwen->whole.HS, &m->tp) : 0.0;
 }
 
 // with --tp: what the products of a micro-batch need of other ranks, in an update
@@ -825,26 +710,24 @@ static double parts_sent(const Run* r) {
     const Qwen* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = run_positions(r), recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int N = run_positions(r), recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
     double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
-    n += streams_send(m, recomputes, c->D, N);
+    n += streams_send(m, model_end_layer(m), recomputes, c->D, N);
     for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
         if (l < m->lowest) { continue; }
         for (int i = qwen->adapters.n_table; i < m->n_table; i++) {
             n += linear_adapter_sends(m, &qwen->adapters, i, l, N);
         }
-        n += heads_sends(qwen, AT(q_norm), l, c->NH, N) + heads_sends(qwen, AT(k_norm), l, c->NKV, N);
+        n += norm_sends(qwen, AT(q_norm), l, c->NH, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, N);
     }
-    if (model_has_head(m)) { n += linear_sends(m, model_row(m, output_field(c), 0), N); }
-    if (model_has_embedding(m)) { n += linear_columns_send(m, c->D, N); }
-    return (sizeof(floatX) * n + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
 }
 
 // with --cp: what attention and routers do
 static double keys_sent(const Run* r) {
     const Config* c = &workplace(r)->qwen.config;  // of --tp own heads
-    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    return cp_sent(r, c->NKV * c->HS, recomputes) + (c->E > 0 ? experts_counts_sent(r, c->E) : 0.0);
+    const int recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + (c->E > 0 ? experts_counts_sent(r, c->E, c->L) : 0.0);
 }
 
 static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
@@ -855,23 +738,17 @@ static double qwen_flops_per_token(const Run* r) {
     for (int l = 0; l < c->L; l++) {
         attention += decoder_attention_flops(c->NH * c->HS, config_window(c, l), r->T);
     }
-    return attention + decoder_flops(r, c->tied ? -1 : model_row(r->model, AT(embedding), 0), c->k, c->E);
+    const int looked_up = c->tied ? -1 : model_row(r->model, AT(embedding), 0);
+    return attention + decoder_flops(r, r->model->n_table, looked_up, c->k, c->E);
 }
 
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const Tradeoffs* how = &workplace(r)->decoder.how;
+    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
     const int HQ = c->NH * c->HS, F = config_has_mlps(c) ? 2 * c->F : 0, widest = c->D > HQ ? c->D : HQ;
     const ExpertSizes experts = expert_sizes(c, how);
-    return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, F > widest ? F : widest, HQ, c->NH, &experts);
-}
-
-static void train_leaf(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
-    Workplace* w = workplace(r);
-    const Dropout none = {0.0f, 0, 0};
-    w->decoder.acts.dropout = adapters_dropout(r, &w->qwen.adapters, k, B, T);
-    qwen_leaf(&w->qwen, &w->decoder.acts, inputs, targets, dloss, B, T, &r->dev);
-    w->decoder.acts.dropout = none;  // validation leaves nothing out
+    const int own_Vp = workplace(r)->qwen.config.Vp, wide = F > widest ? F : widest;
+    return decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, HQ, c->NH, &experts);
 }
 
 static float routers_loss(Run* r, float* grads) {
@@ -886,7 +763,7 @@ static void qwen_stepped(Run* r, const Step* s) {
     (void)s;
     if (n == 0) { return; }
     const Routing now = routing_read(dp_sums(&qwen->model.dp), n, c->E, qwen->model.dp.n_leaves);
-    router_log_step(r, pooled_balance(qwen), now.z / (float)n, now.load, now.idle);
+    router_log_step(r, pooled_balance(&qwen->model, n, c->E), now.z / (float)n, now.load, now.idle);
 }
 
 static json_t* qwen_summary(const Run* r) {
@@ -914,6 +791,11 @@ static void pass_forward(const Model* m, Activations* acts, int N, const Device*
 
 static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
 
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    qwen_leaf((Qwen*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
 static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
     leaf_backward((Qwen*)m, acts, dloss, N, dev);
 }
@@ -924,13 +806,10 @@ static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
                       sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
 }
 
-static Dropout pass_dropout(const Run* r, int k, int B, int T) {
-    return adapters_dropout(r, &workplace(r)->qwen.adapters, k, B, T);
-}
-
 static Trainer qwen_trainer(void) {
-    Trainer t = decoder_trainer(offsetof(Workplace, decoder));
+    Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_qwen3";
+    t.on_gpus = "train_qwen3 CUDA=1";
     t.about = "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face folders.";
     t.presets = "random start from a preset: " QWEN_PRESETS;
     t.usual_V = 151936;
@@ -944,15 +823,10 @@ static Trainer qwen_trainer(void) {
     t.flops_per_token = qwen_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = qwen_load;
-    t.leaf = train_leaf;
     t.stepped = qwen_stepped;
     t.more_loss = routers_loss;
     t.without_more = "cross_entropy";
     t.write_config = write_config;
-    t.extras = qwen_extras;
-    t.load_extras = qwen_load_extras;
-    t.write_adapter = write_adapter;
-    t.merge_adapter = merge_adapter;
     t.summary = qwen_summary;
     return t;
 }
@@ -960,8 +834,9 @@ static Trainer qwen_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_backward, pass_streams, pass_dropout};
-    decoder_init(&place.decoder, &passes, RECOMPUTE_BLOCKS);
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
+                                  adapted_dropout};
+    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.qwen.adapters, NULL);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }
 #endif

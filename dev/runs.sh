@@ -1,14 +1,16 @@
-# What test_mamba.sh, test_moe.sh and test_qwen.sh share, beside promises.sh: runs, their files and options. The script sets `start`, the
-# options of a short run, and calls write_texts.
+# What the tests of trainers share, beside promises.sh: runs, their files and options. The script sets `start`, the options of a short run,
+# and calls write_texts.
 #     write_texts                                         `text`, and `documents`, a folder of short ones
 #     columns, sums, same_run, same_model, value, below   runs and their numbers
-#     examples, answers                                   files of a probe, of HellaSwag
+#     examples, batch, answers                            files of a probe, of HellaSwag
 #     tensors, rename, cut_to_bf16                        what a safetensors file holds; the same under other names, in bf16
-#     edit, changed                                       config.json with other values; those are refused
+#     rewrite, like                                       a folder whose tensors have been through Python; its probe is that of `hf`
+#     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
+#     frozen                                              --freeze: which tensors keep every bit
 #     boxed                                               a line of the box
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
-#     likeliest                                           is a text what its probe says?
+#     likeliest, at_once                                  is a text what its probe says? Do several side by side say what each says alone?
 #     write_configs                                       small models of all kinds, for runs on several ranks; conversations
 #     on_ranks, kib, sends, refused                       the same bytes on several ranks; what they send; what they refuse
 
@@ -42,6 +44,8 @@ examples() {  # ROWS T INPUTS TARGETS
     printf '%s' "$header"
     le 4 $3 $4
 }
+
+batch() { examples 2 9 "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18" "2 3 4 5 -1 7 8 9 10 11 12 13 14 15 16 17 18 19"; }  # > in
 
 # examples in HellaSwag's form: the right completion is what follows in FILE, the others are bytes that no text has
 answers() {  # N FILE
@@ -98,6 +102,51 @@ open(sys.argv[1], "wb").write(data)
 PYTHON
 }
 
+# A folder like another, whose model.safetensors has been through this Python: `t` is {name: (dtype, shape, bytes)}. bf16() and cut() store
+# floats as bf16 and cut them to what it holds, fuse() makes the experts of a layer one tensor
+rewrite() {  # FOLDER NEW PYTHON
+    rm -rf "$2"
+    cp -r "$1" "$2" && rm -f "$2/manifest.json"
+    "$python" - "$2/model.safetensors" "$3" <<'PYTHON'
+import json, re, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+t = {name: (x["dtype"], x["shape"], data[8 + n + x["data_offsets"][0]:8 + n + x["data_offsets"][1]])
+     for name, x in json.loads(data[8:8 + n]).items() if name != "__metadata__"}
+E, H = "model.embed_tokens.weight", "lm_head.weight"
+def bf16():
+    for name, (_, shape, x) in t.items():
+        t[name] = "BF16", shape, b"".join(x[i + 2:i + 4] for i in range(0, len(x), 4))
+def cut():
+    for name, (_, shape, x) in t.items():
+        t[name] = "F32", shape, b"".join(b"\0\0" + x[i + 2:i + 4] for i in range(0, len(x), 4))
+def fuse():
+    for e in sorted({name.split(".experts.")[0] for name in t if re.search(r"\.experts\.\d", name)}):
+        parts, n, e = {}, 0, e + ".experts"
+        while f"{e}.{n}.up_proj.weight" in t:
+            parts[n] = [t.pop(f"{e}.{n}.{w}_proj.weight") for w in ("gate", "up", "down")]
+            n += 1
+        (F, D) = parts[0][0][1]
+        t[e + ".gate_up_proj"] = "F32", [n, 2 * F, D], b"".join(parts[i][0][2] + parts[i][1][2] for i in range(n))
+        t[e + ".down_proj"] = "F32", [n, D, F], b"".join(parts[i][2][2] for i in range(n))
+exec(sys.argv[2])
+header, body = {}, b""
+for name, (dtype, shape, x) in t.items():
+    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(x)]}
+    body += x
+header = json.dumps(header).encode()
+header += b" " * (-len(header) % 8)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + body)
+PYTHON
+}
+
+# the probe `in` of a rewritten folder is `before`, that of `hf`, and this is said
+like() {  # PROMISE LINES PYTHON
+    rewrite hf other "$3"
+    go --from other --probe in --probe-out after && cmp before after && [ "$(wc -l <err)" = $2 ]
+    verdict $? "$1" "$(<err)"
+}
+
 # a config.json with other values
 edit() {  # FILE NEW KEY VALUE...: the key gets this value; VALUE -: it goes away
     "$python" - "$@" <<'PYTHON'
@@ -111,12 +160,101 @@ json.dump(config, open(sys.argv[2], "w"))
 PYTHON
 }
 
+# of a model whose config.json ties the head, what files may have of it: `in` is a probe's batch
+tied_heads() {  # CONFIG
+    rm -rf hf own_head && go --config $1 --export-hf hf --probe in --probe-out before
+    check "no tensor of its own" test "$(tensors hf/model.safetensors lm_head | wc -l)" = 0
+    like "stored twice, the same bytes: one matrix, not a word" 0 't[H] = t[E]'
+    like "stored as the head alone: the embedding is that" 0 't[H] = t.pop(E)'
+    rewrite hf other 't[H] = "F32", t[E][1], t[E][2][64:] + t[E][2][:64]'
+    go --from other --probe in --probe-out after --export-hf own_head
+    check "stored twice, with other bytes: not tied, which a line says" test "$(wc -l <err) $(grep -c '"lm_head.weight" is not "model.embed_tokens.weight", to which config.json ties it: not tied, as in transformers$' err)" = "1 1"
+    check "... two gradients; the export says tie_word_embeddings false" \
+        test "$(tensors after 'grad.*(lm_head|embed)' | wc -l) $(grep -c '"tie_word_embeddings": false' own_head/config.json) $(tensors own_head/model.safetensors lm_head | wc -l)" = "2 1 1"
+    check "... and is read without a word" eval 'go --from own_head --probe in --probe-out third && [ ! -s err ] && cmp after third'
+}
+
+# ---- what scripts of trainers do alike ----
+
+# each part in a folder of its own, with the files that the script has written
+run_parts() {  # PART...
+    local part
+    for part; do
+        mkdir "$work/in_$part" && cp -r text documents *.json "$work/in_$part" && cd "$work/in_$part" || exit 1
+        $part
+        cd "$work" || exit 1
+    done
+    finish
+}
+
+# more and shorter rows than the batches that are trained on
+hellaswag_beside() {  # OPTIONS...: each of a run, in one word
+    local options value
+    answers 60 text >many
+    for options; do
+        rm -rf with
+        go "${start[@]}" --seq-len 40 --batch-size 8 --hellaswag many --eval-every 2 --steps 2 --run with $options && value=$(grep "^step 2 | HellaSwag" out) &&
+            go --from with --eval-only --seq-len 40 --batch-size 3 --hellaswag many && [ "${value#*|}" = "$(grep HellaSwag out | sed "s/^[^|]*|//")" ]
+        verdict $? "--hellaswag beside training ($options): the answers of --eval-only" "$value $(grep HellaSwag out) $(<err)"
+    done
+}
+
+# the bytes of a build for any x86-64
+any_width() {  # TRAINER CONFIG...: names of config.json
+    local name old
+    need_build old "ARCH=x86-64 CPU=1" $1
+    for name in "${@:2}"; do
+        rm -rf whole other
+        go "${mixed[@]}" --config $name.json --run whole
+        timeout 60 "$old" "${mixed[@]}" --config $name.json --run other >out 2>err </dev/null
+        check "ARCH=x86-64, $name: the bytes of the native build" same_run whole other
+    done
+}
+
+# in `run`: one that has been trained and validated with experts, --ema and --tensorboard
+router_keys() {
+    local key missing=""
+    for key in cross_entropy balance load idle_experts; do
+        grep -q "\"$key\": [0-9]" run/metrics.jsonl && grep -q "train/$key" run/events.out.* || missing+=" $key"
+    done
+    check "metrics.jsonl and TensorBoard's events have the routers' keys (not:$missing)" test -z "$missing"
+}
+
+book_writes() { go --from book --max-new-tokens 40 --temperature 0 "$@" && cat out; }
+rounded_loss() { go --from rounded --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
+
+# `book`, a model that has learned `text`, writes what its probe says; its text comes back as $one
+greedy() {  # CONFIG WHAT IT KEEPS
+    local i tokens
+    rm -rf book && go "${start[@]}" --config $1.json --steps 300 --lr 3e-2 --batch-size 8 --seq-len 48 --schedule constant --run book
+    one=$(book_writes --generate "line 7")
+    tokens=($(printf '%s' "$one" | od -An -v -tu1))
+    examples 1 $((${#tokens[@]} + 1)) "256 ${tokens[*]}" "${tokens[*]} 256" >in
+    go --from book --probe in --probe-out out.safetensors && likeliest out.safetensors 7 256 "${tokens[@]}"
+    verdict $? "$1: $2: each of ${#tokens[@]} tokens is the likeliest by the probe of the whole text" "$(<err)"
+    for i in 6 17 31; do
+        check "... a prompt of $i bytes of that text goes on as it does" test "$one" = "$(book_writes --generate "${one:0:i}" --max-new-tokens $((46 - i)))"
+    done
+    cut_to_bf16 book rounded
+    check "... --weights bf16 of numbers that bf16 holds: the text that floats give" \
+        test "$(go --from rounded --generate "line 7" --temperature 0 && cat out)" = "$(go --from rounded --weights bf16 --generate "line 7" --temperature 0 && cat out)"
+    check "... and the loss of validation" test "$(rounded_loss)" = "$(rounded_loss --weights bf16)"
+}
+
 # ---- options and settings ----
 
 # $base with other values is refused
 changed() {  # PROMISE TEXT KEY VALUE...
     edit "${base:-tiny.json}" bad.json "${@:3}"
     refuse "$1" "bad.json: $2" --config bad.json --train text
+}
+
+# what a config.json makes of itself: the settings in the folder that a run writes
+becomes() {  # PROMISE PATTERN COUNT CONFIG KEY VALUE...
+    edit $4.json some.json "${@:5}"
+    rm -rf with
+    go "${start[@]}" --config some.json --steps 1 --run with
+    check "$1" test "$(grep -cE "\"($2)" with/step_000001/config.json)" = $3
 }
 
 boxed() { grep -cE "^\| *$1 *\| $2 *\|$" out; }
@@ -140,6 +278,14 @@ flag() {  # HOW BAD FLAG VALUE CONTEXT...
 same() { same_run "$plain" with; }
 other() { ! same_model "$plain" with; }  # other parameters
 config() { grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last with)/config.json" && ! grep -q "^ *\"$1\": $2\(,\|\$\)" "$(last "$plain")/config.json"; }
+
+frozen() {  # CONFIG PATTERN REGEX: exactly these tensors keep every bit
+    rm -rf with begun
+    go "${start[@]}" --config $1.json --export-hf begun --train "" && go "${start[@]}" --config $1.json --freeze "$2" --run with
+    comm -12 <(tensors begun/model.safetensors .) <(tensors "$(last with)/model.safetensors" .) | cut -d' ' -f1 >found
+    tensors begun/model.safetensors "$3" | cut -d' ' -f1 >expected
+    verdict "$([ -s expected ] && cmp -s expected found; echo $?)" "--freeze '$2' ($1): these keep every bit, all others move" "$(diff expected found)"
+}
 
 # ---- kill -9 and --resume ----
 
@@ -193,6 +339,25 @@ logits = struct.unpack(f"<{T * V}f", data[8 + n + begin:8 + n + end])
 best = [max(range(V), key=lambda v: (logits[t * V + v], -v)) for t in range(T)]
 assert T == len(tokens) and tokens[n_prompt:] == best[n_prompt - 1:-1], (tokens[n_prompt:], best[n_prompt - 1:-1])
 PYTHON
+}
+
+# texts of prompts of 1 to 46 tokens, which outgrow 48 positions: answers of --generate-batch 1, 2, 3 and 8
+write_prompts() {  # > short.jsonl
+    "$python" -c 'import json
+for i in range(11): print(json.dumps({"prompt": "line %d: " % i * (1 + i * i % 5) if i % 3 else "a"}))'
+}
+say() { go "$@" --generate-file short.jsonl --samples 2 --max-new-tokens 30 --stop 'a1\|e'; }
+at_once() {  # OPTION...: of the model
+    local n
+    say "$@" --generate-batch 1 && mv out alone
+    for n in 2 3 8; do
+        say "$@" --generate-batch $n
+        check "${*:1:2} ${*:3}: $n texts side by side say what each says alone" cmp out alone
+    done
+    rm -f cut && say "$@" --generate-out cut && truncate -s $(($(wc -c <cut) * 2 / 3)) cut && say "$@" --generate-out cut
+    check "... and go on where a file was cut" cmp cut alone
+    go "$@" --generate "line 7" --samples 5 --max-new-tokens 60 && mv out several && go "$@" --generate "line 7" --samples 5 --max-new-tokens 60 --generate-batch 1
+    check "... --samples, too" cmp several out
 }
 
 # ---- several ranks ----

@@ -1,6 +1,6 @@
 """
 Holds a program against Hugging Face transformers: bit-exactness says that our programs compute the same thing, this says
-that it is the right thing. --model gpt2 (default), mamba, moe or qwen; what differs between them is in hf_models.py.
+that it is the right thing. --model gpt2 (default), mamba, moe, qwen or qwen36; what differs is in hf_models.py.
 
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
@@ -34,7 +34,7 @@ try:
     import torch
     from safetensors.torch import load_file, save_file
     from hf_models import MODELS
-    from hf_text import STYLES, check_heads, check_text, check_tuned
+    from hf_text import check_heads, check_text, check_tuned
 except ImportError as error:
     print(f"skipped: {error}")
     raise SystemExit(0)
@@ -201,7 +201,9 @@ class Files:
             found, want = (open(self.path(folder, "model.safetensors"), "rb").read() for folder in ("half", "torch.bfloat16"))
             errors[f"exported as bf16, {name}: byte by byte the file of save_pretrained"] = float(found != want)
             with open(self.path("half", "config.json"), encoding="utf-8") as file:
-                errors["exported as bf16: config.json says so"] = float(json.load(file)["torch_dtype"] != "bfloat16")
+                config = json.load(file)
+            dtype = config.get("dtype", config.get("torch_dtype"))  # as newer models have it, and older ones
+            errors["exported as bf16: config.json says so"] = float(dtype != "bfloat16")
             errors[f"exported as bf16, {name}"] = self.logits_error("half", inputs)
         self.run("--from", "hf", "--export-hf", "one")
         self.run("--from", "one", "--export-hf", "again")
@@ -242,7 +244,7 @@ def check_files(kind, program):
     with tempfile.TemporaryDirectory() as parent:
         files = Files(kind, program, parent)
         checks = [partial(files.check_case, case) for case in kind.CASES] + [files.check_checkpoint]
-        checks += [partial(check_text, files, kind, style) for style in STYLES]
+        checks += [partial(check_text, files, kind, style) for style in kind.STYLES]
         checks += [partial(check_tuned, files, kind)]
         checks += [partial(check_heads, files, kind)] if kind.HEADS else []
         for number, check in enumerate(checks):

@@ -71,6 +71,15 @@ def decimal_tanh(x):
     return (e - 1) / (e + 1)
 
 
+def decimal_erf(x):
+    """2 / sqrt(pi) times the sum of (-1)^k x^(2k+1) / (k! (2k+1))"""
+    total, term, k = Decimal(0), x, 0
+    while abs(term) > Decimal(10) ** -DIGITS.prec:
+        total += term / (2 * k + 1)
+        term, k = -term * x * x / (k + 1), k + 1
+    return 2 * total / PI.sqrt()
+
+
 def round_once(function, truth):
     """Make a correctly rounded float32 function of NumPy's float64 `function` and `truth`, the same on Decimals.
 
@@ -107,6 +116,7 @@ log = round_once(np.log, lambda x: x.ln())
 log1p = round_once(np.log1p, lambda x: (1 + x).ln())
 tanh = round_once(np.tanh, decimal_tanh)
 cosh = round_once(np.cosh, lambda x: (x.exp() + (-x).exp()) / 2)
+erf = round_once(np.vectorize(math.erf, otypes=[F8]), decimal_erf)
 sin = round_once(np.sin, decimal_sin)
 cos = round_once(np.cos, decimal_cos)
 

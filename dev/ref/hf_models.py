@@ -2,6 +2,7 @@
 The models of Hugging Face transformers that check_hf.py compares with: tiny random ones, their logits in float64, and the
 forms in which their folders occur. One class per architecture, used as it stands. Needs torch and transformers.
 """
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,8 @@ from unittest import mock
 import torch
 from safetensors.torch import save_file
 from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig,
-                          MambaForCausalLM, MixtralConfig, MixtralForCausalLM)
+                          MambaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3_5MoeForCausalLM,
+                          Qwen3_5MoeTextConfig)
 from transformers.models.llama import modeling_llama
 from transformers.models.mamba import modeling_mamba
 from transformers.models.mistral import modeling_mistral
@@ -20,6 +22,9 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.utils import logging
+
+import qwen36_checks
+from hf_text import STYLES
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -54,6 +59,7 @@ class Architecture:
     LOSSES = ("loss",)               # names in a probe: the loss, and the cross entropy in it
     HAS_BIN = False                  # has its trainer --export-bin?
     HEADS = ()                       # and --head?
+    STYLES = STYLES                  # of tokenizers that AutoTokenizer has for this model_type
 
     @staticmethod
     def more_loss(model):
@@ -476,4 +482,152 @@ class Qwen(Architecture):
             yield "tied by config.json, with another lm_head.weight", copy_folder(parent, "other", other)
 
 
-MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral, "qwen": Qwen}
+@contextlib.contextmanager
+def lifted():
+    """float32 is float64 as long as this lasts, and a cast to it none"""
+    histc, single = torch.histc, torch.float32
+    with (mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+          mock.patch.object(torch, "histc", lambda x, **options: histc(x.to(single), **options).double()),
+          mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch, "float", torch.float64)):
+        yield
+
+
+class Qwen36(Architecture):
+    """Layers with a delta rule and layers with gated attention, each with experts of which one sees every position"""
+    more_loss = staticmethod(Qwen.more_loss)
+    STYLES = ("bytes", "qwen2")
+    REFERENCE = "qwen36.py"
+    LOSSES = ("loss", "cross_entropy")
+    TINY = {**qwen36_checks.SMALL, "vocab_size": 257}
+
+    # vocabulary; rows and positions of the batch; spread of the matrices, and of the embedding; seed; changes to the
+    # text model of the specification, whose value heads are twice as many as its key heads. Seeds, and in long rows
+    # epsilons of the norms, are such that float is exact enough: where a query is almost orthogonal to all keys, the
+    # gated norm blows the error up. All gradients of the reference are within 1e-5.
+    Case = namedtuple("Case", "V B T spread embedding seed more")
+    CASES = [
+        Case(256, 3, 1, 0.15, 1.0, 1, {}),    # one position: nothing that fades, one tap, a softmax of one element
+        Case(256, 2, 3, 0.15, 1.0, 0, {}),    # fewer positions than taps
+        Case(256, 1, 63, 0.15, 1.0, 0, {"rms_norm_eps": 1e-5}),  # around a chunk of the delta rule
+        Case(256, 1, 64, 0.15, 1.0, 4, {"rms_norm_eps": 1e-5}),
+        Case(256, 1, 65, 0.15, 1.0, 12, {}),
+        Case(256, 1, 130, 0.15, 1.0, 4, {"rms_norm_eps": 1e-5}),  # three chunks
+        Case(131, 1, 70, 0.15, 1.0, 1, {"layer_types": ["linear_attention"] * 4, "rms_norm_eps": 1e-4}),
+        Case(131, 2, 33, 0.15, 0.2, 0, {"layer_types": ["full_attention"] * 4}),
+        Case(67, 2, 9, 0.15, 1.0, 0, {"linear_num_value_heads": 2}),
+        Case(67, 1, 66, 0.15, 1.0, 4, {       # three value heads of a key head; half of a head turns, slower
+            "linear_num_value_heads": 6, "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5,
+                                "mrope_interleaved": True, "mrope_section": [3, 3, 2]}}),
+        Case(67, 2, 12, 0.15, 1.0, 1, {"output_router_logits": True}),  # the loss of the routers in the loss
+        Case(128, 2, 11, 0.15, 0.3, 11, {"tie_word_embeddings": True}),
+        Case(47, 3, 13, 0.2, 0.2, 0, qwen36_checks.SMALL),              # sizes that divide nothing
+        Case(29, 1, 67, 0.2, 0.2, 1, {**qwen36_checks.SMALL, "tie_word_embeddings": True, "output_router_logits": True,
+                                      "router_aux_loss_coef": 0.5}),
+        Case(11, 1, 4, 0.2, 0.2, 1, {**qwen36_checks.SMALL, "num_experts": 16}),  # experts that nobody chooses
+        Case(11, 2, 5, 0.2, 0.2, 0, {**qwen36_checks.SMALL, "num_experts": 3}),   # all experts
+        Case(256, 2, 20, 0.02, 0.02, 0, {}),    # where transformers starts: epsilon rules the gated norm...
+        Case(256, 1, 9, 0.005, 0.02, 0, {}),    # ...and the l2norm
+    ]
+
+    @classmethod
+    def text_case(cls, V):
+        """Sizes of a model that writes text: with those of SMALL transformers' fast experts refuse to run."""
+        return cls.Case(V, 1, 1, 0.2, 0.2, 0, {"tie_word_embeddings": True})
+
+    @classmethod
+    def make_model(cls, case):
+        """A random model in float32: no gain is 1, no bias and no decay what it starts with."""
+        config = Qwen3_5MoeTextConfig(**{**qwen36_checks.TINY, **case.more, "vocab_size": case.V}, bos_token_id=0,
+                                      eos_token_id=0)
+        model = Qwen3_5MoeForCausalLM._from_config(config, **Qwen.plain("qwen3_moe"))
+        torch.manual_seed(case.seed)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.normal_(0.0, case.embedding if "embed_tokens" in name else case.spread if p.dim() > 1 else 0.2)
+                if name.endswith(("linear_attn.norm.weight", "dt_bias")):
+                    p.add_(1.0)
+        return model
+
+    @staticmethod
+    def load(folder):
+        """The model of a folder, and the report of what was missing or too much."""
+        return Qwen3_5MoeForCausalLM.from_pretrained(folder, output_loading_info=True, **Qwen.plain("qwen3_moe"))
+
+    @staticmethod
+    def wide(model):
+        """In float64, with frequencies of RoPE that were never rounded"""
+        model = model.double().eval()
+        rotary = model.model.rotary_emb
+        n = 2 * len(rotary.inv_freq)
+        exponents = torch.arange(0, n, 2, dtype=torch.float64) / n
+        rotary.inv_freq = 1.0 / model.config.rope_parameters["rope_theta"] ** exponents
+        return model
+
+    @classmethod
+    def logits(cls, model, inputs, **more):
+        """In float64, which the model becomes; transformers' own casts to float32 are switched off."""
+        model = cls.wide(model)
+        with lifted():
+            out = model(input_ids=inputs.long(), use_cache=False, **more)
+        assert out.logits.dtype == torch.float64
+        model.aux_loss = out.aux_loss
+        return out.logits
+
+
+    @staticmethod
+    def tensors(model, of=parameter):
+        """By their names on disk, where each expert has tensors of its own"""
+        return split_qwen_experts(tensors_of(model, of))
+
+    @staticmethod
+    def one_by_one(tensors):
+        """Each expert apart, no name of a model with vision, convolutions (C, 1, K)"""
+        named = {name.replace("model.language_model.", "model."): x for name, x in tensors.items()}
+        return {name: x[:, None] if name.endswith("conv1d.weight") and x.dim() == 2 else x
+                for name, x in split_qwen_experts(named).items()}
+
+    @classmethod
+    def write_variants(cls, parent, model):
+        """The same parameters as other versions, other programs and published files have them: (what, folder)."""
+        tensors, config = cls.tensors(model), model.config
+        yield "experts of a layer as one tensor", copy_folder(parent, "fused", tensors_of(model))
+        yield "names and config.json of a model with vision", cls.write_nested(parent, "nested", tensors)
+        yield "conv1d.weight of two axes", copy_folder(
+            parent, "flat", {name: x.flatten(1) if "conv1d" in name else x for name, x in tensors.items()})
+        turn = config.rope_parameters
+        yield "config.json with rope_theta, partial_rotary_factor outside rope_parameters", copy_folder(
+            parent, "theta", tensors, rope_parameters=None, rope_theta=turn["rope_theta"],
+            partial_rotary_factor=turn["partial_rotary_factor"])
+        full = [l for l, kind in enumerate(config.layer_types) if kind == "full_attention"]
+        interval = full[0] + 1 if full else config.num_hidden_layers + 1
+        if full == list(range(interval - 1, config.num_hidden_layers, interval)):
+            yield "config.json with full_attention_interval, without layer_types", copy_folder(
+                parent, "interval", tensors, layer_types=None, full_attention_interval=interval)
+        if full == list(range(3, config.num_hidden_layers, 4)):
+            yield "config.json without full_attention_interval and layer_types", copy_folder(
+                parent, "no_interval", tensors, layer_types=None)
+        if config.tie_word_embeddings:
+            twice = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+            yield "lm_head.weight a second time", copy_folder(parent, "twice", twice)
+
+    @staticmethod
+    def write_nested(parent, name, tensors):
+        """The text of a model with vision"""
+        with open(os.path.join(parent, "hf", "config.json")) as file:
+            text = json.load(file)
+        top = {**dict.fromkeys(text), "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+               "model_type": "qwen3_5_moe", "text_config": text,
+               "tie_word_embeddings": text.get("tie_word_embeddings", False)}
+        named = {key.replace("model.", "model.language_model.", 1): x for key, x in tensors.items()}
+        return copy_folder(parent, name, named, **top)
+
+    @classmethod
+    def write_others(cls, parent, model):
+        fused = tensors_of(model)
+        yield "experts of a layer as one tensor, read by both", copy_folder(parent, "both", fused)
+        yield "names and config.json of a model with vision, read by both", cls.write_nested(parent, "vision", fused)
+
+
+MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral, "qwen": Qwen, "qwen36": Qwen36}

@@ -33,8 +33,8 @@ def embedding_backward(dwte, dwpe, dout, inputs):
                 dwpe[t] += dout[b, t]
 
 
-def layernorm_forward(x, w, b):
-    one, C, eps = (x.dtype.type(value) for value in (1, x.shape[-1], 1e-5))
+def layernorm_forward(x, w, b, eps=1e-5):
+    one, C, eps = (x.dtype.type(value) for value in (1, x.shape[-1], eps))
     mean = chain_sum(x) / C
     centred = x - mean[..., None]
     variance = chain_dot(centred, centred) / C

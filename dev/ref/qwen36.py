@@ -41,10 +41,12 @@ How a number comes about: as in qwen.py and gated_delta.py. Where more than one 
                         and up; rows of the position's experts are added to it, ascending
     mrope               pair i turns by (position on its axis) * frequency_i; of three axes pair i has height where i %
                         3 is 1 and i < 3 section[1], width where it is 2 and i < 3 section[2], else time
-    MTP                 T positions as in the trunk. Next token of i: inputs[i + 1], of the last one inputs[i]. Target
+    MTP                 T positions as in the trunk. Next token of i: inputs[i + 1], of the last one inputs[i]; where an
+                        image stands there, its row, whose gradient is the trunk's plus this one's. Target
                         of i: targets[i + 1]; not counted at the last position and where a document begins at i + 1 or
                         i + 2. fc is one chain over embedding's D inputs, then hidden's. mtp_loss is the mean over its
-                        own counted targets; loss += mtp_weight * mtp_loss, dloss = mtp_weight * (1 / count)
+                        own counted targets; dloss = mtp_weight * (1 / count)
+    loss                cross entropy + (mtp_weight * mtp_loss + the balance of the routers)
     final norm          its dout is what the head gives, then what MTP's norm gives is added
     head's gradient     one chain over the positions of the trunk, on over those of MTP
     embedding           (tied: those chains;) MTP's positions ascending are added, then the trunk's
@@ -506,7 +508,7 @@ def expert_half_backward(dout, x, layer, cfg, a, counts):
 def mtp_batch(inputs, targets, starts):
     """The next token of each position, and its target, the token after that"""
     T = inputs.shape[1]
-    next_token = np.concatenate([inputs[:, 1:], inputs[:, -1:]], axis=1)
+    next_token = next_of(inputs)
     target = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], -1)], axis=1)
     if starts is not None:
         for ahead in (1, 2):
@@ -522,11 +524,16 @@ def mtp_layer(p):
     return Layer({name[4:]: x for name, x in p.items() if name.startswith("mtp_") and name not in own})
 
 
-def mtp_forward(p, hidden, inputs, targets, cfg, where):
-    """Activations; hidden is the trunk's output behind its last norm"""
+def next_of(x):
+    """What stands at the next position (B, T, ...); of the last one its own"""
+    return np.concatenate([x[:, 1:], x[:, -1:]], axis=1)
+
+
+def mtp_forward(p, hidden, encoded, inputs, targets, cfg, where):
+    """Activations; hidden is the trunk's output behind its last norm, encoded what its first layer reads"""
     a, eps = {}, cfg.rms_norm_eps
     a["next"], target = mtp_batch(inputs, targets, where.starts)
-    e, a["embedding_rstd"] = zero_norm(p["embed_tokens"][a["next"]], p["mtp_embedding_norm"], eps)
+    e, a["embedding_rstd"] = zero_norm(next_of(encoded), p["mtp_embedding_norm"], eps)
     h, a["hidden_rstd"] = zero_norm(hidden, p["mtp_hidden_norm"], eps)
     a["joined"] = np.concatenate([e, h], axis=-1)
     a["encoded"] = linear_forward(a["joined"], p["mtp_fc"])
@@ -539,9 +546,9 @@ def mtp_forward(p, hidden, inputs, targets, cfg, where):
     return a
 
 
-def mtp_backward(p, g, a, hidden, inputs, targets, count, cfg, where):
-    """What is added to the gradient of hidden; gradients of parameters go into g, those of the head and the embedding
-    are added to what is there."""
+def mtp_backward(p, g, a, hidden, encoded, inputs, targets, count, cfg, where, is_text):
+    """What is added to the gradients of hidden and of encoded; gradients of parameters go into g, those of the head and
+    the embedding are added to what is there."""
     D, head = cfg.hidden_size, "embed_tokens" if cfg.tie_word_embeddings else "lm_head"
     next_token, target = mtp_batch(inputs, targets, where.starts)
     dlogits = classifier_backward(a["probs"], target, cfg.vocab_size, max(count, 1), cfg.mtp_weight)
@@ -554,11 +561,11 @@ def mtp_backward(p, g, a, hidden, inputs, targets, count, cfg, where):
     g.update({"mtp_" + name: x for name, x in layer.g.items()})
     g["mtp_fc"] = weight_gradient(dx, a["joined"])
     de, dh = np.split(back_through(np.zeros_like(a["joined"]), dx, p["mtp_fc"]), [D], axis=-1)
-    de, g["mtp_embedding_norm"] = zero_norm_backward(de, p["embed_tokens"][next_token], p["mtp_embedding_norm"],
-                                                     a["embedding_rstd"])
-    embedding_backward(g["embed_tokens"], None, np.zeros_like(de) + de, next_token)
+    de, g["mtp_embedding_norm"] = zero_norm_backward(de, next_of(encoded), p["mtp_embedding_norm"], a["embedding_rstd"])
+    de, own = np.zeros_like(de) + de, next_of(is_text)
+    embedding_backward(g["embed_tokens"], None, de[own][None], next_token[own][None])
     dh, g["mtp_hidden_norm"] = zero_norm_backward(dh, hidden, p["mtp_hidden_norm"], a["hidden_rstd"])
-    return dh
+    return dh, np.concatenate([np.zeros_like(de[:, :1]), de[:, :-1]], axis=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -592,7 +599,7 @@ def forward(p, inputs, targets, cfg, starts=None, positions=None, encoded=None):
     acts["logits"] = linear_forward(acts["norm"], p.get("lm_head", p["embed_tokens"]))
     acts["probs"], acts["losses"] = classifier_forward(acts["logits"], targets, cfg.vocab_size, exact)
     if cfg.mtp:
-        a = mtp_forward(p, acts["norm"], inputs, targets, cfg, where)
+        a = mtp_forward(p, acts["norm"], acts["encoded"], inputs, targets, cfg, where)
         acts.update({"mtp_" + name: x for name, x in a.items()})
     return acts
 
@@ -602,13 +609,16 @@ def backward(p, acts, inputs, targets, count, cfg, starts=None, positions=None, 
     the gradient of what the first layer read, as "encoded"; positions of images add nothing to the embedding."""
     g = {row.name: np.zeros_like(p[row.name]) for row in parameter_table(cfg)}
     where = Where(cfg, inputs.shape, p["embed_tokens"].dtype, starts, positions)
+    has_images, is_text = is_text is not None, np.ones(inputs.shape, bool) if is_text is None else is_text
     head, blocks = "embed_tokens" if cfg.tie_word_embeddings else "lm_head", acts["blocks"]
     dlogits = classifier_backward(acts["probs"], targets, cfg.vocab_size, count.main)
     g[head] = weight_gradient(dlogits, acts["norm"])
     dnorm = back_through(np.zeros_like(acts["norm"]), dlogits, p[head])
     if cfg.mtp:
         a = {name[4:]: x for name, x in acts.items() if name.startswith("mtp_")}
-        dnorm = dnorm + mtp_backward(p, g, a, acts["norm"], inputs, targets, count.mtp, cfg, where)
+        dhidden, dencoded = mtp_backward(p, g, a, acts["norm"], acts["encoded"], inputs, targets, count.mtp, cfg, where,
+                                         is_text)
+        dnorm = dnorm + dhidden
     dx, g["norm"] = zero_norm_backward(dnorm, blocks[-1]["residual3"], p["norm"], acts["norm_rstd"])
     dresidual = np.zeros_like(dx) + dx
     counts = mean_load(acts)[0] if cfg.router_aux_loss_coef else None
@@ -619,26 +629,25 @@ def backward(p, acts, inputs, targets, count, cfg, starts=None, positions=None, 
         dresidual = half(dresidual, blocks[l - 1]["residual3"] if l > 0 else acts["encoded"], layer, cfg, a, where)
         for row, i in layer_rows(cfg, l):
             g[row.name][i] = layer.g[row.name]
-    if is_text is None:
-        embedding_backward(g["embed_tokens"], None, dresidual, inputs)
-    else:
-        embedding_backward(g["embed_tokens"], None, dresidual[is_text][None], inputs[is_text][None])
-        g["encoded"] = dresidual
+    embedding_backward(g["embed_tokens"], None, dresidual[is_text][None], inputs[is_text][None])
+    if has_images:
+        g["encoded"] = dresidual + dencoded if cfg.mtp else dresidual
     return g
 
 
 def numbers(acts, count, cfg):
     """What an update tells: its losses, and how the experts were loaded. acts: of the leaves"""
-    loss = cross_entropy = trainer.loss_of([leaf["losses"] for leaf in acts], count.main)
+    cross_entropy = trainer.loss_of([leaf["losses"] for leaf in acts], count.main)
     scalar, out = cross_entropy.dtype.type, {}
+    more = scalar(0)
     balance = tree_sum([balance_of(leaf, cfg) for leaf in acts]) / scalar(len(acts))
     counts = tree_sum([np.stack([a["counts"] for a in leaf["blocks"]]) for leaf in acts])
+    if cfg.router_aux_loss_coef:
+        more = balance_factor(cfg, scalar) * balance
     if cfg.mtp:
         out["mtp_loss"] = trainer.loss_of([leaf["mtp_losses"] for leaf in acts], max(count.mtp, 1))
-        loss = loss + scalar(cfg.mtp_weight) * out["mtp_loss"]
-    if cfg.router_aux_loss_coef:
-        loss = loss + balance_factor(cfg, scalar) * balance
-    return {"loss": loss, "cross_entropy": cross_entropy, "balance": balance, "counts": counts, **out}
+        more = scalar(cfg.mtp_weight) * out["mtp_loss"] + more
+    return {"loss": cross_entropy + more, "cross_entropy": cross_entropy, "balance": balance, "counts": counts, **out}
 
 
 MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, to_file, from_file, numbers=numbers,
@@ -650,15 +659,15 @@ MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata,
 # middle of one, heads shared by two and by three, tied and separate heads, ties of the router, an expert without
 # rows, the balance in the loss, MTP, targets that are not counted, sizes that divide nothing.
 # ---------------------------------------------------------------------------------------------------------------------
-TEXT = {"model_type": "qwen3_5_moe_text", "vocab_size": 29, "hidden_size": 12, "num_hidden_layers": 2,
-        "layer_types": ["full_attention", "linear_attention"], "num_attention_heads": 2,
+TEXT = {"model_type": "qwen3_5_moe_text", "vocab_size": 29, "hidden_size": 12, "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 10, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_key_head_dim": 3, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4, "num_experts": 4,
         "num_experts_per_tok": 2, "moe_intermediate_size": 5, "shared_expert_intermediate_size": 3,
         "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 80,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.6,
                             "mrope_section": [1, 1, 1]}}
-MTP = {**TEXT, "vocab_size": 37, "hidden_size": 14, "layer_types": ["linear_attention", "full_attention"],
+MTP = {**TEXT, "vocab_size": 37, "hidden_size": 14, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
        "num_attention_heads": 3, "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3,
        "num_experts": 5, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "output_router_logits": True,
        "router_aux_loss_coef": 0.02, "mtp_weight": 0.3}

@@ -3,12 +3,14 @@ What qwen36.py promises before it writes golden files: config.json and names, th
 differences, and in float32 what must hold to the bit. NumPy and the standard library only, but for the last section.
 
     python dev/ref/qwen36_checks.py        hold the model against transformers, in float64 and in float32
+    python dev/ref/qwen36_checks.py --probe-with ./train_qwen36    a trainer with MTP, which check_hf.py does not have
 
 That needs torch and transformers; without them it says "skipped". The truth is Qwen3_5MoeForCausalLM in float64, its
 own casts to float32 switched off; the error of a tensor is |x - truth| / |truth| in the L2 norm.
 """
 import math
 import os
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -218,64 +220,33 @@ class Truth:
 
     def __init__(self):
         import torch
-        import transformers
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        self.torch, self.transformers = torch, transformers
+        import hf_models
+        self.torch, self.kind, self.lifted = torch, hf_models.Qwen36, hf_models.lifted
         torch.set_num_threads(1)
 
     def load(self, folder):
-        model = self.transformers.Qwen3_5MoeForCausalLM.from_pretrained(
-            folder, dtype=self.torch.float32, attn_implementation="eager", experts_implementation="eager")
+        model, _ = self.kind.load(folder)
         return model
 
-    def lifted(self):
-        """float32 is float64 as long as this lasts"""
-        import contextlib
-        from unittest import mock
-        torch, stack = self.torch, contextlib.ExitStack()
-        histc = torch.histc
-        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
-        stack.enter_context(mock.patch.object(torch, "histc", lambda x, **k: histc(x.to(single), **k).double()))
-        single = torch.float32
-        stack.enter_context(mock.patch.object(torch, "float32", torch.float64))
-        stack.enter_context(mock.patch.object(torch, "float", torch.float64))
-        return stack
-
-    def wide(self, model):
-        """In float64, with frequencies of RoPE that were never rounded"""
-        model = model.double()
-        for module in model.modules():
-            if hasattr(module, "inv_freq"):
-                rope = model.config.rope_parameters
-                n = 2 * len(module.inv_freq)
-                exponent = self.torch.arange(0, n, 2, dtype=self.torch.float64) / n
-                module.inv_freq = 1.0 / rope["rope_theta"] ** exponent
-        return model
-
-    def probe(self, folder, inputs, targets, aux, positions=None):
+    def probe(self, folder, inputs, targets, positions=None):
         """logits, loss and gradients by name on disk, as arrays"""
-        torch = self.torch
-        model = self.wide(self.load(folder))
-        with self.lifted():
-            more = {} if positions is None else {"position_ids": torch.tensor(positions)}
-            out = model(torch.tensor(inputs).long(), use_cache=False, output_router_logits=aux, **more)
-            labels = torch.tensor(np.where(targets < 0, -100, targets)).long()
-            loss = torch.nn.functional.cross_entropy(out.logits.reshape(-1, out.logits.shape[-1]), labels.reshape(-1))
-            if aux:
-                loss = loss + model.config.router_aux_loss_coef * out.aux_loss
-            loss.backward()
-        found = {"logits": out.logits.detach().numpy(), "loss": loss.detach().numpy().reshape(1)}
+        torch, model = self.torch, self.load(folder)
+        more = {} if positions is None else {"position_ids": torch.tensor(positions)}
+        logits = self.kind.logits(model, torch.tensor(inputs), **more)
+        labels = torch.tensor(np.where(targets < 0, -100, targets)).long()
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+        loss = loss + self.kind.more_loss(model)
+        loss.backward()
+        found = {"logits": logits.detach().numpy(), "loss": loss.detach().numpy().reshape(1)}
         found.update({"grad." + name: (torch.zeros_like(x) if x.grad is None else x.grad).numpy()
                       for name, x in model.named_parameters()})
         return found
-
 
     def mtp_probe(self, folder, cfg, p, inputs, targets):
         """The same of main loss + mtp_weight * MTP's, composed of transformers' parts as section 2.7 has it"""
         from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as parts
         torch = self.torch
-        model = self.wide(self.load(folder))
+        model = self.kind.wide(self.load(folder))
         config = model.config
         config.layer_types = [*config.layer_types, "full_attention"]
         layer = parts.Qwen3_5MoeDecoderLayer(config, len(config.layer_types) - 1).double()
@@ -328,7 +299,20 @@ VARIANTS = {
 }
 
 
-def compare():
+def said_by(program, folder, inputs, targets):
+    """--probe of a trainer, as arrays"""
+    with tempfile.TemporaryDirectory() as own:
+        probe, out = os.path.join(own, "in.safetensors"), os.path.join(own, "out.safetensors")
+        exact.write_safetensors(probe, {"inputs": inputs, "targets": targets}, {})
+        subprocess.run([*program, "--from", folder, "--probe", probe, "--probe-out", out], check=True,
+                       stdout=subprocess.DEVNULL)
+        found = exact.read_safetensors(out)
+    found.pop("cross_entropy")
+    return found
+
+
+def compare(program=None):
+    """The reference; with a program this one, of which check_hf.py knows all but MTP"""
     try:
         truth = Truth()
     except ImportError as error:
@@ -336,6 +320,8 @@ def compare():
         return 0
     out = []
     for name, changes in VARIANTS.items():
+        if program and "MTP" not in name:
+            continue
         for T in (1, 3, 63, 64, 65, 130) if name in ("tiny", "small") else (3, 70) if "MTP" in name else (1, 70):
             hf = {**TINY, **changes}
             cfg, p, inputs, targets = tiny_case(hf, 2 if T < 100 else 1, T, 0.4)
@@ -348,14 +334,17 @@ def compare():
                     if cfg.mtp:
                         expected = truth.mtp_probe(folder, cfg, p, inputs, targets)
                     else:
-                        expected = truth.probe(folder, inputs, targets, cfg.router_aux_loss_coef > 0, positions)
+                        expected = truth.probe(folder, inputs, targets, positions)
+                    if program and fused:
+                        said = said_by(program, folder, inputs, targets)
                     if fused:
                         first = expected
                     elif any(not np.array_equal(first[key], x) for key, x in expected.items()):
                         out.append((f"{name}, T {T}: both layouts of the experts", False))
             line = []
-            for dtype, limits in ((F8, (1e-12, 1e-12, 1e-11)), (F4, (2e-5, 2e-5, 1e-4))):
-                found = ours(cfg, {key: x.astype(dtype) for key, x in p.items()}, inputs, targets, positions)
+            for dtype, limits in ((F8, (1e-12, 1e-12, 1e-11)), (F4, (2e-5, 2e-5, 1e-4)))[program is not None:]:
+                found = said if program else ours(cfg, {key: x.astype(dtype) for key, x in p.items()}, inputs, targets,
+                                                  positions)
                 assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
                 errors = {key: np.linalg.norm(found[key] - x) / max(np.linalg.norm(x), 1e-30 if x.any() else 1.0)
                           for key, x in expected.items()}
@@ -383,4 +372,4 @@ def add_format(path):
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
-    sys.exit(compare())
+    sys.exit(compare(sys.argv[2:] if sys.argv[1:2] == ["--probe-with"] else None))

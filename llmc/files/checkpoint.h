@@ -32,12 +32,13 @@ enum { MANIFEST_FORMAT = 2, CHECKPOINT_FILES_MAX = 1024 };
 // ---- files that go along ----
 
 // Files of Hugging Face's that nothing here reads (companions.h): first the model's, then its tokenizer's
-enum { N_MODEL_COMPANIONS = 1, N_COMPANIONS = 7 };
+enum { N_MODEL_COMPANIONS = 4, N_COMPANIONS = 10 };
 
 static inline const char* companion_name(int i) {
-    static const char* const names[N_COMPANIONS] = {"generation_config.json", "tokenizer_config.json",
-                                                    "special_tokens_map.json", "added_tokens.json",
-                                                    "chat_template.jinja", "vocab.json", "merges.txt"};
+    static const char* const names[N_COMPANIONS] = {
+        "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",
+        "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json",
+        "merges.txt"};
     return names[i];
 }
 
@@ -236,8 +237,8 @@ static inline int checkpoint_verify(const char* folder, ErrorText* error) {
 
 // ---- which checkpoint ----
 
-// the newest checkpoint below `run`, or the newest one older than `before` (< 0: any); -1 when there is none
-static inline int checkpoint_newest(const char* run, int before) {
+// the newest whose name ends so
+static inline int checkpoint_newest_named_(const char* run, int before, const char* end) {
     int newest = -1;
     DIR* folder = opendir(run);
     if (!folder) { return -1; }
@@ -245,13 +246,19 @@ static inline int checkpoint_newest(const char* run, int before) {
         char path[PATH_BYTES];
         const char* rest = "";
         int step = checkpoint_step_(entry->d_name, &rest);
-        if (step <= newest || *rest || (before >= 0 && step >= before)) { continue; }
+        if (step <= newest || strcmp(rest, end) != 0 || (before >= 0 && step >= before)) { continue; }
         snprintf(path, sizeof path, "%s/%s/manifest.json", run, entry->d_name);
         if (path_exists(path)) { newest = step; }
     }
     closedir(folder);
     return newest;
 }
+
+// the newest checkpoint below `run`, or the newest one older than `before` (< 0: any); -1 when there is none
+static inline int checkpoint_newest(const char* run, int before) { return checkpoint_newest_named_(run, before, ""); }
+
+// has a save that was interrupted set one aside, which checkpoint_clean gives its name back?
+static inline int checkpoint_is_aside(const char* run) { return checkpoint_newest_named_(run, -1, ".replaced") >= 0; }
 
 static inline const char* checkpoint_folder(char path[PATH_BYTES], const char* run, int step) {
     char name[32];

@@ -7,10 +7,10 @@ The tensor table against safetensors: every parameter, gradient or moment under 
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last;
                                    as floats, or as bf16: the nearest, but for tensors that the table stores as F32;
                                    tensors_save_slices: not from an arena, but slice by slice
-In memory a slice is (rows, columns), or of the experts of a layer (E, rows, columns); on disk it may be turned (GPT-2's
-Conv1D), a matrix in which experts are stacked or woven, or have more dimensions, and lacks the padding rows. A file has
-its tensors in the order of their names, as Hugging Face's writer lays it out, those of F32 before those of BF16: an
-export equals, byte by byte, what save_pretrained writes for the same parameters.
+In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D), a matrix in which experts are stacked
+or woven, or have more dimensions, and lacks the padding rows. Slices of fused experts are one tensor, (E, rows,
+columns). A file has its tensors in the order of their names, as Hugging Face's writer lays it out, those of F32 before
+those of BF16: an export equals, byte by byte, what save_pretrained writes for the same parameters.
 Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; for a tensor that the table
 says is stored in fp8 also F8_E4M3 with the scales of its blocks, which multiply: F32 or F8_E8M0, named "..._scale_inv"
 or, in place of ".weight", ".scale". Whether a file has experts fused or apart is asked with tensor_is_in.
@@ -25,7 +25,7 @@ Errors: fail_input names the file, the tensor and both shapes; fail_run names pa
 #include "hf_folder.h"       // SafeSet, HF_INDEX
 #include "safetensors.h"     // SafeWriter
 
-enum { NAME_BYTES = 256, HF_SHARDS_WRITTEN_MAX = CHECKPOINT_FILES_MAX - 8 };
+enum { NAME_BYTES = 256, HF_SHARDS_WRITTEN_MAX = CHECKPOINT_FILES_MAX - 16 };
 
 // ---- one slice of a tensor between memory (rows, columns) and disk (possibly turned, without padding rows) ----
 
@@ -45,7 +45,7 @@ static inline int tensor_experts_are_(const Tensor* t, ExpertsOnDisk how) {
     return t->experts > 0 && t->experts_on_disk == how;
 }
 
-// shape on disk of a slice; returns the number of dimensions
+// shape on disk of a slice, of fused experts of all together; returns the number of dimensions
 static inline int tensor_disk_shape(const Tensor* t, int64_t shape[SAFETENSORS_MAX_DIMS]) {
     const int rows = t->disk_rows / tensor_names(t), is_turned = t->on_disk == TRANSPOSED;
     int n = 0;
@@ -71,14 +71,11 @@ static inline int tensor_is_turned_(const Tensor* t) {
 // A slice as it lies on disk (to_disk), or in memory. Woven experts are turned as one matrix, of which each expert is a
 // row
 static inline void tensor_turn_(float* out, const float* in, const Tensor* t, int to_disk) {
-    const int is_woven = tensor_experts_are_(t, WOVEN), n_matrices = tensor_experts_are_(t, FUSED) ? t->experts : 1;
+    const int is_woven = tensor_experts_are_(t, WOVEN);
     const int rows = is_woven ? t->experts : t->disk_rows / tensor_names(t);
     const int columns = is_woven ? t->rows * t->columns : t->columns;
-    const size_t n = (size_t)rows * (size_t)columns;
-    for (int e = 0; e < n_matrices; e++, out += n, in += n) {
-        if (to_disk) { transpose(out, in, rows, columns); }
-        else { transpose(out, in, columns, rows); }
-    }
+    if (to_disk) { transpose(out, in, rows, columns); }
+    else { transpose(out, in, columns, rows); }
 }
 
 // room for the largest slice that has to be turned; some in any case, or gcc would warn of a turn that never comes
@@ -109,15 +106,18 @@ typedef struct {
     int n;
 } TensorSlices;
 
+// those of one name, as fused experts have it, in the order of the table
 static inline int slice_by_name_(const void* a, const void* b) {
-    return strcmp(((const TensorSlice*)a)->name, ((const TensorSlice*)b)->name);
+    const TensorSlice *x = (const TensorSlice*)a, *y = (const TensorSlice*)b;
+    const int by_name = strcmp(x->name, y->name);
+    return by_name != 0 ? by_name : (x->k > y->k) - (x->k < y->k);
 }
 
 // the order of a file: wider types first, so that all are aligned
 static inline int slice_by_place_(const void* a, const void* b) {
     const TensorSlice *x = (const TensorSlice*)a, *y = (const TensorSlice*)b;
     const size_t of_x = dtype_size(x->dtype), of_y = dtype_size(y->dtype);
-    return of_x != of_y ? (of_x > of_y ? -1 : 1) : strcmp(x->name, y->name);
+    return of_x != of_y ? (of_x > of_y ? -1 : 1) : slice_by_name_(a, b);
 }
 
 static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
@@ -141,6 +141,7 @@ static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int 
     for (int i = 0; i < n; i++) {
         char prefixed[2 * NAME_BYTES];
         int64_t shape[SAFETENSORS_MAX_DIMS];
+        if (slice[i].k % tensor_joined(slice[i].tensor) != 0) { continue; }  // the first has declared it
         int n_dims = tensor_disk_shape(slice[i].tensor, shape);
         snprintf(prefixed, sizeof prefixed, "%s%s", prefix, slice[i].name);
         safewriter_declare(w, prefixed, slice[i].dtype, n_dims, shape);
@@ -219,12 +220,18 @@ static inline size_t slice_bytes_(const TensorSlice* slice) {
     return dtype_size(slice->dtype) * tensor_disk_elements(slice->tensor);
 }
 
-// where the shard ends that begins at slice `first`: as many as fit, at least one
+// of the tensor on disk that begins with this slice
+static inline size_t joined_bytes_(const TensorSlice* slice) {
+    return slice_bytes_(slice) * (size_t)tensor_joined(slice->tensor);
+}
+
+// where the shard ends that begins at slice `first`: as many tensors as fit, at least one
 static inline int shard_end_(const TensorSlices* s, int first, size_t shard_bytes) {
-    int end = first + 1;
-    size_t n_bytes = slice_bytes_(&s->slice[first]);
-    while (end < s->n && n_bytes <= shard_bytes && slice_bytes_(&s->slice[end]) <= shard_bytes - n_bytes) {
-        n_bytes += slice_bytes_(&s->slice[end++]);
+    int end = first + tensor_joined(s->slice[first].tensor);
+    size_t n_bytes = joined_bytes_(&s->slice[first]);
+    while (end < s->n && n_bytes <= shard_bytes && joined_bytes_(&s->slice[end]) <= shard_bytes - n_bytes) {
+        n_bytes += joined_bytes_(&s->slice[end]);
+        end += tensor_joined(s->slice[end].tensor);
     }
     return end;
 }
@@ -380,8 +387,10 @@ static inline ShortText shape_text_(const int64_t* shape, int n_dims) {
 }
 
 static inline void check_shape_(const SafeSet* set, const SafeTensor* found, const Tensor* t) {
-    int64_t shape[SAFETENSORS_MAX_DIMS];
+    int64_t shape[SAFETENSORS_MAX_DIMS] = {0};
     const int n_dims = tensor_disk_shape(t, shape);
+    const int is_flat = t->on_disk == CONV && found->n_dims == 2;  // (rows, columns), as some programs write it
+    if (is_flat && found->shape[0] == shape[0] && found->shape[1] == shape[2]) { return; }
     if (found->n_dims == n_dims && memcmp(found->shape, shape, sizeof shape[0] * (size_t)n_dims) == 0) { return; }
     fail_input("%s: tensor \"%s\": expected %d dimension%s %s, found %d %s: another model than config.json says",
                set->path, found->name, n_dims, n_dims > 1 ? "s" : "", shape_text_(shape, n_dims).s, found->n_dims,
@@ -402,8 +411,17 @@ static inline int is_fp8_(const Tensor* t, const SafeTensor* found) {
     return t->stored == STORED_FP8 && found->dtype == DTYPE_F8_E4M3 && found->n_dims == 2;
 }
 
+// of a tensor of fused experts the part that is slice k, as if it were one by itself; any other is its slice
+static inline SafeTensor slice_of_tensor_(const SafeTensor* found, const Tensor* t, int k) {
+    const size_t n_joined = (size_t)tensor_joined(t);
+    SafeTensor slice = *found;
+    slice.n /= n_joined, slice.n_bytes /= n_joined;
+    slice.data = (const unsigned char*)found->data + slice.n_bytes * ((size_t)k % n_joined);
+    return slice;
+}
+
 // slice k of a tensor in the file: it is there, of a type that can be read and of this shape
-static inline const SafeTensor* find_slice_(SafeSet* set, const Tensor* t, int k, const char* prefix) {
+static inline SafeTensor find_slice_(SafeSet* set, const Tensor* t, int k, const char* prefix) {
     char name[NAME_BYTES];
     const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, k));
     if (!found) {
@@ -415,7 +433,7 @@ static inline const SafeTensor* find_slice_(SafeSet* set, const Tensor* t, int k
                    dtype_name(found->dtype));
     }
     check_shape_(set, found, t);
-    return found;
+    return slice_of_tensor_(found, t, k);
 }
 
 enum { READ_BLOCK = 1 << 18, READ_PART = 8 << 20, READ_AHEAD = 32 << 20 };  // bytes of a file
@@ -502,7 +520,8 @@ static inline void read_bands_(SafeSet* set, const Tensor* t, int k, const SafeT
 // slice k of a tensor into `slice`; its padding rows are left as they are
 static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int k, const char* prefix, float* slice,
                                      float* turned) {
-    read_slice_(set, t, find_slice_(set, t, k, prefix), slice, turned);
+    const SafeTensor found = find_slice_(set, t, k, prefix);
+    read_slice_(set, t, &found, slice, turned);
 }
 
 // which slice of the file slice k of the model was; -1: none. The layers of a model that grows have the same tensors
@@ -523,23 +542,23 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
         for (int k = 0, n_slices = tensor_slices(t); k < n_slices; k++) {
             const int from = tensor_old_slice(t, old_layer, k);
             if (from < 0) { continue; }
-            const SafeTensor* found = find_slice_(set, t, from, prefix);
+            const SafeTensor found = find_slice_(set, t, from, prefix);
             if (!slice_sink_needs(sink, t, k)) {
-                safeset_passes_over(set, found);
+                safeset_passes_over(set, &found);
                 continue;
             }
-            const int is_plain = !tensor_is_turned_(t) && !is_fp8_(t, found);
+            const int is_plain = !tensor_is_turned_(t) && !is_fp8_(t, &found);
             const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);
             uint16_t* halves = is_plain && !by_bands && sink->halves
-                                   ? sink->halves(sink->to, t, k, found->dtype == DTYPE_BF16) : NULL;
+                                   ? sink->halves(sink->to, t, k, found.dtype == DTYPE_BF16) : NULL;
             if (by_bands) {
                 const size_t n_bytes = sizeof(float) * bands_room_(t);
                 if (n_bytes > room_bytes) { room = (float*)realloc_check(room, room_bytes = n_bytes, "bands"); }
-                read_bands_(set, t, k, found, sink, room);
+                read_bands_(set, t, k, &found, sink, room);
             } else if (halves) {
-                tensor_read_(set, found, NULL, halves);
+                tensor_read_(set, &found, NULL, halves);
             } else {
-                read_slice_(set, t, found, sink->room(sink->to, t, k), turned);
+                read_slice_(set, t, &found, sink->room(sink->to, t, k), turned);
             }
             slice_sink_done(sink, t, k);
         }

@@ -5,12 +5,14 @@ texts that are generated.
     Tradeoffs            time against memory, as options say it
     activations_kept     layers that keep a tensor of their own for backward
     cached_activation    a row of the table for what generation keeps of each position of each text
+    state_activation     ... of each text as a whole: a text goes on from where it ended, not from a shorter one
     activations_begin    an empty one; then the trainer fills in both tables, and
     activations_measure  knows how many bytes activations_open will take on the device
     activations_open, activations_free   the memory, zeroed
     activations_take     a micro-batch: tokens and targets from the host
     activations_turn     to the slot of another micro-batch: with --pp the forward passes of several are over before the
-                         backward pass of the first, and each keeps what backward will need
+                         backward pass of the first, and each keeps what backward will need. A pass without gradients
+                         goes by activations_turn_to_chunk
     activations_share_text   of generation: one text begins as another does
 */
 #ifndef LLMC_ACTIVATIONS_H
@@ -20,14 +22,14 @@ texts that are generated.
 #include "../ops/dropout.h"        // Dropout
 #include "../ops/rope.h"           // RopeTable, rope_table_open
 #include "expert_layer.h"          // ExpertLayers, ExpertSizes
+#include "mtp.h"                   // MtpBatch
 #include "token_batch.h"           // TokenBatch
 
 typedef struct {
     int recompute;         // what backward computes again, a level of the trainer; it never changes a bit
     int head_rows;         // positions whose logits exist at once
     EpOptions ep;          // which ranks have which experts
-    const char* held;      // with --pp, of each layer: has this rank it? (tensor_hold_layers); NULL: all
-    int slots;             // micro-batches that wait for their backward pass; 0: one
+    ArenaSlots slots;      // with --pp: the layers of this rank, and micro-batches that wait for their backward pass
     int numbers;           // that the routers of all layers count in each of them
     const RankGroup* cp;   // with --cp: who has which positions of a batch; NULL: this rank has all
 } Tradeoffs;
@@ -39,10 +41,13 @@ typedef struct {
     TensorArena tensors;     // floatX
     TensorArena statistics;  // what must not lose digits, always float
     ExpertLayers experts;    // of layers that have some; size.L 0: none has
-    int HS;                  // channels of a head: all of them turn (rotary_attention.h),
+    int rotated;             // channels of a head that turn (rotary_attention.h),
     double theta;            // the slowest by this base
     RopeTable rope;
+    int has_states;          // layers carry a state from position to position: the batch marks where documents begin
+    int has_mtp;             // a module predicts the token after the next, too
     TokenBatch batch;        // of the slot that it is the turn of
+    MtpBatch mtp;            // of the same, where there is such a module
     TokenBatch* waiting;     // (slots), of the others
     int slot, n_slots;
     int is_fresh;            // no other pass has come between the forward and the backward pass of this slot: what
@@ -74,7 +79,7 @@ static inline void activations_begin(Activations* acts, int B, int T, Purpose pu
     acts->T = T;
     acts->N = activations_positions(&how, B, T, purpose);
     acts->purpose = purpose;
-    acts->n_slots = purpose == TO_TRAIN && how.slots > 1 ? how.slots : 1;
+    acts->n_slots = arena_slots(&how.slots);
 }
 
 // the cache of T positions of B texts; in training and evaluation a tensor as others
@@ -84,23 +89,31 @@ static inline Tensor cached_activation(const char* name, size_t field, int layer
     return t;
 }
 
+// a state of `rows` texts, one row for each
+static inline Tensor state_activation(const char* name, size_t field, int layers, int rows, int columns) {
+    Tensor t = activation(name, field, layers, rows, columns);
+    t.is_state = 1;
+    return t;
+}
+
 // of what routers count in all slots, and of what comes back
 static inline size_t activations_number_bytes_(const Activations* acts) {
     return sizeof(float) * (size_t)acts->how.numbers * (size_t)(acts->n_slots + 1);
 }
 
-// The tables have so many lines. experts NULL: the model has none; theta: the base of RoPE
+// The tables have so many lines. experts NULL: the model has none; rotated, theta: channels that RoPE turns, its base
 static inline double activations_measure(Activations* acts, int n_tensors, int n_statistics, const ExpertSizes* experts,
-                                         int HS, double theta) {
-    acts->HS = HS;
+                                         int rotated, double theta) {
+    acts->rotated = rotated;
     acts->theta = theta;
     tensor_arena_layout(&acts->tensors, n_tensors, sizeof(floatX));
     tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float));
-    return tensor_arena_divide(&acts->tensors, acts->how.held, acts->n_slots) +
-           tensor_arena_divide(&acts->statistics, acts->how.held, acts->n_slots) +
-           (!experts ? 0.0 : expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose, acts->how.held,
-                                                  acts->n_slots)) +
-           (double)rope_table_bytes(acts->T, HS) + acts->n_slots * token_batch_bytes(1, activations_all_(acts)) +
+    return tensor_arena_divide(&acts->tensors, &acts->how.slots) +
+           tensor_arena_divide(&acts->statistics, &acts->how.slots) +
+           (!experts ? 0.0 : expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose, &acts->how.slots)) +
+           (double)rope_table_bytes(acts->T, rotated) + acts->n_slots * token_batch_bytes(1, activations_all_(acts)) +
+           (acts->has_states ? (double)acts->n_slots * activations_all_(acts) : 0.0) +
+           (acts->has_mtp ? mtp_batch_bytes(1, activations_all_(acts)) : 0.0) +
            (double)activations_number_bytes_(acts);
 }
 
@@ -109,8 +122,10 @@ static inline void activations_open(Activations* acts, const ExpertRanks* ranks,
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
-    rope_table_open(&acts->rope, acts->theta, acts->T, acts->HS, dev);
+    rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev);
     acts->waiting = token_batches_open(acts->n_slots, 1, activations_all_(acts), acts->how.cp);
+    for (int k = 0; k < acts->n_slots && acts->has_states; k++) { token_batch_mark_starts(&acts->waiting[k]); }
+    if (acts->has_mtp) { mtp_batch_open(&acts->mtp, 1, activations_all_(acts), acts->how.cp); }
     acts->batch = acts->waiting[0];
     acts->is_fresh = 1;
     if (acts->how.numbers > 0) {
@@ -125,6 +140,7 @@ static inline void activations_take(Activations* acts, const int* tokens, const 
     acts->numbers = numbers;
     token_batch_inputs(&acts->batch, tokens, targets, B, T, 0, dev);
     token_batch_targets(&acts->batch, targets, B * T, dev);
+    if (acts->has_mtp) { mtp_batch_take(&acts->mtp, &acts->batch, tokens, targets, B, T, dev); }
 }
 
 // of the slot that it is the turn of
@@ -143,10 +159,7 @@ static inline float* activations_returned(const Activations* acts, float* of_lea
     return acts->returned;
 }
 
-// to slot k
-static inline void activations_turn(Activations* acts, int k) {
-    if (k == acts->slot) { return; }
-    token_batch_turn(&acts->batch, acts->waiting, acts->slot, k);
+static inline void activations_turn_tensors_(Activations* acts, int k) {
     acts->slot = k;
     tensor_arena_turn(&acts->tensors, k);
     tensor_arena_turn(&acts->statistics, k);
@@ -154,16 +167,39 @@ static inline void activations_turn(Activations* acts, int k) {
     acts->is_fresh = 0;
 }
 
-// the first n positions of row `from` of the cache go to another row, in all layers
-static inline void activations_share_text(const Activations* acts, int to, int from, int n, const Device* dev) {
-    for (int i = 0; i < acts->tensors.n_table; i++) {
-        const Tensor* t = &acts->tensors.table[i];
-        const size_t width = sizeof(floatX) * (size_t)t->columns;
-        for (int l = 0; t->is_cache && l < t->layers; l++) {
+// to slot k
+static inline void activations_turn(Activations* acts, int k) {
+    if (k == acts->slot) { return; }
+    token_batch_turn(&acts->batch, acts->waiting, acts->slot, k);
+    activations_turn_tensors_(acts, k);
+}
+
+// to the layers of a chunk, for the batch that is at hand; no micro-batch waits
+static inline void activations_turn_to_chunk(Activations* acts, int chunk) {
+    const int k = arena_chunk_slot(&acts->how.slots, chunk);
+    if (k == acts->slot) { return; }
+    token_batch_carry(acts->waiting, acts->slot, k);
+    activations_turn_tensors_(acts, k);
+}
+
+// what an arena keeps of texts
+static inline void activations_share_in_(const TensorArena* a, int room, int to, int from, int n, const Device* dev) {
+    for (int i = 0; i < a->n_table; i++) {
+        const Tensor* t = &a->table[i];
+        const size_t width = t->stored_bytes * (size_t)t->columns;
+        for (int l = 0; (t->is_cache || t->is_state) && l < t->layers; l++) {
             if (!tensor_has_layer(t, l) || !tensor_is_held(t, l)) { continue; }
-            cached_text_copy(tensor_arena_at(&acts->tensors, t, l), width, acts->T, to, from, n, dev);
+            void* x = tensor_arena_at(a, t, l);
+            if (t->is_state) { cached_text_copy(x, width, 1, to, from, 1, dev); }
+            else { cached_text_copy(x, width, room, to, from, n, dev); }
         }
     }
+}
+
+// the first n positions of row `from` of the cache go to another row, in all layers; states: that row has n
+static inline void activations_share_text(const Activations* acts, int to, int from, int n, const Device* dev) {
+    activations_share_in_(&acts->tensors, acts->T, to, from, n, dev);
+    activations_share_in_(&acts->statistics, acts->T, to, from, n, dev);
 }
 
 static inline void activations_free(Activations* acts) {
@@ -172,6 +208,7 @@ static inline void activations_free(Activations* acts) {
     if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
     rope_table_free(&acts->rope);
     token_batches_close(acts->waiting, acts->n_slots, &acts->batch, acts->slot);
+    if (acts->mtp.next) { mtp_batch_close(&acts->mtp); }
     if (acts->counted) { device_release(acts->counted, activations_number_bytes_(acts)); }
     graph_free(&acts->graph);
 }

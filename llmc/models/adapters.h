@@ -4,8 +4,9 @@ LoRA: which weights of a model have adapters, in which order these lie in memory
     adapter_settings   the members of an adapter_config.json, checked
     adapter_choose     places for a new adapter, and the table of its tensors; adapter_files.h: those of one in a file
     adapter_find       the adapter of a weight: of a row of the base's table, a layer, and a part of the outputs
-    adapters_place     the table's rows in front of the base's, in a model
+    adapters_place     the table's rows in front of the base's, in a model; it takes the adapters over
     adapter_set_dropout               another dropout than that of its settings
+    adapters_are_of_experts           are there some beside experts?
     adapter_merge, adapter_merge_slice   W + s B A
 A place is a linear layer of one layer of the model, or a part of its outputs that is a tensor of its own in files: gate
 and up are one weight of 2F outputs in memory, and two places. All experts of a layer are one place, with an A (E, r,
@@ -449,13 +450,24 @@ static inline void adapter_set_dropout(Adapters* x, float dropout) {
     }
 }
 
-// the rows of A's and B's into the front of a model's table, which has room for so many
-static inline void adapters_place(Tensor* table, int room, const Adapters* x) {
+// does one stand beside experts?
+static inline int adapters_are_of_experts(const Adapters* x, const Tensor* base) {
+    int n = 0;
+    for (int i = 0; i < x->n_places; i++) { n += base[x->places[i].row].experts > 0; }
+    return n > 0;
+}
+
+// The rows of A's and B's into the front of a model's table, which has room for so many; returns how many they are.
+// own: where the model has its adapters. x NULL: there are none
+static inline int adapters_place(Adapters* own, Tensor* table, int room, const Adapters* x) {
+    if (!x || x->n_table == 0) { return 0; }
     if (x->n_table > room) {
         adapter_fail_(&x->settings, "rank_pattern", "expected at most %d different pairs of a kind of linear layer and "
                       "a rank, found %d: layers of a kind that share a rank share a place", room / 2, x->n_table / 2);
     }
+    *own = *x;
     memcpy(table, x->table, sizeof *table * (size_t)x->n_table);
+    return x->n_table;
 }
 
 // all that follows from places and settings
@@ -476,12 +488,13 @@ static inline void adapter_free(Adapters* x) {
 
 // ---- 5. A new adapter ----
 
-// is this module called as one of an expert's are, in a model with experts?
+// is this module, in a layer without experts, called as one of an expert's is?
 static inline int adapter_is_called_as_experts_(const Tensor* base, int n, const AdapterPlace* p) {
     char path[ADAPTER_NAME_BYTES], other[ADAPTER_NAME_BYTES];
     const char* last = strrchr(adapter_path(path, base, p, 0), '.');
     for (int row = 0; row < n && last && !p->is_parameter; row++) {
         const Tensor modules = adapter_named_(&base[row], 0);
+        if (modules.experts > 0 && tensor_has_layer(&base[row], p->layer)) { return 0; }  // a shared expert
         for (int part = 0; modules.name && modules.experts > 0 && part < tensor_names(&modules); part++) {
             const char* of_expert = strrchr(tensor_name_of(other, sizeof other, &modules, part), '.');
             if (of_expert && strcmp(of_expert, last) == 0) { return 1; }
@@ -509,9 +522,11 @@ static inline void adapter_warn_of_peft(const Adapters* x, const Tensor* base, i
     }
 }
 
+typedef struct { char s[512]; } AdapterChoices;
+
 // "q_proj, k_proj, ..., mlp.gate.weight": what may be asked for
-static inline ShortText adapter_choices_(const Tensor* base, int n, int of_parameters) {
-    ShortText out = {""};
+static inline AdapterChoices adapter_choices_(const Tensor* base, int n, int of_parameters) {
+    AdapterChoices out = {""};
     for (int i = 0; i < n; i++) {
         const char* name = of_parameters ? base[i].parameter : base[i].experts > 0 ? NULL : base[i].module;
         Tensor named = base[i];
@@ -544,7 +559,7 @@ static inline void adapter_check_list_(const Adapters* x, const Tensor* base, in
             n_found += x->places[k].is_parameter == of_parameters && adapter_is_end_(path, json_string_value(end));
         }
         if (n_found > 0) { continue; }
-        const ShortText choices = adapter_choices_(base, n, of_parameters);
+        const AdapterChoices choices = adapter_choices_(base, n, of_parameters);
         adapter_fail_(&x->settings, key, "expected ends of the names of this model's %s that may have adapters, %s, "
                       "found \"%s\"", of_parameters ? "parameters" : "linear layers", *choices.s ? choices.s : "none",
                       format_text(json_string_value(end)).s);
@@ -634,21 +649,15 @@ static inline void adapter_merge_slice(const Adapters* x, const float* arena, co
                                        float* weight) {
     const Tensor* t = &base[row];
     const int names = tensor_names(t), layer = tensor_slice_layer(t, k);
-    const int is_apart = t->experts > 0 && t->experts_on_disk == APART;
-    const int n_rows = t->rows / names, first = k % names * n_rows, E = t->experts > 0 ? t->experts : 1;
+    const int n_rows = t->rows / names, first = k % names * n_rows, e = t->experts > 0 ? k / names % t->experts : 0;
     for (int i = 0; i < x->n_places; i++) {
         const AdapterPlace* p = &x->places[i];
         const int low = p->first > first ? p->first : first;
         const int high = p->first + p->n < first + n_rows ? p->first + p->n : first + n_rows;
         if (p->row != row || p->layer != layer || low >= high) { continue; }
-        for (int e = 0; e < E; e++) {
-            const size_t matrix = is_apart ? 0 : (size_t)e * tensor_matrix_elements(t);
-            const float* A = adapter_values(x, arena, p->a, layer, e);
-            const float* B = adapter_values(x, arena, p->b, layer, e) + (size_t)(low - p->first) * p->rank;
-            if (is_apart && k / names % E != e) { continue; }
-            adapter_merge(weight + matrix + (size_t)(low - first) * t->columns, A, B, p->scale, high - low, p->rank,
-                          t->columns);
-        }
+        const float* A = adapter_values(x, arena, p->a, layer, e);
+        const float* B = adapter_values(x, arena, p->b, layer, e) + (size_t)(low - p->first) * p->rank;
+        adapter_merge(weight + (size_t)(low - first) * t->columns, A, B, p->scale, high - low, p->rank, t->columns);
     }
 }
 #endif  // LLMC_ADAPTERS_H

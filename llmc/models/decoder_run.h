@@ -1,9 +1,9 @@
 /*
 What trainers of decoders with RoPE tell a run in the same words, whether their MLPs are experts or not.
     Decoder, decoder_init    a member of the trainer's own struct: the activations, and functions of the model
-    decoder_trainer          a Trainer whose passes without gradients are these: forward, logits, losses, texts side by
-                             side, the memory for them; and the halves of a micro-batch, with --pp. The rest is the
-                             trainer's
+    decoder_trainer          a Trainer whose passes are these: a micro-batch, with --pp its halves; without gradients
+                             forward, logits, losses, texts side by side; the memory for them. The rest is the trainer's
+    decoder_open, decoder_close   of these: the memory, for a trainer that has more to open
     decoder_of, decoder_activations   of a run
     decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
@@ -28,7 +28,10 @@ typedef struct {
     void (*forward)(const Model* m, Activations* acts, int N, const Device* dev);  // N positions of the batch of acts,
                                                                                    // up to the last norm
     LmHead (*head)(const Model* m, const Activations* acts);                       // and from there to logits
-    // of a micro-batch, from behind its forward pass: losses, back to all gradients
+    // a micro-batch, forward and backward
+    void (*leaf)(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                 const Device* dev);
+    // ... from behind its forward pass: losses, back to all gradients
     void (*backward)(Model* m, Activations* acts, float dloss, int N, const Device* dev);
     PpStreams (*streams)(const Model* m, const Activations* acts, int N);  // where a stream of N positions comes in and
                                                                            // goes out, with --pp
@@ -38,7 +41,8 @@ typedef struct {
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
     Tradeoffs how;            // options
-    int graph, pp, tp, cp;    // --graph, --pp, --tp, --cp
+    int graph, pp, pp_chunks, tp, cp;  // --graph, --pp, --pp-chunks, --tp, --cp
+    int cp_by;                         // --cp-by
     DecoderPasses passes;
     int recompute_most;       // the level of --recompute that keeps least
 } Decoder;
@@ -59,8 +63,7 @@ static inline Activations* decoder_activations(const Run* r, Purpose purpose) {
 
 static inline Tradeoffs decoder_how_(const Run* r, Purpose purpose) {
     Tradeoffs how = decoder_of(r)->how;
-    how.held = r->model->held_layers;
-    how.slots = pp_slots(r);
+    how.slots = pp_slots(r, purpose);
     how.cp = model_has_cp(r->model) && purpose != TO_GENERATE ? &r->model->cp : NULL;
     how.numbers = model_has_pp(r->model) ? r->model->n_numbers : 0;
     return how;
@@ -68,7 +71,7 @@ static inline Tradeoffs decoder_how_(const Run* r, Purpose purpose) {
 
 // Memory of a CPU is taken where it is written: rows that do not come cost nothing, and as many are expected as when
 // all experts are equally busy
-static inline double decoder_activation_bytes_(const Run* r, Purpose purpose, int B, int T, int sparing) {
+static inline double decoder_activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     const Decoder* d = decoder_of(r);
     Activations acts;
     Tradeoffs how = decoder_how_(r, purpose);
@@ -77,7 +80,7 @@ static inline double decoder_activation_bytes_(const Run* r, Purpose purpose, in
     return d->passes.bytes(r->model, &acts, B, T, purpose, how);
 }
 
-static inline void decoder_open_(Run* r, Purpose purpose, int B, int T) {
+static inline void decoder_open(Run* r, Purpose purpose, int B, int T) {
     const Decoder* d = decoder_of(r);
     Activations* acts = decoder_activations(r, purpose);
     d->passes.bytes(r->model, acts, B, T, purpose, decoder_how_(r, purpose));
@@ -86,12 +89,12 @@ static inline void decoder_open_(Run* r, Purpose purpose, int B, int T) {
     acts->batch.segments.document_start = run_document_start(r, purpose);
 }
 
-static inline void decoder_close_(Run* r) {
+static inline void decoder_close(Run* r) {
     activations_free(&decoder_of(r)->acts);
     activations_free(&decoder_of(r)->cache);
 }
 
-// ---- with --pp: the micro-batches that wait (pipeline.h) ----
+// ---- micro-batches; with --pp those that wait (pipeline.h) ----
 
 static inline void decoder_turn_(Run* r, int slot) { activations_turn(&decoder_of(r)->acts, slot); }
 
@@ -113,6 +116,13 @@ static inline void decoder_dropout_(Run* r, int k, int B, int T) {
 
 static inline void decoder_no_dropout_(Run* r) {
     memset(&decoder_of(r)->acts.dropout, 0, sizeof decoder_of(r)->acts.dropout);
+}
+
+static inline void decoder_leaf_(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
+    Decoder* d = decoder_of(r);
+    decoder_dropout_(r, k, B, T);
+    d->passes.leaf(r->model, &d->acts, inputs, targets, dloss, B, T, &r->dev);
+    decoder_no_dropout_(r);
 }
 
 static inline void decoder_forward_leaf_(Run* r, int k, const int* inputs, const int* targets, int B, int T) {
@@ -138,13 +148,17 @@ static inline void decoder_backward_leaf_(Run* r, int k, const int* inputs, cons
 
 // ---- passes without gradients ----
 
-// N positions through the layers of this stage
+// N positions through the layers of this rank, stage by stage
 static inline void decoder_pass_(Run* r, Activations* acts, int N) {
     const Decoder* d = decoder_of(r);
-    const PpStreams e = d->passes.streams(r->model, acts, N);
-    pp_receive(&r->model->pp, &e, &r->dev);
-    d->passes.forward(r->model, acts, N, &r->dev);
-    pp_send(&r->model->pp, &e, &r->dev);
+    for (int c = 0; c < r->model->pp.n_chunks; c++) {
+        model_turn_to(r->model, c);
+        activations_turn_to_chunk(acts, c);
+        const PpStreams e = d->passes.streams(r->model, acts, N);
+        pp_receive(&r->model->pp, &e, &r->dev);
+        d->passes.forward(r->model, acts, N, &r->dev);
+        pp_send(&r->model->pp, &e, &r->dev);
+    }
 }
 
 // the new positions of texts, and how many they are
@@ -159,7 +173,7 @@ static inline int decoder_texts_(Run* r, const CachedText* texts, int n_texts) {
 static inline void decoder_forward_(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T,
                                     int t0) {
     Decoder* d = decoder_of(r);
-    const CachedText text = {tokens, 0, t0, T};
+    const CachedText text = {tokens, 0, t0, T, NULL};
     if (purpose == TO_GENERATE) {
         decoder_texts_(r, &text, 1);
         return;
@@ -180,16 +194,16 @@ static inline const float* decoder_losses_(Run* r, const int* targets, int N) {
     return lm_head_evaluate(&head, &d->acts.batch, targets, N, &r->dev);
 }
 
-static inline const floatX* decoder_next_of_each_(Run* r, const CachedText* texts, int n_texts, size_t* row) {
+static inline const floatX* decoder_next_of_each(Run* r, const CachedText* texts, int n_texts, size_t* row) {
     Decoder* d = decoder_of(r);
     const int N = decoder_texts_(r, texts, n_texts);
     if (!model_has_head(r->model)) { return NULL; }
     const LmHead head = d->passes.head(r->model, &d->cache);
-    *row = (size_t)head.weight.OC;
+    *row = (size_t)vocabulary_padded(&head.weight);
     return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
 }
 
-static inline void decoder_share_text_(Run* r, int to, int from, int n) {
+static inline void decoder_share_text(Run* r, int to, int from, int n) {
     activations_share_text(&decoder_of(r)->cache, to, from, n, &r->dev);
 }
 
@@ -202,18 +216,19 @@ static inline Trainer decoder_trainer(size_t decoder) {
     t.stored_bytes = sizeof(floatX);
     t.usual_T = 1024;
     t.takes_conversations = 1;
-    t.activation_bytes = decoder_activation_bytes_;
-    t.open = decoder_open_;
+    t.activation_bytes = decoder_activation_bytes;
+    t.open = decoder_open;
     t.forward = decoder_forward_;
     t.logits = decoder_logits_;
     t.losses = decoder_losses_;
-    t.next_of_each = decoder_next_of_each_;
-    t.share_text = decoder_share_text_;
+    t.next_of_each = decoder_next_of_each;
+    t.share_text = decoder_share_text;
+    t.leaf = decoder_leaf_;
     t.turn = decoder_turn_;
     t.streams = decoder_streams_;
     t.forward_leaf = decoder_forward_leaf_;
     t.backward_leaf = decoder_backward_leaf_;
-    t.close = decoder_close_;
+    t.close = decoder_close;
     return t;
 }
 
@@ -225,11 +240,11 @@ static inline double decoder_attention_flops(int HQ, int W, int T) {
     return 12.0 * HQ * keys;
 }
 
-// Of E experts a token computes k. looked_up: the row of the table whose matrix is no factor, for a token only takes a
-// row of it; -1: none
-static inline double decoder_flops(const Run* r, int looked_up, int k, int E) {
+// Of the first n_rows of the table; of E experts a token computes k. looked_up: the row whose matrix is no factor, for
+// a token only takes a row of it; -1: none
+static inline double decoder_flops(const Run* r, int n_rows, int looked_up, int k, int E) {
     double n = 0.0;
-    for (int i = 0; i < r->model->n_table; i++) {
+    for (int i = 0; i < n_rows; i++) {
         const Tensor* t = &r->model->table[i];
         if (t->on_disk == VECTOR || i == looked_up) { continue; }
         n += model_flops(r->model, i) * (t->experts > 0 ? (double)k / E : 1.0);
@@ -238,9 +253,9 @@ static inline double decoder_flops(const Run* r, int looked_up, int k, int E) {
 }
 
 // The same of parameters, the embedding included; adapters are not counted
-static inline size_t decoder_active(const Model* m, int k) {
+static inline size_t decoder_active(const Model* m, int n_rows, int k) {
     size_t active = 0;
-    for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
+    for (int i = model_is_adapter(m) ? m->n_saved : 0; i < n_rows; i++) {
         const Tensor* t = &m->table[i];
         const size_t n = tensors_disk_count(t, 1);
         active += t->experts > 0 ? n / (size_t)t->experts * (size_t)k : n;

@@ -12,6 +12,8 @@ of the forward and backward pass of a layer, and lines for the tables of activat
     expert_gather          which rows the experts of this rank compute, and what they read
     expert_gate_up, expert_down   the two products; out (N, D) is what the experts of a position say, weighed
     expert_backward        from dout (N, D) to the gradients of all parameters and of inp, dinp (N, D), written
+    expert_backward_router, expert_backward_rows   its two halves, where what else reads inp has its say between them:
+                           dinp goes on from the router's outputs through others
     routing_read           what the routers of all layers have counted in an update
 With --tp ranks have the same positions: each has the router choose for all of them, brings its part of the rows, and
         what the experts say of them is gathered. With --cp each has other positions of a micro-batch, and its routers'
@@ -131,17 +133,15 @@ static inline size_t expert_counted_(const ExpertSizes* s) {
     return s->cp ? (size_t)s->cp->size * router_statistics_length(s->router.E) : 0;
 }
 
-// Sizes only: bytes that expert_layers_open will take on the device. held: as in tensor_hold_layers, NULL: all;
-// n_slots: of the arena of choices
+// Sizes only: bytes that expert_layers_open will take on the device. slots: of the arena of choices
 static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s, int N, Purpose purpose,
-                                          const char* held, int n_slots) {
+                                          const ArenaSlots* slots) {
     memset(x, 0, sizeof *x);
     x->size = *s;
     x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(&s->ep, s->router.E, 2 * (size_t)s->F * s->D) : 0;
     x->choices.table[0] = expert_row_(s, "experts", 0, s->L, N, s->router.k);
-    if (held) { tensor_hold_layers(&x->choices.table[0], held); }
-    return tensor_arena_layout_slots(&x->choices, 1, sizeof(int), n_slots) +
-           (double)expert_rows_bytes(N, s->router.k, s->router.E) +
+    tensor_arena_layout(&x->choices, 1, sizeof(int));
+    return tensor_arena_divide(&x->choices, slots) + (double)expert_rows_bytes(N, s->router.k, s->router.E) +
            sizeof(float) * (double)(x->n_scratch + expert_counted_(s));
 }
 
@@ -302,22 +302,32 @@ static inline void expert_products_backward_(const ExpertPass* p, const floatX* 
 
 // The rows of this layer have been found, its first product is there. counts (E): what the router's balance loss sees,
 // NULL without one; balance, z: weights of the router's losses
-static inline void expert_backward(const ExpertPass* p, floatX* dinp, const floatX* dout, const float* counts,
-                                   float balance, float z, const Device* dev) {
+static inline void expert_backward_router(const ExpertPass* p, floatX* dinp, const floatX* dout, const float* counts,
+                                          float balance, float z, const Device* dev) {
     const RouterShape* shape = &p->all->size.router;
-    const ExpertRows* rows = &p->all->rows;
     const ExpertStatistics* s = &p->s;
     const ExpertPositions own = expert_own_(p);
-    const size_t D = (size_t)p->all->size.D, k = (size_t)shape->k;
+    const size_t k = (size_t)shape->k;
     expert_products_backward_(p, dout, dev);
-    expert_rows_dweights(s->dweights + (size_t)own.first * k, s->drow_weights, rows, dev);
+    expert_rows_dweights(s->dweights + (size_t)own.first * k, s->drow_weights, &p->all->rows, dev);
     expert_gather_positions_(p, s->dweights, sizeof(float) * k, dev);
     router_backward(s->drouter_logits, s->dweights, p->experts, s->weights, s->scores, s->lse, s->router_logits, counts,
                     balance, z, shape, p->N, dev);
     cast(p->a.drouter, (const float*)s->drouter_logits, (size_t)p->N * (size_t)shape->E, dev);
     linear_backward(dinp, p->a.drouter, p->inp, p->router, p->drouter, 0, p->N, dev);
-    expert_rows_add(dinp + (size_t)own.first * D, p->a.drows, rows, (int)D, dev);
+}
+
+static inline void expert_backward_rows(const ExpertPass* p, floatX* dinp, const Device* dev) {
+    const size_t D = (size_t)p->all->size.D;
+    const ExpertPositions own = expert_own_(p);
+    expert_rows_add(dinp + (size_t)own.first * D, p->a.drows, &p->all->rows, (int)D, dev);
     expert_gather_positions_(p, dinp, sizeof(floatX) * D, dev);
+}
+
+static inline void expert_backward(const ExpertPass* p, floatX* dinp, const floatX* dout, const float* counts,
+                                   float balance, float z, const Device* dev) {
+    expert_backward_router(p, dinp, dout, counts, balance, z, dev);
+    expert_backward_rows(p, dinp, dev);
 }
 
 // ---- what routers have counted in an update, once dp_reduce is back ----

@@ -89,14 +89,14 @@ static inline void experts_check(Run* r, EpOptions* x, int k) {
     model_hold_all(r->model, r->trainer->stored_bytes);
 }
 
-// layers of this rank from number `first` on that have experts
+// layers of this rank from number `first` on that have experts, that of an MTP module among them
 static inline int experts_layers_(const Model* m, int first) {
     int n = 0, i = 0;
     while (m->table[i].experts == 0) { i++; }
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         n += l >= first && tensor_has_layer(&m->table[i], l);
     }
-    return n;
+    return n + m->learns_mtp;
 }
 
 // Inputs and outputs of experts in all layers of this rank; on the way back, as far down as anything learns, inputs
@@ -135,9 +135,10 @@ static inline void experts_box(const Run* r, int E, int D, int k) {
     if (!run_is_training(r)) { return; }
     box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, D, k)).s);
 }
-// bytes in an update: with --cp, of what routers count
-static inline double experts_counts_sent(const Run* r, int E) {
+// bytes in an update: with --cp, of what the routers of layers below L count
+static inline double experts_counts_sent(const Run* r, int E, int L) {
     const double each = (r->model->cp.size - 1.0) * sizeof(float) * (double)router_statistics_length(E);
-    return each == 0.0 ? 0.0 : each * experts_layers_(r->model, 0) * cp_leaves(r);
+    const int layers = experts_layers_(r->model, 0) - experts_layers_(r->model, L);
+    return each == 0.0 ? 0.0 : each * layers * cp_leaves(r);
 }
 #endif  // LLMC_EXPERTS_RUN_H

@@ -35,10 +35,10 @@ static inline Config config_make(int max_T, int V, int L, int NH, int C) {
     return c;
 }
 
-// what one of `ranks` ranks has of heads and MLPs, with --tp
+// what one of `ranks` ranks has of heads, MLPs and the padded vocabulary, with --tp
 static inline Config config_part(const Config* c, int ranks) {
     Config part = *c;
-    part.NH /= ranks, part.HC /= ranks, part.F /= ranks;
+    part.NH /= ranks, part.HC /= ranks, part.F /= ranks, part.Vp /= ranks;
     return part;
 }
 
@@ -127,9 +127,8 @@ static inline void parameter_table(Tensor* t, Config c) {
     // name on disk (Hugging Face's), in memory, layers, rows, columns, start values, decayed?, how it lies on disk
     *t++ = tensor("transformer.wte.weight", FIELD(wte), 0, c.Vp,    C, INIT_NORMAL, 0.02f, DECAY, AS_IS);
     t[-1].disk_rows = c.V;  // the padding is ours alone
-    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
+    tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     *t++ = tensor("transformer.wpe.weight", FIELD(wpe), 0, c.max_T, C, INIT_NORMAL, 0.02f, DECAY, AS_IS);
-    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     Tensor* first = t;
     *t++ = tensor("ln_1.weight",        FIELD(ln1w),     L, 1,     C,     INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor("ln_1.bias",          FIELD(ln1b),     L, 1,     C,     INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
@@ -159,11 +158,11 @@ static inline void parameter_table(Tensor* t, Config c) {
 
 typedef struct {
     Model model;             // the first member: a run finds its tensors here
-    Config config;           // with --tp heads and channels of the MLP that this rank has
+    Config config;           // with --tp heads, channels of the MLP and rows of wte that this rank has
     Config whole;            // of all ranks
     const char* export_bin;  // options
     float dropout;
-    int pp, tp;              // --pp, --tp
+    int pp, pp_chunks, tp;   // --pp, --pp-chunks, --tp
 } GPT2;
 
 // sizes only: what a run will need is known before anything is allocated

@@ -22,6 +22,7 @@ static inline void gpt2_options(Run* r) {
          "in training leave out this share of the embeddings and of what each half of a block adds to the stream, for "
          "data that is seen many times; attention's weights stay whole", 0},
         pp_option(&gpt2_of(r)->pp),
+        pp_chunks_option(&gpt2_of(r)->pp_chunks),
         {"out", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE",
          "write the model as llm.c's .bin", OPTION_WRITES | OPTION_WORK},
     };
@@ -34,10 +35,11 @@ static inline void gpt2_choose(Run* r) {
                    : config_preset(r->o.model, run_new_vocabulary(r)));
     r->V = r->classes = g->config.V;
     r->max_T = g->config.max_T;
-    pp_begin(r, &g->pp, g->config.Vp, g->config.C, 1.0, offsetof(Parameters, wte));
+    pp_begin(r, &g->pp, &g->pp_chunks, g->config.Vp, g->config.C, 1.0, offsetof(Parameters, wte));
 }
 
 static inline void gpt2_check(Run* r) {
+    pp_check_batches(r);
     r->exports_more = *gpt2_of(r)->export_bin != '\0';
     options_refuse(r->exports_more && model_is_divided(r->model), "export-bin", "is not for --pp and --tp: export the "
                    "checkpoint, by one process");
@@ -54,7 +56,7 @@ static inline Dropout gpt2_dropout(const Run* r, int k) {
 }
 
 static inline void gpt2_box(const Run* r) {
-    const Config c = gpt2_of(r)->config;
+    const Config c = gpt2_of(r)->whole;
     box_row("model", "%d layer%s, %d head%s, %d channels, %d positions", c.L, c.L > 1 ? "s" : "", c.NH,
             c.NH > 1 ? "s" : "", c.C, c.max_T);
     box_row("vocabulary", "%d, padded to %d", c.V, c.Vp);
@@ -99,6 +101,7 @@ static inline Trainer gpt2_trainer(const char* name, const char* about) {
     t.name = name;
     t.about = about;
     t.presets = "random start from a preset: tiny, d6 d12 d24 d36 d48 (GPT-2), gpt3:c384 gpt3:c768 ...";
+    t.on_gpus = "train_gpt2cu";
     t.usual_T = 1024;
     t.usual_V = 50257;
     t.options = gpt2_options;

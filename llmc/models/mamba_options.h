@@ -136,13 +136,22 @@ static inline Config mamba_config_new(const MambaOptions* m, const char* preset,
     return c;
 }
 
-static inline void mamba_check_shape(const Option* table, int n, const char* path) {
-    static const char* const shape[] = {"d-model", "d-state", "d-conv", "expand", "dt-rank", "base-layers",
-                                        "vocab-size"};
+// c comes from a file: what is typed of its shape, as by --continue, must be what it is; 0 means any. The layers of one
+// that has grown are those that it should have in the end
+static inline void mamba_check_shape(const Option* table, int n, const MambaOptions* m, const Config* c,
+                                     const char* path) {
+    const int base = m->target_layers == c->L ? m->base_layers : c->L;
+    const struct {
+        const char* name;
+        int typed, found;
+    } shape[] = {{"d-model", m->d_model, c->M},         {"d-state", m->d_state, c->NS}, {"d-conv", m->d_conv, c->K},
+                 {"expand", m->expand, c->E / c->M},    {"dt-rank", m->dt_rank, c->R},
+                 {"base-layers", m->base_layers, base}, {"vocab-size", m->vocab_size, c->V}};
     for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++) {
-        if (options_given(table, n, shape[i]) == 1) {
-            options_fail(shape[i], "is for a random start (--model): here %s says it", path);
-        }
+        if (options_given(table, n, shape[i].name) != 1 || shape[i].typed == 0) { continue; }
+        if (shape[i].typed == shape[i].found) { continue; }
+        options_fail(shape[i].name, "is for a random start (--model): here %s says %d, found %d", path, shape[i].found,
+                     shape[i].typed);
     }
 }
 

@@ -45,10 +45,10 @@ typedef struct {
     float z_lambda;       // weight of the z-loss, 0
 } Config;
 
-// what one of `ranks` ranks has of heads, with --tp
+// what one of `ranks` ranks has of heads and the padded vocabulary, with --tp
 static inline Config config_part(const Config* c, int ranks) {
     Config part = *c;
-    part.NH /= ranks, part.NKV /= ranks;
+    part.NH /= ranks, part.NKV /= ranks, part.Vp /= ranks;
     return part;
 }
 
@@ -222,7 +222,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     // name on disk (Hugging Face's)                 in memory layers rows columns start values     decayed    on disk
     *t++ = tensor("model.embed_tokens.weight",       AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     t[-1].disk_rows = c->V;  // the padding is ours alone
-    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
+    tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     Tensor* first = t;
     *t++ = tensor("input_layernorm.weight",          AT(norm1),   L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor(ATTENTION "q_proj.weight",         AT(wq),      L, HQ,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
@@ -248,7 +248,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (!c->tied) {
         *t++ = tensor("lm_head.weight",              AT(head),    0, c->Vp, D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
         t[-1].disk_rows = c->V;
-        tensor_split(&t[-1], SPLIT_COLUMNS, 0);
+        tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     }
 #undef MOE
 #undef ATTENTION

@@ -21,7 +21,9 @@ Source: Yang et al. 2024, arXiv:2412.15115 (Qwen2.5), 2025, arXiv:2505.09388 (Qw
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet, tensors_match
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
+#include "config_parts.h"        // config_parse_kinds, config_parse_balance
 #include "rope_theta.h"          // rope_theta_parse
+#include "tied_head.h"           // tied_head_fit
 
 // ---- 1. Config ----
 
@@ -58,10 +60,10 @@ static inline int config_expert_layers(const Config* c) {
 
 static inline int config_has_mlps(const Config* c) { return config_expert_layers(c) < c->L; }
 
-// what one of `ranks` ranks has of heads and MLPs, with --tp
+// what one of `ranks` ranks has of heads, MLPs and the padded vocabulary, with --tp
 static inline Config config_part(const Config* c, int ranks) {
     Config part = *c;
-    part.NH /= ranks, part.NKV /= ranks, part.F /= ranks;
+    part.NH /= ranks, part.NKV /= ranks, part.F /= ranks, part.Vp /= ranks;
     return part;
 }
 
@@ -122,28 +124,14 @@ static inline Config config_preset(const char* name, int V) {
 
 // ---- config.json, read ----
 
-static inline int config_is_null_(const json_t* json, const char* key) {
-    const json_t* value = json_object_get(json, key);
-    return !value || json_is_null(value);
-}
+#define LAYER_TYPES "full_attention|sliding_attention"
 
-// "layer_types" of qwen2 and qwen3: a name for each layer
-static inline int config_parse_layer_types_(Config* c, const json_t* types, ErrorText* error) {
-    if (!json_is_array(types) || (int)json_array_size(types) != c->L) {
-        return error_set(error, "\"layer_types\": expected a list of %d, one for each layer", c->L);
-    }
-    for (int l = 0; l < c->L; l++) {
-        const char* type = json_string_value(json_array_get(types, (size_t)l));
-        const int position = type ? choice_find("full_attention|sliding_attention", type) : -1;
-        if (position < 0) {
-            return error_set(error, "\"layer_types\": expected full_attention or sliding_attention, found %.60s",
-                             type ? type : "another type");
-        }
-        c->slides[l] = "FS"[position];
-    }
-    return c->window > 0 || !strchr(c->slides, 'S') ||
-           error_set(error, "\"layer_types\": sliding_attention: expected \"use_sliding_window\" true and a "
-                     "\"sliding_window\" beside it");
+// "layer_types" of qwen2 and qwen3
+static inline int config_parse_layer_types_(Config* c, const json_t* json, ErrorText* error) {
+    return config_parse_kinds(c->slides, c->L, json, "layer_types", LAYER_TYPES, "FS", error) &&
+           (c->window > 0 || !strchr(c->slides, 'S') ||
+            error_set(error, "\"layer_types\": sliding_attention: expected \"use_sliding_window\" true and a "
+                      "\"sliding_window\" beside it"));
 }
 
 // Which layers see a window: in Mistral and Qwen3-MoE all or none; in Qwen2 and Qwen3 those of layer_types or, without
@@ -152,7 +140,7 @@ static inline int config_parse_windows_(Config* c, const json_t* json, ErrorText
     int uses = c->type == MISTRAL, W = 4096, from = 0;
     const JsonInt window[] = {{"sliding_window", &W, 1, CONFIG_MAX_T}};
     const JsonInt full[] = {{"max_window_layers", &from, 0, CONFIG_MAX_LAYERS}};
-    const json_t *found = json_object_get(json, "sliding_window"), *types = json_object_get(json, "layer_types");
+    const json_t* found = json_object_get(json, "sliding_window");
     if (c->type == LLAMA || (c->type != MISTRAL && !json_switch(&uses, json, "use_sliding_window", error))) {
         return c->type == LLAMA;
     }
@@ -163,7 +151,7 @@ static inline int config_parse_windows_(Config* c, const json_t* json, ErrorText
         return 1;
     }
     c->window = W;
-    if (types && !json_is_null(types)) { return config_parse_layer_types_(c, types, error); }
+    if (!config_is_absent(json, "layer_types")) { return config_parse_layer_types_(c, json, error); }
     if (W == 0) { return 1; }
     if (!json_ints(json, full, 1, error)) { return 0; }
     for (int l = from; l < c->L; l++) { c->slides[l] = 'S'; }
@@ -176,9 +164,9 @@ static inline int config_parse_kinds_(Config* c, const json_t* json, ErrorText* 
     const JsonInt steps[] = {{"decoder_sparse_step", &step, 1, CONFIG_MAX_LAYERS}};
     const json_t *mlps = json_object_get(json, "mlp_only_layers"), *number;
     size_t i;
-    if (!config_is_null_(json, "decoder_sparse_step") && !json_ints(json, steps, 1, error)) { return 0; }
+    if (!config_is_absent(json, "decoder_sparse_step") && !json_ints(json, steps, 1, error)) { return 0; }
     for (int l = 0; l < c->L; l++) { c->kinds[l] = (l + 1) % step == 0 ? 'E' : 'M'; }
-    if (!config_is_null_(json, "mlp_only_layers") && !json_is_array(mlps)) {
+    if (!config_is_absent(json, "mlp_only_layers") && !json_is_array(mlps)) {
         return json_refuse_value(error, "mlp_only_layers", "a list", mlps);
     }
     json_array_foreach((json_t*)mlps, i, number) {
@@ -193,8 +181,7 @@ static inline int config_parse_kinds_(Config* c, const json_t* json, ErrorText* 
 
 // Experts of a Qwen3-MoE. E stays 0 where no layer has some
 static inline int config_parse_experts_(Config* c, const json_t* json, ErrorText* error) {
-    int E = 0, in_loss = 0;
-    double balance = 0.001;
+    int E = 0;
     const json_t *found = json_object_get(json, "num_experts"), *local = json_object_get(json, "num_local_experts");
     const JsonInt count[] = {{found ? "num_experts" : "num_local_experts", &E, 0, ROUTER_MOST_EXPERTS}};
     const JsonInt sizes[] = {{"num_experts_per_tok", &c->k, 1, ROUTER_MOST_CHOSEN},
@@ -206,20 +193,18 @@ static inline int config_parse_experts_(Config* c, const json_t* json, ErrorText
     if (E == 0) { memset(c->kinds, 'M', (size_t)c->L); }
     if (config_expert_layers(c) == 0) { return 1; }
     if (!json_ints(json, sizes, 2, error) || !json_switch(&c->renormalize, json, "norm_topk_prob", error) ||
-        !json_switch(&in_loss, json, "output_router_logits", error) ||
-        !json_number(&balance, json, "router_aux_loss_coef", 0.0, 1e3, error)) {
+        !config_parse_balance(&c->balance, json, error)) {
         return 0;
     }
     if (c->k > E) { return error_set(error, "\"num_experts_per_tok\": expected at most %d, found %d", E, c->k); }
     c->E = E;
-    c->balance = in_loss ? (float)balance : 0.0f;
     return 1;
 }
 
 static inline int config_parse_heads_(Config* c, const json_t* json, ErrorText* error) {
     const JsonInt head[] = {{"head_dim", &c->HS, 2, 1024}};
     c->HS = c->type == QWEN3 ? 128 : c->D / c->NH;
-    if (!config_is_null_(json, "head_dim") && !json_ints(json, head, 1, error)) { return 0; }
+    if (!config_is_absent(json, "head_dim") && !json_ints(json, head, 1, error)) { return 0; }
     if (c->NH % c->NKV != 0) {
         return error_set(error, "\"num_attention_heads\" %d: expected a multiple of \"num_key_value_heads\" %d", c->NH,
                          c->NKV);
@@ -246,11 +231,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
                              {"intermediate_size", &F, 1, 1 << 22}};
     if (!json_choice(&type, json, "model_type", MODEL_TYPES, error)) { return 0; }
     if (type < 0) { return error_set(error, "\"model_type\": expected one of %s, found nothing", MODEL_TYPES); }
-    if (!config_is_null_(json, "quantization_config")) {
-        return error_set(error, "\"quantization_config\": expected null; quantized weights are not read here: take the "
-                         "model's folder in bf16 or float");
-    }
-    if (!json_ints(json, sizes, 7, error)) { return 0; }
+    if (!config_refuse_quantized(json, error) || !json_ints(json, sizes, 7, error)) { return 0; }
     *c = config_make(type, max_T, V, L, D, NH, NKV, 0, F);
     if (!json_number(&eps, json, "rms_norm_eps", 1e-12, 0.1, error) ||
         !rope_theta_parse(&theta, json, "other kinds of RoPE, as YaRN, are not computed here", error) ||
@@ -275,25 +256,16 @@ static inline Config config_load(const char* path) {
 }
 
 #define EMBEDDING_NAME "model.embed_tokens.weight"
-#define HEAD_NAME "lm_head.weight"
 
-// What files have of a tied head: the embedding alone, the head alone (1 comes back), both and equal, or, which
-// transformers takes for a head of its own, both and different
+// 1: of tied_head_fit
 static inline int config_fit(Config* c, SafeSet* set) {
-    const int has_embedding = safeset_find(set, EMBEDDING_NAME) != NULL;
     c->fused = 0;
     for (int l = 0; l < c->L && !c->fused; l++) {
         char name[96];
         snprintf(name, sizeof name, "model.layers.%d.mlp.experts.gate_up_proj", l);
         c->fused = safeset_find(set, name) != NULL;
     }
-    if (!c->tied || !safeset_find(set, HEAD_NAME)) { return 0; }
-    if (has_embedding && !tensors_match(set, HEAD_NAME, EMBEDDING_NAME)) {
-        warn_alike("%s: \"%s\" is not \"%s\", to which config.json ties it: not tied, as in transformers", set->path,
-                  HEAD_NAME, EMBEDDING_NAME);
-        c->tied = 0;
-    }
-    return !has_embedding;
+    return tied_head_fit(&c->tied, set, EMBEDDING_NAME);
 }
 
 // ---- config.json, written ----
@@ -307,11 +279,10 @@ static inline void config_put_experts_(const Config* c, json_t* json) {
     for (int l = 0; l < c->L; l++) {
         if (c->kinds[l] == 'M') { json_array_append_new(mlps, json_integer(l)); }
     }
-    json_t* more = json_pack("{s:i, s:i, s:i, s:b, s:i, s:o, s:b, s:f}", "num_experts", c->E, "num_experts_per_tok",
-                             c->k, "moe_intermediate_size", c->FE, "norm_topk_prob", c->renormalize,
-                             "decoder_sparse_step", 1, "mlp_only_layers", mlps, "output_router_logits",
-                             c->balance > 0.0f, "router_aux_loss_coef",
-                             c->balance > 0.0f ? shortest_double(c->balance) : 0.001);
+    json_t* more = json_pack("{s:i, s:i, s:i, s:b, s:i, s:o}", "num_experts", c->E, "num_experts_per_tok", c->k,
+                             "moe_intermediate_size", c->FE, "norm_topk_prob", c->renormalize, "decoder_sparse_step", 1,
+                             "mlp_only_layers", mlps);
+    config_put_balance(more, c->balance);
     json_object_update(json, more);
     json_decref(more);
 }
@@ -321,11 +292,7 @@ static inline void config_put_windows_(const Config* c, json_t* json) {
     if (c->type == MISTRAL) { return; }
     json_object_set_new(json, "use_sliding_window", json_boolean(c->window > 0));
     if (c->type == QWEN3_MOE) { return; }
-    json_t* types = json_array();
-    for (int l = 0; l < c->L; l++) {
-        json_array_append_new(types, json_string(c->slides[l] == 'S' ? "sliding_attention" : "full_attention"));
-    }
-    json_object_set_new(json, "layer_types", types);
+    json_object_set_new(json, "layer_types", config_kinds_json(c->slides, c->L, LAYER_TYPES, "FS"));
     json_object_set_new(json, "max_window_layers", json_integer(c->L));
 }
 
@@ -371,7 +338,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     // name on disk (Hugging Face's)                 in memory  layers rows columns start values    decayed   on disk
     *t++ = tensor(EMBEDDING_NAME,                    AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     t[-1].disk_rows = c->V;  // the padding is ours alone
-    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
+    tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     first = t;
     *t++ = tensor("input_layernorm.weight",          AT(norm1),  L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);
     *t++ = tensor(ATTENTION "q_proj.weight",         AT(wq),     L, HQ,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
@@ -436,7 +403,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (!c->tied) {
         *t++ = tensor(HEAD_NAME,                     AT(head),   0, c->Vp, D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
         t[-1].disk_rows = c->V;
-        tensor_split(&t[-1], SPLIT_COLUMNS, 0);
+        tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     }
 #undef ATTENTION
 #undef AT

@@ -1,6 +1,6 @@
 /*
-Attention whose queries and keys turn with their position (RoPE), over the segments of a batch: each counts its
-positions from 0 and sees itself alone (segment_attention.h).
+Attention whose queries and keys turn with their position (RoPE), in all channels of a head or in its first ones, over
+the segments of a batch: each counts its positions from 0 and sees itself alone (segment_attention.h).
     rotary_attention_forward    turns q and k where they lie; out, max and inv as attention.h has them
     rotary_attention_backward   dq, dk and dv of what q, k and v were before they turned
     rotary_attention_cached     in generation, of several texts (cached_text.h), each with a length of its own: new keys
@@ -18,10 +18,14 @@ Order:  segment by segment, or text by text, ascending; in each as rope.h and at
 
 typedef struct {
     SegmentAttention of;
+    int rotated;      // channels of a head that turn
     const RopeTable* rope;
+    int by_position;  // rope has a row for each position of the batch, in generation for each new one (image_splice.h);
+                      // 0: of a segment, from 0 on
 } RotaryAttention;
 
-// NH heads of HS channels, of which NH / NKV read the same keys; q (N, NH*HS), k, v (N, NKV*HS)
+// NH heads of HS channels, of which NH / NKV read the same keys; q (N, NH*HS), k, v (N, NKV*HS). All channels turn, or
+// those for which the caller sets `rotated`
 static inline RotaryAttention rotary_attention_init(int NH, int NKV, int HS, int window, const RopeTable* rope,
                                                     const RankGroup* cp, floatX* room) {
     RotaryAttention x;
@@ -29,6 +33,7 @@ static inline RotaryAttention rotary_attention_init(int NH, int NKV, int HS, int
     x.of.NH = NH, x.of.NKV = NKV, x.of.HS = HS, x.of.window = window;
     x.of.q_row = (size_t)(NH * HS), x.of.kv_row = (size_t)(NKV * HS);
     x.of.cp = cp, x.of.room = room;
+    x.rotated = HS;
     x.rope = rope;
     return x;
 }
@@ -36,9 +41,12 @@ static inline RotaryAttention rotary_attention_init(int NH, int NKV, int HS, int
 // `heads` heads of the positions of a span, where they lie
 static inline void rotary_turn_(floatX* x, const RotaryAttention* a, const SegmentSpan* s, int heads, int back,
                                 const Device* dev) {
-    const RopeShape shape = rope_shape(s->of.rows, s->T, s->t0, heads, a->of.HS, ROPE_HALVES);
-    if (back) { rope_backward(x, a->rope->cosines, a->rope->sines, &shape, dev); }
-    else { rope_forward(x, a->rope->cosines, a->rope->sines, &shape, dev); }
+    RopeShape shape = rope_shape(s->of.rows, s->T, s->t0, heads, a->of.HS, ROPE_HALVES);
+    shape.rotated = a->rotated, shape.table_row = (size_t)a->rotated / 2;
+    if (a->by_position) { shape.table_seq = (size_t)s->T * shape.table_row; }
+    const size_t first = a->by_position ? s->first * shape.table_row : 0;
+    if (back) { rope_backward(x, a->rope->cosines + first, a->rope->sines + first, &shape, dev); }
+    else { rope_forward(x, a->rope->cosines + first, a->rope->sines + first, &shape, dev); }
 }
 
 // all of q and k that this rank has, or back
@@ -64,6 +72,13 @@ static inline void rotary_attention_backward(floatX* dq, floatX* dk, floatX* dv,
     rotary_turn_all_(dq, dk, x, segments, rows, 1, dev);
 }
 
+// q or k of the new positions t0 .. T - 1 of a text, the first of which is number `first` of the pass
+static inline void rotary_turn_new_(floatX* x, const RotaryAttention* a, int t0, int T, size_t first, int heads,
+                                    const Device* dev) {
+    const SegmentSpan whole = {{0, 1, T}, t0, T, 0, 0, 0}, alone = {{0, 1, T - t0}, 0, T - t0, first, 0, 0};
+    rotary_turn_(x, a, a->by_position ? &alone : &whole, heads, 0, dev);
+}
+
 // k, v (N, NKV*HS): of the new positions, not turned; room: positions of a row of the cache
 static inline void rotary_attention_cached(const RotaryAttention* x, const floatX* k, const floatX* v,
                                            const CachedText* texts, int n_texts, int room, const Device* dev) {
@@ -76,8 +91,8 @@ static inline void rotary_attention_cached(const RotaryAttention* x, const float
         const AttentionShape shape = segment_shape(&x->of, &span, HK);
         device_copy(at.k + t0 * HK, k + first * HK, sizeof(floatX) * n_new * HK, dev);
         device_copy(at.v + t0 * HK, v + first * HK, sizeof(floatX) * n_new * HK, dev);
-        rotary_turn_(at.q, x, &span, x->of.NH, 0, dev);
-        rotary_turn_(at.k + t0 * HK, x, &span, x->of.NKV, 0, dev);
+        rotary_turn_new_(at.q, x, t0, texts[i].n, first, x->of.NH, dev);
+        rotary_turn_new_(at.k + t0 * HK, x, t0, texts[i].n, first, x->of.NKV, dev);
         grouped_attention_forward(at.out, at.max, at.inv, at.q, at.k, at.v, &shape, dev);
         first += (size_t)n_new;
     }

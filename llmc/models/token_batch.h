@@ -2,11 +2,14 @@
 The tokens of a batch as a pass over them has them: on the device, with what their positions see.
     token_batch_positions  of a pass
     token_batch_open, token_batch_close   room for B rows of T positions
-    token_batches_open, token_batches_close, token_batch_turn   the same of several, of which one is at hand (--pp)
+    token_batches_open, token_batches_close, token_batch_turn   the same of several, of which one is at hand (--pp);
+                        token_batch_carry: at hand it stays
     token_batch_inputs    tokens (B, T-t0) on the host come to the device; the segments of the batch are found, by its
                           tokens or by marks in its targets (conversations, text/pack.h), which else may be NULL
     token_batch_targets   targets likewise; the stretches of positions that count are found
     token_batch_texts     in generation: the new tokens of several texts, one text after the other
+    token_batch_mark_starts   from now on the device has marks where documents and texts begin, for layers that carry a
+                          state from position to position: token_batch_starts
 With --cp tokens and targets come of whole rows, and the device has those of this rank's positions (context_ranks.h);
 segments are those of whole rows.
 Segments: one of all rows; with `segments.document_start`, a token (--doc-reset) or a mark, one for each piece of a
@@ -33,6 +36,9 @@ typedef struct {
     const CachedText* texts;  // in generation in place of segments;
     int n_texts;            // 0: there are segments
     size_t n_bytes;         // of each
+    unsigned char *starts, *marks;  // (B, T) on the device, and on the host on the way there: 1 where a document
+                            // begins, or in generation a text of which nothing was there. NULL: nobody asks
+    int has_starts;         // somewhere but at the beginning of a row
     const RankGroup* cp;    // NULL: this rank has whole rows
     CpRows rows;            // what it has of those of the batch,
     int n;                  // positions in all
@@ -61,8 +67,22 @@ static inline void token_batch_close(TokenBatch* x) {
     device_release(x->tokens, x->n_bytes);
     device_release(x->targets, x->n_bytes);
     free(x->counted);
+    if (x->starts) { device_release(x->starts, x->n_bytes / sizeof(int)); }
+    free(x->marks);
     free(x->segments.at);
     free(x->own);
+}
+
+// room for marks, once x is open
+static inline void token_batch_mark_starts(TokenBatch* x) {
+    const size_t n = x->n_bytes / sizeof(int);
+    x->starts = (unsigned char*)device_alloc(n, "where documents begin");
+    x->marks = (unsigned char*)malloc_check(n, "where documents begin");
+}
+
+// of the batch that is at hand, or of position `first` of its texts; NULL: rows alone begin documents
+static inline const unsigned char* token_batch_starts(const TokenBatch* x, size_t first) {
+    return x->has_starts ? x->starts + first : NULL;
 }
 
 // on the heap
@@ -87,6 +107,9 @@ static inline void token_batch_turn(TokenBatch* x, TokenBatch* all, int from, in
     x->segments.document_start = document_start;
 }
 
+// x goes along, and changes its number with that one
+static inline void token_batch_carry(TokenBatch* all, int from, int to) { all[from] = all[to]; }
+
 // of n positions, or of whole rows what is this rank's; returns how many
 static inline int token_batch_upload_(TokenBatch* x, int* to, const int* from, int n, const Device* dev) {
     if (x->cp) {
@@ -98,12 +121,32 @@ static inline int token_batch_upload_(TokenBatch* x, int* to, const int* from, i
     return n;
 }
 
+// of n positions, or of whole rows what is this rank's
+static inline void token_batch_upload_marks_(TokenBatch* x, int n, const Device* dev) {
+    if (!x->has_starts) { return; }
+    if (x->cp) {
+        cp_take_bytes(x->own, x->marks, 1, &x->rows);
+        n = cp_positions(&x->rows);
+    }
+    device_upload(x->starts, x->cp ? (const unsigned char*)x->own : x->marks, (size_t)n, dev);
+}
+
+// N positions, where segments begin inside a row
+static inline void token_batch_mark_(TokenBatch* x, int N, const Device* dev) {
+    x->has_starts = x->starts != NULL && x->segments.document_start != NO_RESET;
+    if (!x->has_starts) { return; }
+    memset(x->marks, 0, (size_t)N);
+    for (int i = 0; i < x->segments.n; i++) { x->marks[x->segments.at[i].first] = 1; }
+    token_batch_upload_marks_(x, N, dev);
+}
+
 static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,
                                       const Device* dev) {
-    const RankGroup alone = {1, 0, 1, NULL, NULL};
+    const RankGroup alone = {1, 0, 1, 1, 0, NULL, NULL};
     x->rows = cp_rows(B, T, x->cp ? x->cp : &alone);
     x->n = token_batch_upload_(x, x->tokens, tokens, B * (T - t0), dev);
     segments_find_marked(&x->segments, tokens, targets, B, T);
+    token_batch_mark_(x, B * T, dev);
     x->n_texts = 0;
 }
 
@@ -113,8 +156,14 @@ static inline int token_batch_texts(TokenBatch* x, const CachedText* texts, int 
     for (int i = 0; i < n_texts; i++) {
         const int n_new = texts[i].n - texts[i].n_cached;
         device_upload(x->tokens + first, texts[i].tokens + texts[i].n_cached, sizeof(int) * (size_t)n_new, dev);
+        if (x->starts) {
+            memset(x->marks + first, 0, (size_t)n_new);
+            x->marks[first] = texts[i].n_cached == 0;
+        }
         first += n_new;
     }
+    x->has_starts = x->starts != NULL;
+    token_batch_upload_marks_(x, first, dev);
     x->texts = texts;
     x->n_texts = n_texts;
     return first;

@@ -32,6 +32,22 @@ static inline void run_check_folder(const RunOptions* o) {
     }
 }
 
+// Somebody else's run stays as it is: dev/tools/launch starts ranks again that have not begun theirs
+static inline void run_check_job_(const RunOptions* o) {
+    char path[PATH_BYTES];
+    const char* job = getenv("LLMC_JOB");
+    if (!job || !*job) { return; }
+    json_t* settings = path_exists(path_join(path, o->run, "settings.json")) ? json_read(path) : NULL;
+    const json_t* starts = json_object_get(settings, "starts");
+    const json_t* last = json_array_get(starts, json_array_size(starts) - 1);
+    const char* found = json_string_value(json_object_get(last, "job"));
+    if (!found || strncmp(found, job, strlen(job)) != 0) {
+        fail_input("%s: there are checkpoints in this folder, of a run that this launch has not begun: choose another "
+                   "--run, or go on with them by --resume", o->run);
+    }
+    json_decref(settings);
+}
+
 // Is there one to go on from? Asked for --continue, by the only writer: another may just be saving the first. begins:
 // where there is none a run begins, so its folder is made and locked now, and of several that come at once one does
 static inline int run_has_checkpoint(const RunOptions* o, int begins) {
@@ -41,13 +57,15 @@ static inline int run_has_checkpoint(const RunOptions* o, int begins) {
     if (!path_exists(o->run)) { return 0; }
     run_lock(o->run);
     checkpoint_clean(o->run);
-    return checkpoint_newest(o->run, -1) >= 0;
+    const int has = checkpoint_newest(o->run, -1) >= 0;
+    if (has) { run_check_job_(o); }
+    return has;
 }
 
 // The newest good checkpoint of --run. From here on this process is the only one that writes to the run.
 static inline int run_find_checkpoint(const RunOptions* o) {
     if (!*o->run) { options_fail("resume", "needs the --run to go on with"); }
-    if (checkpoint_newest(o->run, -1) < 0) {
+    if (checkpoint_newest(o->run, -1) < 0 && !checkpoint_is_aside(o->run)) {
         char path[PATH_BYTES];
         if (path_exists(path_join(path, o->run, "settings.json"))) {
             options_fail("resume", "%s was stopped before its first checkpoint: give the command again that began it "

@@ -4,6 +4,8 @@ one function:
     batch_losses(model, inputs, targets, B, T)   forward only; the loss of each position (B, T), 0 where nothing counts.
                                                  The mean is over targets from 0 on: a trainer, whose arrays they are,
                                                  may set others below 0
+    batch_images(model, rows, first, inputs, targets, B, T)   optional, asked before batch_losses: of a model that reads
+                                                 images, those of these rows of the data; rows NULL: there are none
     batch_scores(model, targets, B, T, scores)   optional, asked after batch_losses: n_scores numbers about the same
                                                  batch, such as counts of right predictions, whose sums over the batches
                                                  evaluate_loss leaves in Evaluator.scores
@@ -20,6 +22,8 @@ Order:  a batch's losses chain over its positions in float; batches chain in dou
 #include "run_options.h"         // RunOptions
 
 typedef const float* (*BatchLosses)(void* model, const int* inputs, const int* targets, int B, int T);
+typedef void (*BatchImages)(void* model, const DataLoader* rows, int64_t first, const int* inputs, const int* targets,
+                            int B, int T);
 typedef void (*BatchScores)(void* model, const int* targets, int B, int T, double* scores);
 
 typedef struct {
@@ -30,10 +34,12 @@ typedef struct {
     int *inputs, *targets;       // (batch_size, T), for the batches of an evaluation
     BatchLosses batch_losses;
     void* model;
+    BatchImages batch_images;    // NULL: the model reads none
     BatchScores batch_scores;    // NULL: none
     int n_scores;
     double* scores;              // (n_scores)
     int multiple;                // of so many positions every row must be
+    int most_rows;               // of a batch; 0: as many as have its positions
     int together;                // a pass needs all ranks: who has no batch left goes through one again
     int shows;                   // the bar of its share
 } Evaluator;
@@ -78,6 +84,7 @@ static inline float evaluate_loss(const Evaluator* e, const DataLoader* rows, do
         int64_t first = (int64_t)i * e->o->batch_size;
         int B = n_rows - first < e->o->batch_size ? (int)(n_rows - first) : e->o->batch_size;
         dataloader_batch(rows, first, B, e->inputs, e->targets);
+        if (e->batch_images) { e->batch_images(e->model, rows, first, e->inputs, e->targets, B, e->T); }
         const float loss = evaluate_batch_(e, B);
         if (!is_own) { continue; }
         losses[i] = loss;
@@ -107,7 +114,8 @@ static inline int evaluate_examples_(const Evaluator* e, const HellaSwag* h) {
 static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
     // short rows: more of them fit
     const int longest = (int)ceil_div(h->longest, e->multiple) * e->multiple;
-    const int T = longest < e->T ? longest : e->T, B = e->o->batch_size * e->T / T;
+    const int T = longest < e->T ? longest : e->T, fit = e->o->batch_size * e->T / T;
+    const int B = e->most_rows > 0 && e->most_rows < fit ? e->most_rows : fit;
     *n = evaluate_examples_(e, h);
     const int n_rows = N_CHOICES * *n, n_batches = (int)ceil_div(n_rows, B);
     CommShare own;
@@ -117,6 +125,7 @@ static inline int evaluate_answers(const Evaluator* e, HellaSwag* h, int* n) {
         const int is_own = own.first + pass < own.end, i = is_own ? own.first + pass : 0;
         int rows = n_rows - i * B < B ? n_rows - i * B : B;
         hellaswag_batch(h, i * B, rows, T, e->inputs, e->targets);
+        if (e->batch_images) { e->batch_images(e->model, NULL, 0, e->inputs, e->targets, rows, T); }
         const float* losses = e->batch_losses(e->model, e->inputs, e->targets, rows, T);
         if (!is_own) { continue; }
         hellaswag_losses(h, i * B, rows, T, e->targets, losses);

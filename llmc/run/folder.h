@@ -149,9 +149,9 @@ static inline void run_add_starts_(json_t* settings, json_t* before, const RunSt
     json_t* first = json_object_get(before, "command");
     json_object_set(settings, "command", json_is_array(first) ? first : command);
     json_array_append_new(
-        starts, json_pack("{s:o, s:i, s:o, s:s, s:I}", "command", command, "after_step", s->step, "folder",
+        starts, json_pack("{s:o, s:i, s:o, s:s, s:I, s:s*}", "command", command, "after_step", s->step, "folder",
                           run_folder_json(), "commit", COMMIT, "time",
-                          (json_int_t)seconds_now(CLOCK_REALTIME)));
+                          (json_int_t)seconds_now(CLOCK_REALTIME), "job", getenv("TORCHELASTIC_RUN_ID")));
     json_object_set_new(settings, "starts", starts);
     json_decref(before);
 }

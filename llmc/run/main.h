@@ -32,6 +32,7 @@ static inline void main_close_(Run* r) {
     snapshot_free(&r->snapshot);
     verify_free(&r->verify);
     arena_free(r->loaded, sizeof(float) * r->model->n);
+    pp_rooms_close(r);
     r->trainer->close(r);
     model_free(r->model);
     device_free(&r->dev);

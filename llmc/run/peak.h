@@ -5,7 +5,7 @@ What this machine can do: the matmul rate behind "38% peak" in the step line, an
                       the table (cards.h); float: what its multiprocessors can add and multiply at its highest clock
     processor_name    what the CPU, or in a CUDA build the GPU, is called
     memory_available  bytes that are free for arenas: in this container if there is one; in a CUDA build on the GPU
-    check_memory      status 1 when a run needs more than that, with the trainer's remedy
+    check_memory      status 1 when a run needs more than that, with a remedy
 */
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H

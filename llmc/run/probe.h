@@ -1,6 +1,8 @@
 /*
 The input of --probe (doc/files.md): one batch that somebody wants computed, everything visible.
     IN.safetensors   inputs, targets  I32 (B, T), already shifted; a negative target is not counted
+                     pixel_values F32 (P, columns), image_grid_thw (n, 3), I32, I64 or F32   of a model that reads
+                     images, or absent; pixel_values_videos, video_grid_thw: the same of videos
 What comes out (tasks.h): logits, loss and grad.<name> of every tensor, under its name and shape on disk. Where a model
 adds a loss of its own to that of the targets, the latter too, under the name that its trainer gives it.
 */
@@ -12,7 +14,83 @@ adds a loss of its own to that of the targets, the latter too, under the name th
 typedef struct {
     int B, T, counted;      // counted: targets that are not negative
     int *inputs, *targets;  // (B, T), on the heap
+    int n_images, P, columns;  // images, 0: none; their patches, and numbers of each
+    int n_frames;              // so many of them, the last, are frames of videos
+    int* grids;                // (n_images, 3)
+    float* pixels;             // (P, columns)
 } ProbeBatch;
+
+enum { PROBE_MOST_SIDE = 1 << 14 };  // patches
+
+// a number of a grid; some programs write it as a float
+static inline int probe_grid_(const SafeFile* file, const SafeTensor* grids, size_t i) {
+    const size_t n_bytes = dtype_size(grids->dtype);
+    int32_t narrow;
+    int64_t wide;
+    float real;
+    memcpy(grids->dtype == DTYPE_I32 ? (void*)&narrow : grids->dtype == DTYPE_I64 ? (void*)&wide : (void*)&real,
+           (const char*)grids->data + n_bytes * i, n_bytes);
+    const double x = grids->dtype == DTYPE_I32 ? narrow : grids->dtype == DTYPE_I64 ? (double)wide : (double)real;
+    if (!(x >= 1.0 && x <= (double)PROBE_MOST_SIDE && x == floor(x))) {
+        fail_input("%s: image_grid_thw[%zu]: expected a number 1..%d, found %g", file->path, i, PROBE_MOST_SIDE, x);
+    }
+    return (int)x;
+}
+
+static inline void probe_check_images_(const SafeFile* file, const SafeTensor* pixels, const char* pixels_name,
+                                       const SafeTensor* grids, const char* grids_name) {
+    const Dtype dtype = grids ? grids->dtype : DTYPE_U8;
+    const int is_number = dtype == DTYPE_I32 || dtype == DTYPE_I64 || dtype == DTYPE_F32;
+    if (!pixels || pixels->dtype != DTYPE_F32 || pixels->n_dims != 2 || pixels->n == 0 || pixels->n > INT32_MAX) {
+        fail_input("%s: expected a tensor \"%s\", F32 of shape (patches, numbers)", file->path, pixels_name);
+    }
+    if (!is_number || grids->n_dims != 2 || grids->n == 0 || grids->n > INT32_MAX || grids->shape[1] != 3) {
+        fail_input("%s: expected a tensor \"%s\", I32 of shape (images, 3)", file->path, grids_name);
+    }
+    for (size_t i = 0; i < pixels->n; i++) {
+        float value;
+        memcpy(&value, (const char*)pixels->data + sizeof value * i, sizeof value);
+        if (!isfinite(value)) {
+            fail_input("%s: %s[%zu]: expected a finite number, found %g", file->path, pixels_name, i, (double)value);
+        }
+    }
+}
+
+// a grid more; of a video each frame is an image by itself
+static inline void probe_add_grid_(ProbeBatch* batch, const int grid[3], int is_video) {
+    const int n = is_video ? grid[0] : 1, frames = is_video ? 1 : grid[0];
+    batch->grids = (int*)realloc_check(batch->grids, sizeof(int) * 3 * ((size_t)batch->n_images + (size_t)n),
+                                       "grids of images");
+    for (int i = 0; i < n; i++, batch->n_images++) {
+        int* g = batch->grids + 3 * batch->n_images;
+        g[0] = frames, g[1] = grid[1], g[2] = grid[2];
+    }
+    batch->n_frames += is_video ? n : 0;
+}
+
+// images or videos, behind those that are there; or none
+static inline void probe_images_(ProbeBatch* batch, const SafeFile* file, const char* pixels_name,
+                                 const char* grids_name, int is_video) {
+    const SafeTensor* pixels = safetensors_find(file, pixels_name);
+    const SafeTensor* grids = safetensors_find(file, grids_name);
+    if (!pixels && !grids) { return; }
+    probe_check_images_(file, pixels, pixels_name, grids, grids_name);
+    const int columns = (int)pixels->shape[1];
+    const size_t before = (size_t)batch->P * (size_t)columns;
+    if (batch->P > 0 && columns != batch->columns) {
+        fail_input("%s: %s: expected %d numbers for each patch, as of the images, found %d", file->path, pixels_name,
+                   batch->columns, columns);
+    }
+    for (size_t i = 0; i < grids->n; i += 3) {
+        const int grid[3] = {probe_grid_(file, grids, i), probe_grid_(file, grids, i + 1),
+                             probe_grid_(file, grids, i + 2)};
+        probe_add_grid_(batch, grid, is_video);
+    }
+    batch->columns = columns;
+    batch->P += (int)pixels->shape[0];
+    batch->pixels = (float*)realloc_check(batch->pixels, sizeof(float) * before + pixels->n_bytes, "pixels");
+    memcpy(batch->pixels + before, pixels->data, pixels->n_bytes);
+}
 
 static inline int* probe_tokens_(const SafeFile* file, const char* name, ProbeBatch* batch, int low, int V) {
     const SafeTensor* t = safetensors_find(file, name);
@@ -48,6 +126,8 @@ static inline void probe_read(ProbeBatch* batch, const char* path, int V, int cl
         fail_input("%s: expected at most the model's %d positions, found %d", path, max_T, batch->T);
     }
     if (batch->counted == 0) { fail_input("%s: all targets are negative: there is no loss", path); }
+    probe_images_(batch, &file, "pixel_values", "image_grid_thw", 0);
+    probe_images_(batch, &file, "pixel_values_videos", "video_grid_thw", 1);
     safetensors_close(&file);
 }
 
@@ -76,5 +156,7 @@ static inline void probe_print(const ProbeBatch* batch, float loss, const char* 
 static inline void probe_free(ProbeBatch* batch) {
     free(batch->inputs);
     free(batch->targets);
+    free(batch->grids);
+    free(batch->pixels);
 }
 #endif  // LLMC_PROBE_H

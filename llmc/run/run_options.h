@@ -213,7 +213,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"machine", "plan", "", OPTION_INT, &o->plan, "0", 0, RANKS_MAX, "W",
          "a dry run for W ranks by this one process: memory of each, what they send, how long stages wait", 0},
         {"machine", "plan-card", "", OPTION_TEXT, &o->plan_card, "", 0, 0, "NAME",
-         "with --plan: a GPU for each rank, such as H200: does it fit, and how long does an update take?", 0},
+         "with --plan, in a build for GPUs in bf16: a GPU for each rank, such as H200: does it fit, and how long does "
+         "an update take?", 0},
         {"machine", "plan-rate", "", OPTION_FLOAT, &o->plan_rate, "0.4", 0.01, 1, "F",
          "with --plan-card: the share of its peak that products reach, as you have measured it", 0},
     };

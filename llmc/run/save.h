@@ -43,10 +43,8 @@ static inline int save_find_adapter_(Run* r) {
 
 // does --lora of a trainer that has it name an adapter? Then the averaged weights are that one's
 static inline int save_adds_(const Run* r) {
-    for (int i = 0; i < r->n_options; i++) {
-        if (strcmp(r->table[i].name, "lora") == 0) { return **(const char**)r->table[i].value != '\0'; }
-    }
-    return 0;
+    const Option* lora = options_at(r->table, r->n_options, "lora");
+    return lora && **(const char**)lora->value != '\0';
 }
 
 // --run goes on with an adapter, whose checkpoint does not hold the model
@@ -342,7 +340,7 @@ static inline void save_check_same_(Run* r, const ModelStream* stream) {
     for (int i = 0; i < N_SOURCES && model_is_divided(m); i++) {
         if (*files[i]) { ranks_same(r->comm, "parameters", save_file_sum_(files[i])); }
     }
-    const uint64_t stage = (uint64_t)m->pp.stage, place = (uint64_t)m->ranks.ep.place;
+    const uint64_t stage = (uint64_t)m->pp.place, place = (uint64_t)m->ranks.ep.place;
     ranks_same_of(r->comm, "parameters", stream->sum, stage);
     ranks_same_of(r->comm, "parameters", stream->sum_of_experts, stage * RANK_GROUP_MAX + place);
 }
@@ -500,18 +498,19 @@ static inline void save_parameters_(Run* r, const void* copy, const char* folder
     model_whole_free(m, params, copy);
 }
 
-static inline FileSum save_average_(Run* r, const float* copy, const char* path) {
+// average and copy: of the average and of the parameters, on the host
+static inline FileSum save_average_(Run* r, const float* average, const void* copy, const char* path) {
     Model* m = r->model;
     FileSum sum;
     if (save_by_slices_(m)) {
-        ModelSlices slices = model_slices_open(m, model_source_of_average(m, copy, NULL, &r->dev));
+        ModelSlices slices = model_slices_open(m, model_source_of_average(m, average, copy, NULL, &r->dev));
         sum = tensors_save_from(path, m->table, m->n_saved, model_slices_source(&slices));
         model_slices_close(&slices);
         return sum;
     }
-    float* average = model_whole_average(m, copy, NULL, &r->dev);
-    sum = tensors_save(path, m->table, m->n_saved, average);
-    arena_free(average, sizeof(float) * m->n);
+    float* whole = model_whole_average(m, average, copy, NULL, &r->dev);
+    sum = tensors_save(path, m->table, m->n_saved, whole);
+    arena_free(whole, sizeof(float) * m->n);
     return sum;
 }
 
@@ -529,8 +528,8 @@ static inline void save_help_(Run* r) {
     else if (model_is_in_parts(m)) { model_whole(m, model_source(m), &r->dev, &r->dev); }
     moments_save(NULL, m, m->w.m, m->w.v, &r->dev);
     if (!m->average) { return; }
-    if (by_slices) { save_answer_(r, model_source_of_average(m, m->average, &r->dev, &r->dev)); }
-    else { model_whole_average(m, m->average, &r->dev, &r->dev); }
+    if (by_slices) { save_answer_(r, model_source_of_average(m, m->average, model_source(m), &r->dev, &r->dev)); }
+    else { model_whole_average(m, m->average, model_source(m), &r->dev, &r->dev); }
 }
 
 // the files of a checkpoint, from the snapshot: training may be further on by now
@@ -549,7 +548,7 @@ static inline void save_write_(void* run) {
     saved_files_add(files, moments_save(path, r->model, m, v, NULL));
     if (r->model->average) {
         path_join(path, temporary, EMA_WEIGHTS);
-        saved_files_add(files, save_average_(r, (const float*)s->arena[3], path));
+        saved_files_add(files, save_average_(r, (const float*)s->arena[3], s->arena[0], path));
     }
     Extra extras[MAX_EXTRAS + 1];
     const int n_extras = save_extras_(r, extras);
@@ -568,8 +567,9 @@ static inline void save_check_data(Run* r) {
     if (largest == 0) { return; }
     if (ours != largest) { comm_barrier(r->comm, HERE); }  // another rank says it
     background_wait(&r->snapshot.writer);
-    fail_run("%s: another program has written to it since it was opened: nothing is saved of what was learnt since the "
-             "last checkpoint%s", path, *r->o.run ? "; give the file back and --resume, which compares its bytes" : "");
+    fail_run("%s: another program has written to it since it was opened, or has taken it away: nothing is saved of "
+             "what was learnt since the last checkpoint%s", path,
+             *r->o.run ? "; give the file back and --resume, which compares its bytes" : "");
 }
 
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 or stages the others send it their parts
@@ -591,6 +591,11 @@ static inline void save_checkpoint(Run* r, int last) {
     } else if (r->o.zero > 0 || model_is_divided(model)) {
         save_help_(r);
     }
+}
+
+// before numbers change that do not learn, as biases of routers do: with masters a writer at work still reads them
+static inline void save_let_change(Run* r) {
+    if (r->model->w.master) { background_wait(&r->snapshot.writer); }
 }
 
 // ---- exports ----
@@ -624,25 +629,48 @@ typedef struct {
     const Run* r;
     const float* params;  // of the adapter; NULL: there is none
     float* room;          // for a slice
+    ModelSlices* parts;   // of ranks that have the model in parts; NULL: this one has all of it
 } MergedSlices;
 
 static inline const float* merged_slice_(void* from, const Tensor* t, int k) {
     const MergedSlices* x = (const MergedSlices*)from;
     Model* m = x->r->model;
     const int i = (int)(t - m->table);
-    model_stored_slice_(m, m->w.stored, i, k, x->room, &x->r->dev);
+    if (x->parts) {
+        const float* slice = model_slices_source(x->parts).slice(x->parts, t, k);
+        memcpy(x->room, slice, sizeof(float) * tensor_slice_elements(t));
+    } else {
+        model_stored_slice_(m, m->w.stored, i, k, x->room, &x->r->dev);
+    }
     if (x->params) { x->r->trainer->merge_adapter(x->r, x->params, i, k, x->room); }
     return x->room;
 }
 
-static inline void save_export_merged_(const Run* r, const float* params, const char* folder) {
+// parts: see MergedSlices
+static inline void save_export_merged_(const Run* r, const float* params, ModelSlices* parts, const char* folder) {
     const Model* m = r->model;
     const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
-    MergedSlices merged = {r, params, (float*)malloc_check(n_bytes, "a tensor that is merged")};
+    MergedSlices merged = {r, params, (float*)malloc_check(n_bytes, "a tensor that is merged"), parts};
     const SliceSource source = {merged_slice_, &merged};
     const int first = model_is_adapter(m) ? m->n_saved : 0;
     save_export_folder_(r, m->table + first, m->n_table - first, source, folder);
     free(merged.room);
+}
+
+// The base with what the adapter adds, whole on rank 0; where ranks have parts of the base, all call and bring them
+static inline void save_export_base_(Run* r, const float* params) {
+    Model* m = r->model;
+    const ModelSource stored = {NULL, NULL, m->w.stored, &r->dev};
+    const int brings = run_is_training(r) && model_is_divided(m);
+    if (!brings) {
+        if (r->comm->rank == 0) { save_export_merged_(r, params, NULL, r->o.export_hf); }
+    } else if (r->comm->rank > 0) {
+        save_answer_(r, stored);
+    } else {
+        ModelSlices slices = model_slices_open(m, stored);
+        save_export_merged_(r, params, &slices, r->o.export_hf);
+        model_slices_close(&slices);
+    }
 }
 
 // all ranks call, rank 0 writes: what was loaded, or what training has made of it
@@ -652,13 +680,14 @@ static inline void save_exports(Run* r) {
     if (!run_exports(r)) { return; }
     if (r->comm->rank > 0 && !run_is_training(r)) { return; }  // rank 0 has kept what it has read
     if (model_exports_stored(m)) {
-        save_export_merged_(r, NULL, r->o.export_hf);
+        save_export_merged_(r, NULL, NULL, r->o.export_hf);
         return;
     }
     const int averaged = run_takes_average(r) && m->average && r->state.averaged > 0;
     if (run_is_training(r) && save_by_slices_(m)) {
-        const ModelSource from = averaged ? model_source_of_average(m, m->average, &r->dev, &r->dev)
-                                          : model_source_of(m, model_source(m), &r->dev, &r->dev);
+        const ModelSource from =
+            averaged ? model_source_of_average(m, m->average, model_source(m), &r->dev, &r->dev)
+                     : model_source_of(m, model_source(m), &r->dev, &r->dev);
         if (r->comm->rank > 0) {
             save_answer_(r, from);
             return;
@@ -669,11 +698,12 @@ static inline void save_exports(Run* r) {
         return;
     }
     const float* params = r->loaded ? r->loaded
-                        : averaged ? model_whole_average(m, m->average, &r->dev, &r->dev) : model_download(m, &r->dev);
+                        : averaged ? model_whole_average(m, m->average, model_source(m), &r->dev, &r->dev)
+                                   : model_download(m, &r->dev);
     if (r->comm->rank == 0 && exports_adapter) { save_export_adapter_(r, params, r->export_adapter); }
-    if (r->comm->rank == 0 && *r->o.export_hf) {
-        if (model_is_adapter(m)) { save_export_merged_(r, params, r->o.export_hf); }
-        else { save_export_folder_(r, m->table, m->n_table, slice_source(params), r->o.export_hf); }
+    if (*r->o.export_hf && model_is_adapter(m)) { save_export_base_(r, params); }
+    else if (*r->o.export_hf && r->comm->rank == 0) {
+        save_export_folder_(r, m->table, m->n_table, slice_source(params), r->o.export_hf);
     }
     if (r->comm->rank == 0 && r->exports_more) { r->trainer->write_more(r, params); }
     if (averaged) { arena_free((void*)params, sizeof(float) * m->n); }

@@ -90,30 +90,22 @@ static inline void side_begin_(SideBySide* s, int r) {
     Generator* g = s->g;
     SideRow* row = &s->rows[r];
     TextAsked asked = {NULL, 0, NULL, &row->random, side_take_, row};
-    int n, from = r;
+    int from = r;
     row->i = s->begun;
     side_expect_(s);
     s->job->ask(s->job->context, row->i, &asked);
-    const int* tokens = generator_prompt_(g, asked.prompt, &n);
-    int n_shared = generator_shared_(&g->rows[r], tokens, n);
+    int n_shared = generator_shared_(g, &g->rows[r], asked.prompt);
     for (int other = 0; other < g->n_rows; other++) {
-        const int n_other = generator_shared_(&g->rows[other], tokens, n);
+        const int n_other = generator_shared_(g, &g->rows[other], asked.prompt);
         if (n_other > n_shared) { n_shared = n_other, from = other; }
     }
     if (from != r) { g->share_text(g->model, r, from, n_shared); }
     text_begin(g, &g->rows[r], &asked, n_shared);
 }
 
-static inline const float* side_logits_(SideBySide* s, int n) {
-    const Generator* g = s->g;
-    const CachedText* x = s->pass;
-    if (!g->next_of_each) { return g->next_logits(g->model, x->tokens, x->n_cached, x->n); }
-    return g->next_of_each(g->model, x, n);
-}
-
 // n rows, those of the pass, are one token longer
 static inline void side_pass_(SideBySide* s, int n) {
-    const float* logits = side_logits_(s, n);
+    const float* logits = generator_logits_(s->g, s->pass, n);
     for (int k = 0; k < n; k++) {
         const int r = s->pass[k].row;
         MadeText* x = &s->g->rows[r];
@@ -137,7 +129,7 @@ static inline int side_prepare_(SideBySide* s, int r) {
             side_begin_(s, r);
         }
         generator_fit(s->g, x);
-        const CachedText text = {x->tokens, r, x->n_cached, x->n};
+        const CachedText text = generator_text_(x, r);
         if (x->n - x->n_cached == 1) { return 1; }
         s->pass[0] = text;
         side_pass_(s, 1);
@@ -159,7 +151,7 @@ static inline void side_by_side(Generator* g, int64_t first, int64_t end, const 
         for (int r = 0; r < g->n_rows; r++) { side_prepare_(&s, r); }
         for (int r = 0; r < g->n_rows; r++) {
             const MadeText* x = &g->rows[r];
-            const CachedText text = {x->tokens, r, x->n_cached, x->n};
+            const CachedText text = generator_text_(x, r);
             if (s.rows[r].i >= 0) { s.pass[n++] = text; }
         }
         if (n > 0) { side_pass_(&s, n); }

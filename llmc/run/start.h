@@ -13,6 +13,7 @@ computed or written.
 #include "pipeline.h"        // pp_stream_bytes
 #include "peak.h"            // matmul_peak, memory_available, check_memory
 #include "plan.h"            // plan_begin, plan_memory, plan_say
+#include "remedy.h"          // remedy_of_memory
 #include "save.h"            // save_find_model
 #include "same_data.h"       // data_to_json, data_check
 #include "tasks.h"           // task_open_generator
@@ -65,8 +66,10 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     if (r->o.plan > 0) { plan_begin(r); }
     options_refuse(r->o.plan == 0 && *r->o.plan_card, "plan-card", "is for --plan W");
+    options_refuse(run_is_typed(r, "plan-rate") && !*r->o.plan_card, "plan-rate", "is for --plan-card NAME");
     r->comm = ranks_open(&r->place, &r->o);
     const int begins = !r->o.dry_run && run_will_train(r);
+    ranks_same(r->comm, "choice of --resume and --continue", (uint64_t)(2 * r->o.resume + r->o.go_on));
     const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o, begins));
     r->state = goes_on ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
     if (goes_on) { options_set(r->table, r->n_options, "resume", "1"); }
@@ -96,7 +99,7 @@ static inline void start_check_purpose_(const Run* r) {
         if (!(row->flags & (i < r->n_options ? OPTION_TRAINS : OPTION_WORK)) || used >= sizeof expected) { continue; }
         used += (size_t)snprintf(expected + used, sizeof expected - used, "%s--%s", used > 0 ? ", " : "", row->name);
     }
-    fail_input("nothing to do: expected %s or --dry-run", expected);
+    fail_input("nothing to do: expected %s, --dry-run or --plan W", expected);
 }
 
 // where tokenizer and chat template are; the model's own folder where --tokenizer is no folder's
@@ -111,8 +114,11 @@ static inline void start_recall_template_(Run* r) {
     char folder[PATH_BYTES];
     const char* trained = *r->adapter_weights ? r->adapter_weights : r->config;
     if (!r->trainer->takes_conversations || run_is_typed(r, "chat-template") || !*trained) { return; }
-    const char* name = checkpoint_option(path_parent(folder, trained), "chat-template");
-    if (!name || strcmp(name, CHAT_AUTO) == 0) { return; }
+    char* name = checkpoint_option(path_parent(folder, trained), "chat-template");
+    if (!name || strcmp(name, CHAT_AUTO) == 0) {
+        free(name);
+        return;
+    }
     options_set(r->table, r->n_options, "chat-template", name);
     r->chat.is_recalled = 1;
 }
@@ -127,7 +133,9 @@ static inline void start_plan_rows_(Run* r) {
         options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T);
     }
     r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
-    data_read_chat(&r->data, o, &r->tokenizer, r->T, start_tokenizer_folder_(folder, r));
+    const int has_images = data_is_chat(&r->data) && r->trainer->image_measure;
+    data_read_chat(&r->data, o, &r->tokenizer, has_images ? r->trainer->image_measure(r) : NULL, r->T,
+                   start_tokenizer_folder_(folder, r));
 }
 
 // the paths that the option reads, one or several; none where it reads nothing
@@ -262,7 +270,8 @@ static inline void start_questions_(Run* r) {
     if (!chats && !answers_file && !run_answers(r)) { return; }
     const char* name = chats ? "chat" : answers_file ? "generate-file" : "eval-generate";
     task_need_text(r, name);
-    asker_init(&r->asker, &r->chat, start_tokenizer_folder_(folder, r), &r->tokenizer, r->o.stop);
+    const ImageMeasure* measure = r->trainer->image_measure ? r->trainer->image_measure(r) : NULL;
+    asker_init(&r->asker, &r->chat, start_tokenizer_folder_(folder, r), &r->tokenizer, measure, r->o.stop);
     if (chats) { asker_open(&r->asker); }
     else {
         questions_read(&r->questions, &r->asker, &r->o, name,
@@ -303,14 +312,17 @@ static inline void start_check_names_(const Run* r) {
     const Model* m = r->model;
     const double of_each = 75.0;  // "exp_avg_sq.", type, shape, place and marks, about
     double n_bytes = 0.0;
+    int n_tensors = 0;
     for (int i = 0; i < m->n_table; i++) {
         char name[NAME_BYTES];
-        const int n = tensor_slices(&m->table[i]);
-        n_bytes += 2.0 * n * ((double)strlen(tensor_slice_name(name, sizeof name, &m->table[i], n - 1)) + of_each);
+        const int n_slices = tensor_slices(&m->table[i]), n = n_slices / tensor_joined(&m->table[i]);
+        tensor_slice_name(name, sizeof name, &m->table[i], n_slices - 1);
+        n_bytes += 2.0 * n * ((double)strlen(name) + of_each);
+        n_tensors += n;
     }
-    if (n_bytes > SAFETENSORS_MAX_HEADER || 2 * m->n_slices > SAFETENSORS_MAX_TENSORS) {
+    if (n_bytes > SAFETENSORS_MAX_HEADER || 2 * n_tensors > SAFETENSORS_MAX_TENSORS) {
         fail_input("the model: %d tensors by name, whose moments no safetensors file can name: its header ends at %d "
-                   "bytes: fewer layers or experts", m->n_slices, SAFETENSORS_MAX_HEADER);
+                   "bytes: fewer layers or experts", n_tensors, SAFETENSORS_MAX_HEADER);
     }
 }
 
@@ -419,7 +431,7 @@ static inline void start_open(Run* r, int argc, char** argv) {
 // late
 static inline int start_batches_ahead_(const Run* r) { return r->trainer->more_data ? r->d.prefetch_buffer : 1; }
 static inline int start_batches_kept_(const Run* r) {
-    return DEVICE_IS_SHARED ? pp_slots(r) : (int)ceil_div(r->n_leaves, pp_lines(r));
+    return DEVICE_IS_SHARED ? pp_kept(r) : (int)ceil_div(r->n_leaves, pp_lines(r));
 }
 
 // ---- the box ----
@@ -432,7 +444,8 @@ static inline double start_workspace_(const Run* r, int B) {
 static inline double start_batch_bytes_(const Run* r, int B, int sparing) {
     const Trainer* t = r->trainer;
     const Purpose purpose = run_is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
-    return t->activation_bytes(r, purpose, B, r->T, sparing) + start_workspace_(r, B);
+    const double rooms = purpose == TO_TRAIN ? pp_rooms_bytes(r, B) : 0.0;
+    return t->activation_bytes(r, purpose, B, r->T, sparing) + rooms + start_workspace_(r, B);
 }
 
 // the largest --batch-size whose activations and scratch fit in n_bytes
@@ -539,9 +552,10 @@ static inline Needed start_box_memory_(Run* r) {
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
     RanksCost cost = {0.0, 0.0, 0.0, 0.0};
-    const double rows_sent = t->rows_sent && trains ? t->rows_sent(r) : 0.0;
-    const double parts_sent = t->parts_sent && trains ? t->parts_sent(r) : 0.0;
-    const double keys_sent = t->keys_sent && trains ? t->keys_sent(r) : 0.0, sent = rows_sent + parts_sent + keys_sent;
+    const double rows_sent = t->rows_sent && trains ? pp_sum(r, t->rows_sent) : 0.0;
+    const double parts_sent = t->parts_sent && trains ? pp_sum(r, t->parts_sent) : 0.0;
+    const double keys_sent = t->keys_sent && trains ? pp_sum(r, t->keys_sent) : 0.0;
+    const double sent = rows_sent + parts_sent + keys_sent;
     if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r), sent); }
     const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
@@ -577,9 +591,11 @@ static inline Needed start_box_memory_(Run* r) {
     const int is_0 = r->comm->rank == 0;
     const Planned planned = {parameters, gradients, moments, batch + (is_0 ? sampling : of_each),
                              workspace + rest + (is_0 ? copy : 0.0), most, cost.data, cost.streams, rows_sent,
-                             parts_sent, keys_sent, model_has_pp(m) ? m->pp.work : 1.0, model_first_layer(m),
-                             model_end_layer(m)};
+                             parts_sent, keys_sent, model_has_pp(m) ? m->pp.work : 1.0, ""};
     r->planned = planned;
+    for (int s = m->pp.place; s < m->pp.n_stages && model_has_pp(m); s += m->pp.size) {
+        pp_name_layers(r->planned.layers, sizeof r->planned.layers, &m->pp, s, ",");
+    }
     if (has_batch && !*o->probe && available > 0.0 && !(o->plan > 0 && model_has_pp(m))) {
         start_box_largest_(r, (available - needed) / n_ranks + batch + workspace);
     }
@@ -637,17 +653,21 @@ static inline const char* start_remedy_of_texts_(const Run* r) {
     return r->n_rows > 1 ? "a smaller --generate-batch" : "a smaller model";
 }
 
-// the same for a run
-static inline const char* start_remedy_(char* text, size_t n_bytes, const Run* r, const Needed* needed) {
-    const char* sparing = r->trainer->sparing;
-    if (needed->without_batch > memory_available()) {
-        if (!run_is_training(r)) { return start_remedy_of_texts_(r); }
-        return DEVICE_IS_SHARED != 0 ? "a smaller model, or more machines with --zero 2"
-                                     : "a smaller model, or more GPUs with --zero 2";
-    }
-    snprintf(text, n_bytes, "%s%sa smaller --batch-size, --seq-len or --model", sparing ? sparing : "",
-             sparing ? ", " : "");
-    return text;
+// The same for a run. All ranks find it alike, of the least memory that is free for any of them, and the first says it
+static inline void start_check_memory_(Run* r, const Needed* needed) {
+    char text[REMEDY_BYTES], who[64] = "needs";
+    double available = memory_available();
+    comm_all_reduce(r->comm, &available, 1, DT_F64, OP_MIN, HERE);
+    if (available <= 0.0 || needed->all <= available) { return; }
+    const int n_here = DEVICE_IS_SHARED && r->place.local_size > 1 ? r->place.local_size : 1;
+    const int of_texts = needed->without_batch > available && !run_is_training(r);
+    const Shortage s = shortage_of(r, &r->planned, available, DEVICE_IS_SHARED ? "machine" : "GPU", n_here);
+    const char* remedy = of_texts ? start_remedy_of_texts_(r) : remedy_of_memory(text, r, &s);
+    if (n_here > 1) { snprintf(who, sizeof who, "%d ranks of this machine need", n_here); }
+    warn_alike("%s %s of memory, %s are free: try %s", who, format_bytes(needed->all).s, format_bytes(available).s,
+               remedy);
+    comm_barrier(r->comm, HERE);  // said: over MPI the first that ends, ends all
+    exit(1);
 }
 
 // a run that only generates prints nothing but text
@@ -672,8 +692,7 @@ static inline void start_device(Run* r) {
     comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
     const Needed n_bytes = start_box_(r);
     if (run_is_training(r)) { ranks_warn_of_idle(r->comm, r->model, r->n_leaves); }
-    char remedy[128];
-    check_memory(n_bytes.all, start_remedy_(remedy, sizeof remedy, r, &n_bytes));
+    start_check_memory_(r, &n_bytes);
 }
 
 // ---- what a run has beside its model ----
@@ -693,6 +712,7 @@ static inline void start_record_data_(Run* r) {
         if (run_answers(r)) {
             json_object_set_new(r->recorded, "eval_prompts", questions_to_json(&r->questions, r->chat.eval_generate));
         }
+        data_sum_images(&r->data, &r->o, r->o.resume ? r->state.step : -1, r->recorded);
         val_is_new =
             r->o.resume && data_check(&r->o, r->state.step, r->table, r->n_options, &r->data, r->recorded);
     }
@@ -708,6 +728,7 @@ static inline void start_record_data_(Run* r) {
 static inline void start_training(Run* r, int argc, char** argv) {
     data_sums(&r->data);
     start_batch(r, TO_TRAIN);
+    pp_rooms_open(r);
     if ((r->o.sample_every > 0 || run_answers(r)) && run_samples(r)) {
         task_open_generator(r, generator_room(&r->o, run_longest_prompt(r), r->max_T));
     }

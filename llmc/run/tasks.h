@@ -7,6 +7,7 @@ What a run may do with a model beside training it.
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
+#include "../ops/mtp_tokens.h"  // mtp_counted
 #include "../files/tensorfile.h"     // tensors_put
 #include "../ranks/context_ranks.h"  // cp_bring
 #include "../text/escape.h"          // text_escape
@@ -22,6 +23,13 @@ static inline float* task_host_(Run* r, size_t n) {
     r->host = (float*)malloc_check(sizeof(float) * n, "losses or logits");
     r->n_host = n;
     return r->host;
+}
+
+// BatchImages of evaluate.h
+static inline void task_images_(void* run, const DataLoader* rows, int64_t first, const int* inputs, const int* targets,
+                                int B, int T) {
+    Run* r = (Run*)run;
+    r->trainer->images_of_rows(r, rows, first, inputs, targets, B, T);
 }
 
 // BatchLosses of evaluate.h
@@ -96,9 +104,12 @@ static inline void task_evaluate(Run* r, int training) {
     char line[256] = "";
     const Tokenizer* tokenizer = run_has_text(r) ? &r->tokenizer : NULL;
     Comm* dealing = model_dealing(r->model, r->comm);  // a line of stages computes one batch
+    const RankGroup* cp = &r->model->cp;
+    // of what goes along rows there is room for those of a batch
+    const int cp_most_rows = model_has_cp(r->model) && cp->chunks == 1 ? r->o.batch_size : 0;
     const Evaluator e = {&r->o,     dealing,     tokenizer, r->T,   r->inputs, r->targets, task_losses_, r,
-                         t->scores, t->n_scores, scores,    r->model->cp.chunks * r->model->cp.size,
-                         model_has_ep(r->model), r->comm->rank == 0};
+                         t->images_of_rows ? task_images_ : NULL, t->scores, t->n_scores, scores,
+                         cp_multiple(cp), cp_most_rows, model_has_ep(r->model), r->comm->rank == 0};
     const int step = r->state.step;
     if (has_data(&r->data.val)) {
         float loss = evaluate_loss(&e, &r->data.val_rows, &bits_per_byte);
@@ -137,6 +148,7 @@ static inline void task_open_generator(Run* r, int room) {
     g->next_logits = task_next_logits_;
     g->next_of_each = r->trainer->next_of_each ? task_next_of_each_ : NULL;
     g->share_text = task_share_text_;
+    g->has_states = r->trainer->has_states;
     g->model = r;
     g->V = r->V;
     g->room = room;
@@ -161,7 +173,7 @@ static inline void task_sample_one_(Run* r, const Prompt* p, const char* which) 
 // one of each prompt; without any, one from end of text on
 static inline void task_sample(Run* r) {
     const Prompts* prompts = &r->prompts;
-    const Prompt none = {NULL, 0, &r->generator.eot, 1};
+    const Prompt none = {NULL, 0, &r->generator.eot, 1, {NULL, 0}};
     generator_forget(&r->generator);
     if (prompts->n == 0) { task_sample_one_(r, &none, ""); }
     for (int i = 0; i < prompts->n; i++) {
@@ -216,9 +228,10 @@ static inline HexText task_file_sum_(const char* weights, const char* config) {
 
 // what answers depend on beside their prompts (answers_check)
 static inline json_t* task_answers_settings_(const Run* r) {
-    static const char* const names[] = {"model", "weights", "seed", "chat-template", "think", "prompt-eot",
-                                        "max-new-tokens", "stop", "temperature", "top-k", "top-p", "min-p",
-                                        "repetition-penalty", "samples"};
+    static const char* const names[] = {"model", "weights", "seed", "chat-template", "think",
+                                        "preserve-thinking", "prompt-eot", "max-new-tokens", "stop", "temperature",
+                                        "top-k", "top-p", "min-p", "repetition-penalty", "samples",
+                                        "image-max-pixels"};
     char folder[PATH_BYTES], adapter[PATH_BYTES] = "";
     if (*r->adapter_weights) { path_join(adapter, path_parent(folder, r->adapter_weights), HF_ADAPTER_CONFIG); }
     const Tokenizer* t = &r->tokenizer;
@@ -227,6 +240,8 @@ static inline json_t* task_answers_settings_(const Run* r) {
     json_t* made_with = json_pack("{s:s, s:s, s:s}", "model_xxh3", task_file_sum_(r->weights, r->config).s,
                                   "adapter_xxh3", task_file_sum_(r->adapter_weights, adapter).s, "tokenizer_xxh3",
                                   hex_text(tokens).s);
+    const ImageFiles* files = &r->asker.c.files;
+    if (files->n > 0) { json_object_set_new(made_with, "images", json_string(hex_text(image_files_sum(files)).s)); }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         json_t* value = json_object_get(options, names[i]);
         if (value) { json_object_set(made_with, names[i], value); }
@@ -262,12 +277,15 @@ static inline void task_probe(Run* r) {
     r->trainer->open(r, TO_TRAIN, x.B, x.T);
     probe_open(&out, r->o.probe_out, &x, r->classes, r->trainer->without_more, m->table, m->n_saved);
 
+    if (r->trainer->images) { r->trainer->images(r, &x); }
+    else if (x.n_images > 0) { fail_input("%s: this model reads no images", r->o.probe); }
     r->trainer->forward(r, TO_TRAIN, x.inputs, NULL, x.B, x.T, 0);
     for (int n = 0; n < N; n++) {
         safewriter_put(&out, task_logits_(r, TO_TRAIN, n), sizeof(float) * (size_t)r->classes);
     }
 
     const size_t n_bytes = sizeof(float) * m->n;
+    m->mtp_counted = fmaxf(1.0f, (float)mtp_counted(x.inputs, x.targets, NO_RESET, x.B, x.T));
     r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
     float loss, *grads = model_reduce(m, &loss, &r->dev);
     float* host = (float*)arena_alloc(n_bytes, "gradients on the host");

@@ -5,6 +5,7 @@ gives Trainer.step, which may be made of the same pieces.
 */
 #ifndef LLMC_TRAIN_H
 #define LLMC_TRAIN_H
+#include "../ops/mtp_tokens.h"  // mtp_counted
 #include "folder.h"   // run_summary
 #include "pipeline.h" // pp_leaves
 #include "save.h"     // save_checkpoint
@@ -30,6 +31,21 @@ static inline int64_t train_counted(const Run* r) {
     const int64_t n_rows = (int64_t)r->n_leaves * r->o.batch_size;
     const int64_t n = dataloader_counted(&r->data.train_rows, run_first_row(&r->o, &r->state), n_rows);
     return n > 0 ? n : 1;
+}
+
+// the same of the tokens after the next (mtp_tokens.h)
+static inline int64_t train_counted_mtp_(const Run* r) {
+    const int64_t n_rows = (int64_t)r->n_leaves * r->o.batch_size, first = run_first_row(&r->o, &r->state);
+    const int T = r->T, document_start = run_document_start(r, TO_TRAIN);
+    if (r->data.train.examples_T == 0 && document_start == NO_RESET) { return n_rows * (T - 1); }
+    int* row = (int*)malloc_check(2 * sizeof(int) * (size_t)T, "a row");
+    int64_t n = 0;
+    for (int64_t i = first; i < first + n_rows; i++) {
+        dataloader_row(&r->data.train_rows, i, row, row + T);
+        n += mtp_counted(row, row + T, document_start, 1, T);
+    }
+    free(row);
+    return n;
 }
 
 // does --noise-scale ask for this step?
@@ -64,6 +80,10 @@ static inline void train_leaves_(Run* r, float dloss) {
     for (int k = 0; k < model_batches(r->model); k++) {
         const int *inputs, *targets;
         train_batch_(r, k, &inputs, &targets);
+        if (r->trainer->images_of_rows) {
+            const int64_t first = train_row(r, train_batch_number(r, k));
+            r->trainer->images_of_rows(r, &r->data.train_rows, first, inputs, targets, r->o.batch_size, r->T);
+        }
         r->trainer->leaf(r, k, inputs, targets, dloss, r->o.batch_size, r->T);
         comm_watch(r->comm, HERE);
     }
@@ -72,6 +92,7 @@ static inline void train_leaves_(Run* r, float dloss) {
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static inline float* train_gradients(Run* r, float* loss, float* norm) {
     const float counted = (float)train_counted(r), dloss = 1.0f / counted;
+    if (r->model->learns_mtp) { r->model->mtp_counted = fmaxf(1.0f, (float)train_counted_mtp_(r)); }
     dp_measure(&r->model->dp, train_measures_noise_(r), &r->dev);
     if (model_has_pp(r->model)) { pp_leaves(r, dloss, train_batch_); } else { train_leaves_(r, dloss); }
     float loss_sum, *grads = model_reduce(r->model, &loss_sum, &r->dev);
@@ -192,8 +213,9 @@ static inline void train(Run* r) {
     RunState* s = &r->state;
     const int saved = o->resume ? s->step : -1, first = s->step;
     const double began = seconds_now(CLOCK_MONOTONIC), wait = 60.0 * (double)o->save_minutes;
+    uint64_t bytes_sent = 0;  // in updates: validations, samples and checkpoints send, too
     int stop;
-    ranks_print_cost(r->comm, 0);
+    ranks_print_cost(r->comm, 0, 0);
     stop_on_signals();
     for (;;) {
         int due_by_time = r->comm->rank == 0 && wait > 0.0 && snapshot_is_old(&r->snapshot, began, wait);
@@ -213,9 +235,11 @@ static inline void train(Run* r) {
             save_checkpoint(r, last);
         }
         if (last) { break; }
+        const uint64_t before = r->comm->link->bytes_sent;
         train_step(r);
+        bytes_sent += r->comm->link->bytes_sent - before;
     }
-    ranks_print_cost(r->comm, s->step - first);
+    ranks_print_cost(r->comm, s->step - first, bytes_sent);
     snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_saved, r->model->frozen,
                                                        r->model->average != NULL));
     const char* outcome = s->step >= o->steps ? "done" : stop ? "stopped" : "stopped early";

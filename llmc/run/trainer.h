@@ -41,6 +41,7 @@ typedef struct {
 // r->model is the trainer's own struct, which begins with a Model. `or NULL` where a trainer may have none
 typedef struct {
     const char *name, *about, *presets;  // of the program, for --help; what --model can name
+    const char* on_gpus;                 // or NULL, for CPUs alone: what make builds of it for GPUs
     const char* sparing;                 // or NULL: the option that saves most memory in training, as it is typed
     size_t stored_bytes;                 // of a parameter as the ops read it
     int usual_T, usual_V;                // positions of a row where nobody says; vocabulary of a new model for token
@@ -54,6 +55,9 @@ typedef struct {
     void (*options)(Run* r);                       // or NULL: run_add_options for its own rows
     void (*parsed)(Run* r);                        // or NULL: what follows from them
     void (*choose)(Run* r);                        // the sizes: r->model's table (model_layout), r->V, classes, max_T
+    // or NULL: conversations have no images. Asked when they are read, after `choose`: how many placeholders an
+    // image has, which then stand in TokenData.images (dataloader_images). It stays until the run is closed
+    const ImageMeasure* (*image_measure)(Run* r);
     void (*freeze)(Run* r);                        // or NULL: what stays as it is beside --freeze
     void (*check)(Run* r);                         // or NULL: options that exclude each other
     void (*box)(const Run* r);                     // rows of the box: the model's sizes
@@ -62,7 +66,8 @@ typedef struct {
     double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T, int sparing);
     double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
-    double (*rows_sent)(const Run* r);             // or NULL: bytes in an update to ranks that share experts
+    // bytes in an update, by the stage whose turn it is (pp_sum)
+    double (*rows_sent)(const Run* r);             // or NULL: to ranks that share experts
     double (*parts_sent)(const Run* r);            // or NULL: to ranks that share matrices
     double (*keys_sent)(const Run* r);             // or NULL: to ranks that share positions
 
@@ -71,6 +76,11 @@ typedef struct {
     // are floats in host memory they may also be written whole, to model_floats
     void (*load)(Run* r, const SliceSink* sink);
     void (*open)(Run* r, Purpose purpose, int B, int T);  // activations; TO_TRAIN: and what else training needs
+    // or NULL, both, the model reads none: what images the batch has that comes next. The probe's
+    void (*images)(Run* r, const ProbeBatch* batch);
+    // ... and those of rows first .. first + B - 1 of the data; rows NULL: it has none
+    void (*images_of_rows)(Run* r, const DataLoader* rows, int64_t first, const int* inputs, const int* targets, int B,
+                           int T);
     // forward, loss (dp_loss), backward
     void (*leaf)(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T);
     void (*step)(Run* r, Step* s);                 // or NULL: train_adamw, one loss and one update
@@ -85,7 +95,8 @@ typedef struct {
     void (*validated)(Run* r, float loss, const double* scores, double* bits_per_byte, char line[256]);
 
     // ---- or NULL, all: --pp, for which a pass is cut between two layers (pipeline.h) ----
-    void (*turn)(Run* r, int slot);                // to the activations of one of those that are under way
+    void (*turn)(Run* r, int slot);                // to the activations of one of those that are under way, pp_slots;
+                                                   // the layers are those of the stage whose turn it is
     PpStreams (*streams)(const Run* r, int N);     // where its stream of N positions comes in and goes out
     // leaf in two parts, with the layers of this stage; the last one's loss is part of backward
     void (*forward_leaf)(Run* r, int k, const int* inputs, const int* targets, int B, int T);
@@ -102,6 +113,7 @@ typedef struct {
     // of the last position of each, rows `*row` elements apart; NULL where another stage has them
     const floatX* (*next_of_each)(Run* r, const CachedText* texts, int n_texts, size_t* row);
     void (*share_text)(Run* r, int to, int from, int n);           // row `to` takes n positions from another
+    int has_states;                                                // all that it has, or none (generate.h)
 
     // ---- files ----
     // dtype: of the parameters beside it, as config.json names it: "float32", "bfloat16"
@@ -124,7 +136,7 @@ typedef struct {
     double data, streams, rows, parts, keys;  // gradients and parameters; from stage to stage; of experts; of matrices;
                                               // of attention
     double share;
-    int first, end;              // layers
+    char layers[8 * PP_CHUNKS_MAX];  // "0-3,8-11"
 } Planned;
 
 struct Run {
@@ -158,6 +170,7 @@ struct Run {
     int* slice_updates;        // of each slice: its updates so far. NULL: as many as the run
     int *inputs, *targets;     // (B, T), for validation
     Prefetch prefetch;         // rows to train on
+    char* returned;            // --pp-chunks: where gradients of streams wait for their backward pass
     int64_t first_row;         // with which this process began,
     int first_step;            // and after which step
     double seconds_waited;     // for rows, in this step
@@ -200,6 +213,17 @@ static inline int run_extras(const Run* r, Extra extras[MAX_EXTRAS]) {
     assert(n <= MAX_EXTRAS);
     return n;
 }
+
+// the number of an option, --pp or --cp, where it divides P ranks; else, and where this trainer has none such, 1
+static inline int run_divisor(const Run* r, const char* option, int P) {
+    const Option* row = options_at(r->table, r->n_options, option);
+    const int n = row ? *(const int*)row->value : 1;
+    return P % n == 0 ? n : 1;
+}
+
+// Of P ranks those that share the positions of rows, where as many can. Sums depend on them, so that stages and shared
+// matrices, which change no bit, give way when a run goes on with other ranks
+static inline int run_kept_cp(const Run* r, int P) { return run_divisor(r, "cp", P); }
 
 static inline int run_is_typed(const Run* r, const char* option) {
     return options_given(r->table, r->n_options, option) == 1;

@@ -1,0 +1,171 @@
+/*
+What trainers tell a run whose model may be the frozen base of an adapter (LoRA), kept as bf16 or fp8: everything that
+does not depend on the architecture. adapters_run.h has the parts; here they are the calls of a Trainer.
+    Adapted, adapted_init     a member of the trainer's own struct: its Decoder, and options; which adapters are its
+    adapted_trainer           a Trainer like decoder_trainer's that knows adapters
+    adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it
+    adapted_base              in Trainer.choose: of the files, what their numbers add up to
+    adapted_choose            ... the adapter that is asked for, if any
+    adapted_store             in Trainer.choose, after the layout: matrices as --weights says
+    adapted_check             in Trainer.check
+    adapted_obstacle          why a micro-batch is no graph (graph_check), or NULL
+    adapted_load              in Trainer.load: A's and B's; then the rows of the base are the trainer's to load
+    adapted_dropout           of a micro-batch (DecoderPasses.dropout)
+    adapted_box               rows of the box
+*/
+#ifndef LLMC_ADAPTED_RUN_H
+#define LLMC_ADAPTED_RUN_H
+#include "adapters_run.h"  // adapters_choose, adapters_load
+#include "decoder_run.h"   // Decoder, decoder_trainer
+#include "experts_run.h"   // experts_obstacle
+
+typedef enum { BASE_FP32, BASE_BF16, BASE_FP8 } BaseDtype;  // --base-dtype
+
+typedef struct {
+    Decoder decoder;      // first: decoder_of finds it
+    AdapterOptions lora;
+    int weights;          // BaseDtype
+    int is_bf16;          // the files' matrices are
+    int64_t base_sum;     // of an adapter's base: of its files (safeset_sum), or of how it began at random
+    Adapters* adapters;   // of the trainer's model
+    const char* targets;
+} Adapted;
+
+// adapters: of the trainer's model, all zero; targets: those of a new adapter where --lora-targets says nothing, NULL:
+// all-linear
+static inline void adapted_init(Adapted* x, const DecoderPasses* passes, int recompute_most, Adapters* adapters,
+                                const char* targets) {
+    decoder_init(&x->decoder, passes, recompute_most);
+    x->adapters = adapters;
+    x->targets = targets;
+}
+
+static inline Adapted* adapted_of(const Run* r) { return (Adapted*)decoder_of(r); }
+
+// the first row of the base
+static inline Tensor* adapted_base_rows_(const Run* r) { return r->model->table + adapted_of(r)->adapters->n_table; }
+
+static inline void adapted_options(Run* r, Adapted* x) {
+#ifndef __CUDACC__
+    const Option own[] = {
+        {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, "fp32", 0, 0, "fp32|bf16|fp8",
+         "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
+         "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
+         "block of 128 x 128, but embedding, routers and other gates are bf16", OPTION_BEGINS},
+    };
+    run_add_options(r, own, sizeof own);
+#endif
+    r->n_options = adapter_options(r->table, r->n_options, &x->lora);
+}
+
+static inline void adapted_base(Run* r, const SafeSet* set) {
+    Adapted* x = adapted_of(r);
+    x->is_bf16 = safeset_is_bf16(set);
+    if (adapter_is_asked(&x->lora)) { x->base_sum = (int64_t)safeset_sum(set, 16); }
+}
+
+// base: the n rows of the model's table. 0: no adapter is asked for
+static inline int adapted_choose(Run* r, Adapters* adapters, const Tensor* base, int n) {
+    Adapted* x = adapted_of(r);
+    if (x->targets && x->lora.rank > 0 && !*x->lora.targets && !*x->lora.parameters) {
+        options_set(r->table, r->n_options, "lora-targets", x->targets);
+    }
+    if (!*r->weights) { x->base_sum = adapters_random_base(base, n, r->o.seed); }
+    const int is_adapter = adapters_choose(r, adapters, &x->lora, base, n, x->base_sum);
+    if (is_adapter && adapters_are_of_experts(adapters, base)) {  // ranks that share experts have no A and B of each
+        options_refuse(x->decoder.how.ep.size > 1, "ep", "is not for adapters of experts");
+        options_refuse(x->decoder.tp > 1, "tp", "is not for adapters of experts, which ranks of --tp share");
+    }
+    return is_adapter;
+}
+
+// fp8 is not for n fields of the base's table. The embedding: as a table each of its rows is read alone, and where it
+// is the output matrix too, what it loses is in every logit. Routers choose by small differences and are a thousandth
+// of the model
+static inline void adapted_store(Run* r, const size_t* fields, int n) {
+    const int weights = adapted_of(r)->weights;
+    Model* m = r->model;
+    if (weights == BASE_FP32) { return; }
+    model_store_frozen(m, weights == BASE_FP8 ? STORED_FP8 : STORED_BF16);
+    for (Tensor* t = adapted_base_rows_(r); t < m->table + m->n_table && weights == BASE_FP8; t++) {
+        for (int k = 0; k < n; k++) {
+            if (t->field == fields[k]) { tensor_stored(t, STORED_BF16); }
+        }
+    }
+}
+
+// places that are experts' or those of parameters, such as a router
+static inline int adapted_parameters_(const Run* r) {
+    const Adapters* x = adapted_of(r)->adapters;
+    int n = 0;
+    for (int i = 0; i < x->n_places; i++) {
+        n += x->places[i].is_parameter || adapted_base_rows_(r)[x->places[i].row].experts > 0;
+    }
+    return n;
+}
+
+static inline void adapted_check(Run* r) {
+    const int learns = run_is_training(r) || *r->o.probe;
+    options_refuse(learns && adapted_of(r)->weights != BASE_FP32 && !model_is_adapter(r->model), "weights",
+                   "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
+                   "--eval-only");
+    if (!FLOATX_IS_FLOAT && adapted_parameters_(r)) {
+        options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
+    }
+}
+
+static inline const char* adapted_obstacle(const Run* r) {
+    return adapted_of(r)->adapters->settings.dropout > 0.0f
+               ? "is not for --lora-dropout: each micro-batch leaves out other elements" : experts_obstacle(r);
+}
+
+static inline void adapted_load(Run* r, const SliceSink* sink) {
+    if (model_is_adapter(r->model)) { adapters_load(r, &adapted_of(r)->lora, sink); }
+}
+
+static inline Dropout adapted_dropout(const Run* r, int k, int B, int T) {
+    return adapters_dropout(r, adapted_of(r)->adapters, k, B, T);
+}
+
+// tied: the head is the embedding
+static inline void adapted_box(const Run* r, int tied) {
+    const Adapted* x = adapted_of(r);
+    if (x->weights == BASE_FP8) {
+        box_row("matrices", "rounded to fp8, %s%s", tied ? "but the embedding" : "the head too",
+                x->lora.merge ? "; so are those that --merge writes" : "");
+    }
+    adapters_box(r, x->adapters, &x->lora, x->is_bf16);
+}
+
+// ---- files ----
+
+static inline void adapted_write_(const Run* r, const float* params, const char* folder, SavedFiles* files) {
+    adapter_save(folder, adapted_of(r)->adapters, adapted_base_rows_(r), r->o.from, params, files);
+}
+
+static inline void adapted_merge_(const Run* r, const float* params, int i, int k, float* slice) {
+    const Adapters* x = adapted_of(r)->adapters;
+    adapter_merge_slice(x, params, adapted_base_rows_(r), i - x->n_table, k, slice);
+}
+
+// an adapter's checkpoint says beside which model it has learnt
+static inline int adapted_extras_(const Run* r, Extra* extras) {
+    const Extra base = {"base", DTYPE_I64, &adapted_of(r)->base_sum, 1};
+    extras[0] = base;
+    return model_is_adapter(r->model);
+}
+
+static inline void adapted_load_extras_(Run* r, const char* path) {
+    (void)r, (void)path;  // adapters_choose has compared it
+}
+
+// adapted: offsetof the Adapted in the trainer's struct
+static inline Trainer adapted_trainer(size_t adapted) {
+    Trainer t = decoder_trainer(adapted);
+    t.extras = adapted_extras_;
+    t.load_extras = adapted_load_extras_;
+    t.write_adapter = adapted_write_;
+    t.merge_adapter = adapted_merge_;
+    return t;
+}
+#endif  // LLMC_ADAPTED_RUN_H

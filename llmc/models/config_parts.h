@@ -1,0 +1,70 @@
+/*
+Pieces of Hugging Face's config.json that more than one model has.
+    config_is_absent     a key that is not there, or null
+    config_parse_kinds, config_kinds_json   a list with a name for each layer, such as "layer_types", as letters and
+                         back
+    config_refuse_quantized   weights of 4 or 8 bits with scales, which are not read
+    config_parse_balance, config_put_balance   the weight of the routers' balance in the loss (pooled_routers.h)
+Errors: 0 with the reason.
+*/
+#ifndef LLMC_CONFIG_PARTS_H
+#define LLMC_CONFIG_PARTS_H
+#include "../core/choice.h"    // choice_find, choice_name
+#include "../core/jsonfile.h"  // json_switch, json_number, error_set
+#include "../core/print.h"     // shortest_double
+
+static inline int config_is_absent(const json_t* json, const char* key) {
+    const json_t* value = json_object_get(json, key);
+    return !value || json_is_null(value);
+}
+
+// L letters: of each layer that of its name. names: "one|another", of which letters[] has one each
+static inline int config_parse_kinds(char* kinds, int L, const json_t* json, const char* key, const char* names,
+                                     const char* letters, ErrorText* error) {
+    const json_t* list = json_object_get(json, key);
+    if (!json_is_array(list) || (int)json_array_size(list) != L) {
+        return error_set(error, "\"%s\": expected a list of %d, one for each layer", key, L);
+    }
+    for (int l = 0; l < L; l++) {
+        const char* name = json_string_value(json_array_get(list, (size_t)l));
+        const int position = name ? choice_find(names, name) : -1;
+        if (position < 0) {
+            return error_set(error, "\"%s\": expected %s or %s, found %.60s", key, choice_name(names, 0).s,
+                             choice_name(names, 1).s, name ? name : "another type");
+        }
+        kinds[l] = letters[position];
+    }
+    return 1;
+}
+
+static inline json_t* config_kinds_json(const char* kinds, int L, const char* names, const char* letters) {
+    json_t* list = json_array();
+    for (int l = 0; l < L; l++) {
+        json_array_append_new(list, json_string(choice_name(names, (int)(strchr(letters, kinds[l]) - letters)).s));
+    }
+    return list;
+}
+
+static inline int config_refuse_quantized(const json_t* json, ErrorText* error) {
+    return config_is_absent(json, "quantization_config") ||
+           error_set(error, "\"quantization_config\": expected null; quantized weights are not read here: take the "
+                     "model's folder in bf16 or float");
+}
+
+// 0 where "output_router_logits" is not true
+static inline int config_parse_balance(float* balance, const json_t* json, ErrorText* error) {
+    int in_loss = 0;
+    double coefficient = 0.001;
+    if (!json_switch(&in_loss, json, "output_router_logits", error) ||
+        !json_number(&coefficient, json, "router_aux_loss_coef", 0.0, 1e3, error)) {
+        return 0;
+    }
+    *balance = in_loss ? (float)coefficient : 0.0f;
+    return 1;
+}
+
+static inline void config_put_balance(json_t* json, float balance) {
+    json_object_set_new(json, "output_router_logits", json_boolean(balance > 0.0f));
+    json_object_set_new(json, "router_aux_loss_coef", json_real(balance > 0.0f ? shortest_double(balance) : 0.001));
+}
+#endif  // LLMC_CONFIG_PARTS_H

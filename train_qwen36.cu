@@ -1,0 +1,1423 @@
+/*
+Qwen3.6: most layers carry a state from position to position (gated delta rule), every fourth has attention with an
+output gate, and all have experts, one of which every token takes. From a Hugging Face folder to a Hugging Face folder.
+Read train_qwen3.cu first: attention, experts and what a run does beside the model are explained there.
+
+The model (spec: doc/qwen36.md): token embedding, L blocks of
+    r = r + mixer(norm(r))     linear: delta_layer.h    full: o_proj(attention(q, k, v) o sigmoid(gate)), of which RoPE
+                               turns the first channels of each head of q and k, behind a norm of that head
+    r = r + experts(norm(r))   k of E, weighed, and the shared one with a weight of its own, sigmoid(x . w)
+a last norm, and the output matrix. Gains of all these norms are 1 + weight. A module behind the last norm may learn to
+predict the token after the next (MTP). A tower over the patches of images gives rows that stand in the text
+(vision_tower.h).
+
+One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make train_qwen36                  for what this machine has; CPU=1 and CUDA=1 say it
+    ./train_qwen36 --from Qwen3.6-35B-A3B/ --generate 'The sky is'
+    ./train_qwen36 --model tiny --train book.txt
+*/
+#include "llmc/core/floatx.h"         // floatX: float or bf16
+#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
+#include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/delta_layer.h"  // DeltaPass, delta_layer_forward: the linear mixer
+#include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/gathered.h"     // heads_gather, swiglu_backward_gathered: sums over what ranks of --tp share
+#include "llmc/models/image_splice.h" // image_splice_take, image_splice_forward: images in the text
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
+#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/mtp.h"          // mtp_join, mtp_part: the token after the next
+#include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
+#include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
+#include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
+                                           // document; rotary_attention_cached: text by text
+#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
+#include "llmc/models/text_sight.h"   // TextSight: what a text that is generated has seen
+#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
+#include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_rows_backward
+#include "llmc/ops/head_gate.h"       // head_gate_split, head_gate_forward: the output gate of attention
+#include "llmc/ops/residual.h"        // residual_forward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_gain, rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/row_gate.h"        // row_gate_forward, row_gate_add: the weight of the shared expert
+#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
+#include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
+#ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
+#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/router_log.h"   // what routers have counted, for the log
+#include "llmc/models/vision_run.h"   // VisionRun, vision_run_rows: image files become patches
+#include "llmc/run/graph_option.h"    // graph_option, graph_check
+#include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1. Tensors. Sizes and parameters are in llmc/models/qwen36.h; here is one line for each activation.
+
+// what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
+typedef struct {
+    floatX *encoded, *norm1, *norm2, *shared_logit, *shared_gate_up, *shared_hidden, *shared_out, *norm, *logits,
+        *branch, *adapter, *parallel;  // adapter, parallel: room of adapters, of --tp
+    Stream residual2, residual3;
+    floatX *q_proj, *k_proj, *heads, *q, *k, *v, *new_k, *new_v, *attention, *gated_attention;  // of full layers
+    floatX* keys;        // of these with --cp: room
+    DeltaTensors delta;  // of linear ones
+    ExpertTensors experts;
+    floatX *mtp_joined, *mtp_encoded, *mtp_norm, *dhidden;  // of the MTP module, and of what it reads
+    floatX *dresidual, *dbranch, *dattention, *dq, *dk, *dv, *dheads, *dshared_hidden, *dshared_logit;
+} ActivationTensors;
+
+// what must not lose digits, always float
+typedef struct {
+    float *gain, *norm1_rstd, *q_rstd, *k_rstd, *att_max, *att_inv, *norm2_rstd, *shared_weight, *dshared_weight,
+        *norm_rstd, *losses, *mtp_next_rstd, *mtp_hidden_rstd, *mtp_norm_rstd, *mtp_losses;
+    DeltaStatistics delta;
+    ExpertStatistics experts;
+} Statistics;
+
+typedef struct {
+    Model model;    // the first member: a run finds its tensors here
+    Config config;  // with --tp heads, channels of the shared expert and rows of the vocabulary that this rank has
+    Config whole;   // of all ranks
+    Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
+    VisionTower tower;  // of a model that reads images
+    ImageSplice images; // of the batches that come; N 0: they have none
+    TextSight* sights;  // in generation, of each row of the cache
+    int n_sights;
+    CarriedLine line;   // with --cp: the ranks that have the positions before and behind
+} Qwen36;
+
+// what --recompute leaves out in forward: each level what those before leave out, too
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;
+
+static RouterShape router_shape(const Config* c) {
+    const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, 1, 1.0f, 1, 1};
+    return s;
+}
+
+// does a pass go through the MTP module?
+static int has_mtp(const Qwen36* qwen, Purpose purpose) { return qwen->model.learns_mtp && purpose == TO_TRAIN; }
+
+// layers that a pass goes through
+static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.L + has_mtp(qwen, purpose); }
+
+static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &qwen->config;
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp};
+    return s;
+}
+
+static DeltaSizes delta_sizes(const Config* c, const RankGroup* cp) {
+    const DeltaSizes s = {c->Hk, c->Hv, c->DK, c->DV, c->K, c->eps, c->L, c->kinds, cp};
+    return s;
+}
+
+// of rows of T positions those of this rank
+static int own_T(const Tradeoffs* how, int T) { return T / (how->cp ? how->cp->size : 1); }
+
+// a line for the layers with attention
+static Tensor full_activation(const Config* c, const char* name, size_t field, int layers, int rows, int columns) {
+    Tensor t = activation(name, field, layers, rows, columns);
+    if (layers > 0) { tensor_in_kinds(&t, c->kinds, "F"); }
+    return t;
+}
+
+// lines of the layers with attention behind t; returns the end
+static Tensor* full_rows(Tensor* t, const Config* c, int B, int T, int N, int L_block, Purpose purpose,
+                         const RankGroup* cp) {
+    const size_t keys = segment_room_elements(B * T, c->NH, c->NKV, c->HS, purpose == TO_TRAIN, cp);
+    const int HQ = c->NH * c->HS, HK = c->NKV * c->HS, N_new = purpose == TO_GENERATE ? N : 0;
+    const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
+#define FIELD(name) #name, offsetof(ActivationTensors, name)
+    *t++ = full_activation(c, FIELD(q_proj), L_block, N, 2 * HQ);  // of each head q and its gate; then its gradient
+    *t++ = full_activation(c, FIELD(k_proj), L_block, N, HK);      // before the norm of its heads
+    *t++ = full_activation(c, FIELD(heads),  0, N, HQ);            // q before the norm of its heads
+    *t++ = full_activation(c, FIELD(q),      L_block, N, HQ);      // turned by RoPE, as k
+    *t++ = full_activation(c, FIELD(k),      L_cache, N_keys, HK); // in generation k and v are kept for what comes
+    t[-1].is_cache = 1;
+    *t++ = full_activation(c, FIELD(v),      L_cache, N_keys, HK);
+    t[-1].is_cache = 1;
+    *t++ = full_activation(c, FIELD(new_k),  0, N_new, HK);        // on their way there
+    *t++ = full_activation(c, FIELD(new_v),  0, N_new, HK);
+    *t++ = full_activation(c, FIELD(attention), L_block, N, HQ);   // before its gate
+    *t++ = full_activation(c, FIELD(gated_attention), 0, N, HQ);
+    *t++ = activation(FIELD(keys), 0, (int)ceil_div((int64_t)keys, 64), 64);
+#undef FIELD
+    return t;
+}
+
+// with --tp, of a pass over N positions: scratch of products, and of what sums over heads or channels of all ranks
+static size_t parallel_elements(const Qwen36* qwen, int N, int N_head, Purpose purpose) {
+    const Config* c = &qwen->whole;
+    const Model* m = &qwen->model;
+    const int N_train = purpose == TO_TRAIN ? N : 0;
+    const size_t norms = tp_larger(heads_room_elements(N_train, c->NH, c->HS, &m->tp),
+                                   delta_room_elements(N_train, c->Hv, c->DV, &m->tp));
+    const size_t back = tp_larger(norms, swiglu_room_elements(N_train, c->FS, &m->tp));
+    const size_t head = vocabulary_room_elements(m, N, N_head, purpose == TO_GENERATE ? N_head : 1);
+    return tp_larger(back, tp_larger(head, linear_room_elements(m, N)));
+}
+
+// B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
+static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &qwen->config;
+    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
+    const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
+    const int L = layers_of(qwen, purpose), mtp = has_mtp(qwen, purpose);
+    const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
+    const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
+    const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
+    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
+    const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
+    const size_t parallel = parallel_elements(qwen, N, N_head, purpose);
+    const RankGroup* tp = &qwen->model.tp;
+    const ExpertSizes experts = expert_sizes(qwen, purpose, how);
+    const DeltaSizes delta = delta_sizes(c, how->cp);
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(ActivationTensors, name)
+    *t++ = input_activation(FIELD(encoded), N, D);             // of a later stage: the stream of the one before
+    *t++ = activation(FIELD(norm1),          L_norms, N, D);   // what a mixer reads
+    if (config_layers(c, FULL_LAYER) + mtp > 0) { t = full_rows(t, c, B, T, N, L_block, purpose, how->cp); }
+    if (config_layers(c, LINEAR_LAYER) > 0) {
+        t = delta_tensor_rows(t, offsetof(ActivationTensors, delta), &delta, B, N, L_block, purpose);
+    }
+    t = stream_rows(t, FIELD(residual2),     L_block, N, D, purpose, tp);  // after the mixer
+    *t++ = activation(FIELD(norm2),          L_norms, N, D);   // what router and experts read
+    t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_experts, purpose);
+    *t++ = activation(FIELD(shared_logit),   0, N, 1);
+    *t++ = activation(FIELD(shared_gate_up), L_experts, N, 2 * c->FS);  // then its gradient
+    *t++ = activation(FIELD(shared_hidden),  0, N, c->FS);     // silu(gate) o up
+    *t++ = activation(FIELD(shared_out),     0, N, D);
+    t = stream_rows(t, FIELD(residual3),     L_out, N, D, purpose, tp);    // after the experts
+    *t++ = activation(FIELD(norm),           0, N, D);         // the last one's output
+    *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
+    *t++ = activation(FIELD(branch),         0, N, D);         // a block's output before it joins the stream
+    if (mtp) {
+        *t++ = activation(FIELD(mtp_joined),  0, N, 2 * D);    // [next token; last norm]; then its gradient
+        *t++ = activation(FIELD(mtp_encoded), 0, N, D);        // the stream that comes into the module's layer
+        *t++ = activation(FIELD(mtp_norm),    0, N, D);        // behind it
+        *t++ = activation(FIELD(dhidden),     0, N, D);        // of the last norm's output
+    }
+    *t++ = activation(FIELD(dresidual),      0, N_train, D);
+    *t++ = activation(FIELD(dbranch),        0, N_train, D);   // gradient of what a norm gives, norm1 or norm2
+    *t++ = activation(FIELD(dattention),     0, N_train, HQ);  // behind its gate, then before it
+    *t++ = activation(FIELD(dq),             0, N_train, HQ);
+    *t++ = activation(FIELD(dk),             0, N_train, HK);
+    *t++ = activation(FIELD(dv),             0, N_train, HK);
+    *t++ = activation(FIELD(dheads),         0, N_train, HQ);  // of q or k before the norm of its heads
+    *t++ = activation(FIELD(dshared_hidden), 0, N_train, c->FS);  // where its weight is 1
+    *t++ = activation(FIELD(dshared_logit),  0, N_train, 1);
+    *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
+    *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
+#undef FIELD
+    return (int)(t - table);
+}
+
+static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &qwen->config;
+    const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
+    const int mtp = has_mtp(qwen, purpose);
+    const int L_block = activations_kept(how, layers_of(qwen, purpose), purpose, RECOMPUTE_BLOCKS);
+    const ExpertSizes experts = expert_sizes(qwen, purpose, how);
+    const DeltaSizes delta = delta_sizes(c, how->cp);
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(Statistics, name)
+    *t++ = activation(FIELD(gain),       0, 1, c->D > c->HS ? c->D : c->HS);  // of the norm that is computed now
+    *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
+    if (config_layers(c, FULL_LAYER) + mtp > 0) {
+        *t++ = full_activation(c, FIELD(q_rstd),  L_block, N, c->NH);
+        *t++ = full_activation(c, FIELD(k_rstd),  L_block, N, c->NKV);
+        *t++ = full_activation(c, FIELD(att_max), L_block, N, c->NH);  // (B, NH, T)
+        *t++ = full_activation(c, FIELD(att_inv), L_block, N, c->NH);  // (B, NH, T)
+    }
+    if (config_layers(c, LINEAR_LAYER) > 0) {
+        t = delta_statistic_rows(t, offsetof(Statistics, delta), &delta, B, own_T(how, T), N, L_block, purpose);
+    }
+    *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
+    t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose);
+    *t++ = activation(FIELD(shared_weight),  L_block, N, 1);   // sigmoid of its logit
+    *t++ = activation(FIELD(dshared_weight), 0, N_train, 1);
+    *t++ = activation(FIELD(norm_rstd),  0, N, 1);
+    *t++ = activation(FIELD(losses),     0, N, 1);
+    if (mtp) {
+        *t++ = activation(FIELD(mtp_next_rstd),   0, N, 1);
+        *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, 1);
+        *t++ = activation(FIELD(mtp_norm_rstd),   0, N, 1);
+        *t++ = activation(FIELD(mtp_losses),      0, N, 1);
+    }
+#undef FIELD
+    return (int)(t - table);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about any of it.
+
+#define AT(name) offsetof(Parameters, name)  // a field of the table
+
+// of what a leaf counts, the place of the sum of the MTP module's losses, behind the routers' numbers
+static int mtp_number(const Qwen36* qwen) { return pooled_numbers(qwen->config.L, qwen->config.E); }
+
+// Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
+// learns_mtp: of a model that has the module
+static void qwen36_layout(Qwen36* qwen, const Config* c, const Adapters* adapters, int learns_mtp) {
+    Model* m = &qwen->model;
+    const int n = adapters_place(&qwen->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
+    qwen->config = qwen->whole = *c;
+    m->learns_mtp = learns_mtp;
+    model_layout(m, n + parameter_table(m->table + n, &qwen->whole));
+    if (c->has_vision) { vision_tower_init(&qwen->tower, &c->vision, m, AT(vision), config_vision_layer(c)); }
+    if (n > 0) { model_save_rows(m, n); }
+    m->n_numbers = mtp_number(qwen) + learns_mtp;
+}
+
+// Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
+static double activations_layout(Activations* acts, const Qwen36* qwen, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Config* c = &qwen->config;
+    const ExpertSizes experts = expert_sizes(qwen, purpose, &how);
+    activations_begin(acts, B, T, purpose, how);
+    acts->has_states = config_layers(c, LINEAR_LAYER) > 0;
+    acts->has_mtp = has_mtp(qwen, purpose);
+    if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, qwen, B, T, purpose, &how);
+    return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);
+}
+
+// ---- what stands where: parameters by their field of the table, at layer l ----
+
+static ActivationTensors layer_activations(const Activations* acts, int l) {
+    ActivationTensors a;
+    tensor_arena_point(&acts->tensors, &a, l);
+    return a;
+}
+
+static Statistics layer_statistics(const Activations* acts, int l) {
+    Statistics s;
+    tensor_arena_point(&acts->statistics, &s, l);
+    return s;
+}
+
+// with its adapters
+static Linear linear(const Qwen36* qwen, const Activations* acts, size_t field, int l) {
+    Linear w = model_linear(&qwen->model, field, NO_BIAS, l);
+    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
+    linear_adapt(&w, &qwen->model, &qwen->adapters, pass, field, l);
+    w.room = layer_activations(acts, 0).parallel;
+    return w;
+}
+
+static LinearGradients gradients(Qwen36* qwen, size_t field, int l) {
+    LinearGradients d = model_linear_gradients(&qwen->model, field, NO_BIAS, l);
+    linear_adapt_gradients(&d, &qwen->model, &qwen->adapters, field, l);
+    return d;
+}
+
+static const floatX* vector(const Qwen36* qwen, size_t field, int l) {
+    return (const floatX*)model_vector(&qwen->model, field, l);
+}
+
+// where a gradient is to be written; NULL: it does not learn
+static float* gradient(Qwen36* qwen, size_t field, int l) { return model_vector_gradient(&qwen->model, field, l); }
+
+// has the batch at hand, or one of the texts that are generated, images?
+static int has_images(const Qwen36* qwen) { return qwen->images.N > 0; }
+
+static RotaryAttention rotary_attention(const Qwen36* qwen, const Activations* acts, int l) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, a.keys);
+    x.rotated = c->rotated;
+    if (has_images(qwen)) { x.rope = &qwen->images.rope, x.by_position = 1; }
+    x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
+    x.of.max = s.att_max, x.of.inv = s.att_inv;
+    return x;
+}
+
+// the linear mixer of layer l, without gradients
+static DeltaPass delta_pass(const Qwen36* qwen, const Activations* acts, int l, int N) {
+    const ActivationTensors a = layer_activations(acts, l);
+    DeltaPass p;
+    memset(&p, 0, sizeof p);
+    p.size = delta_sizes(&qwen->config, acts->how.cp);
+    p.a = a.delta, p.s = layer_statistics(acts, l).delta;
+    p.inp = a.norm1;
+    p.qkv = linear(qwen, acts, AT(qkv), l), p.z = linear(qwen, acts, AT(z), l), p.b = linear(qwen, acts, AT(b), l);
+    p.alpha = linear(qwen, acts, AT(a), l), p.out = linear(qwen, acts, AT(out), l);
+    p.conv = vector(qwen, AT(conv), l), p.A_log = vector(qwen, AT(A_log), l);
+    p.dt_bias = vector(qwen, AT(dt_bias), l), p.o_norm = vector(qwen, AT(o_norm), l);
+    p.tp = &qwen->model.tp, p.room = a.parallel;
+    p.batch = &acts->batch;
+    p.line = qwen->line;
+    p.most_chunks = delta_most_chunks(acts->N / own_T(&acts->how, acts->T), own_T(&acts->how, acts->T), acts->purpose);
+    p.N = N;
+    return p;
+}
+
+static DeltaPass delta_pass_back(Qwen36* qwen, const Activations* acts, int l, int N) {
+    DeltaPass p = delta_pass(qwen, acts, l, N);
+    p.dqkv = gradients(qwen, AT(qkv), l), p.dz = gradients(qwen, AT(z), l), p.db = gradients(qwen, AT(b), l);
+    p.dalpha = gradients(qwen, AT(a), l), p.dout = gradients(qwen, AT(out), l);
+    p.dconv = gradient(qwen, AT(conv), l), p.dA_log = gradient(qwen, AT(A_log), l);
+    p.ddt_bias = gradient(qwen, AT(dt_bias), l), p.do_norm = gradient(qwen, AT(o_norm), l);
+    return p;
+}
+
+// Where the router of layer l counts; NULL: nobody asks. That of the MTP module has no say in the balance
+static float* router_numbers(const Config* c, const Activations* acts, int l) {
+    return l < c->L ? pooled_layer(acts->numbers, l, c->E) : NULL;
+}
+
+// router and experts of layer l, without gradients
+static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int N) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = {&acts->experts, a.experts, layer_statistics(acts, l).experts,
+                          expert_choices(&acts->experts, l), a.norm2, linear(qwen, acts, AT(router), l),
+                          linear(qwen, acts, AT(expert_gate_up), l), linear(qwen, acts, AT(expert_down), l), NULL,
+                          NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS, router_numbers(c, acts, l), N};
+    return p;
+}
+
+// behind the last layer of this stage, before that of the MTP module
+static int end_layer(const Qwen36* qwen) {
+    const int end = model_end_layer(&qwen->model);
+    return end < qwen->config.L ? end : qwen->config.L;
+}
+
+// is what layers share still that of layer l, the last one that forward went through?
+static int is_last_and_fresh(const Qwen36* qwen, const Activations* acts, int l) {
+    return acts->is_fresh && l + 1 == end_layer(qwen) + has_mtp(qwen, acts->purpose);
+}
+
+// the stream behind layer l, for backward
+static const floatX* stream_behind(const Qwen36* qwen, const Activations* acts, int l, int N, const Device* dev) {
+    const Stream s = layer_activations(acts, l).residual3;
+    return is_last_and_fresh(qwen, acts, l) ? s.x : stream_bring(s, N, qwen->config.D, &qwen->model.tp, dev);
+}
+
+static void keep_streams(const Qwen36* qwen, const Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (acts->purpose != TO_TRAIN) { return; }
+    stream_keep(a.residual2, N, qwen->config.D, &qwen->model.tp, dev);
+    stream_keep(a.residual3, N, qwen->config.D, &qwen->model.tp, dev);
+}
+
+// ---- norms: N rows of C channels, whose gain is 1 + the weight of a field at layer l ----
+
+static void norm_forward(const Qwen36* qwen, const Activations* acts, floatX* out, float* rstd, const floatX* inp,
+                         size_t field, int l, int N, int C, const Device* dev) {
+    float* gain = layer_statistics(acts, 0).gain;
+    rmsnorm_gain(gain, vector(qwen, field, l), C, dev);
+    rmsnorm_forward(out, rstd, inp, gain, qwen->config.eps, N, C, dev);
+}
+
+// add: the gradient of inp goes on from what dinp holds
+static void norm_backward(Qwen36* qwen, const Activations* acts, floatX* dinp, const floatX* dout, const floatX* inp,
+                          const float* rstd, size_t field, int l, int add, int N, int C, const Device* dev) {
+    float* gain = layer_statistics(acts, 0).gain;
+    rmsnorm_gain(gain, vector(qwen, field, l), C, dev);
+    rmsnorm_backward(dinp, gradient(qwen, field, l), dout, inp, gain, rstd, add, N, C, dev);
+}
+
+// of q or k, whose heads may be of several ranks (--tp)
+static void heads_backward(Qwen36* qwen, const Activations* acts, floatX* dinp, const floatX* dout, const floatX* inp,
+                           const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
+    const RankGroup* x = &qwen->model.tp;
+    const int HS = qwen->config.HS, is_asked = gradient(qwen, field, l) != NULL;
+    floatX* room = layer_activations(acts, 0).parallel;
+    const HeadRows h = heads_gather(dinp, dout, inp, rstd, heads, N, HS, is_asked, room, x, dev);
+    norm_backward(qwen, acts, h.dinp, h.dout, h.inp, h.rstd, field, l, 0, N * h.heads, HS, dev);
+    heads_take(dinp, &h, N, HS, x, dev);
+}
+
+// ---- forward ----
+
+// attention of layer l with its output gate: from norm1 to branch
+static void gated_attention_forward(const Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const TokenBatch* batch = &acts->batch;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const RotaryAttention attention = rotary_attention(qwen, acts, l);
+    floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
+    linear_forward(a.q_proj, a.norm1, linear(qwen, acts, AT(wq), l), N, dev);
+    head_gate_split(a.heads, a.q_proj, N, c->NH, c->HS, dev);
+    norm_forward(qwen, acts, a.q, s.q_rstd, a.heads, AT(q_norm), l, N * c->NH, c->HS, dev);
+    linear_forward(a.k_proj, a.norm1, linear(qwen, acts, AT(wk), l), N, dev);
+    norm_forward(qwen, acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, N * c->NKV, c->HS, dev);
+    linear_forward(v, a.norm1, linear(qwen, acts, AT(wv), l), N, dev);
+    if (batch->n_texts > 0) {
+        rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
+    } else {
+        rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
+    }
+    head_gate_forward(a.gated_attention, a.attention, a.q_proj, N, c->NH, c->HS, dev);
+    linear_forward(a.branch, a.gated_attention, linear(qwen, acts, AT(wo), l), N, dev);
+}
+
+// The first half of layer l: N positions, whose stream comes in as `residual`. replay: they have been here before, and
+// what goes along rows is there
+static void mixer_forward(const Qwen36* qwen, Activations* acts, int l, const floatX* residual, int replay, int N,
+                          const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    norm_forward(qwen, acts, a.norm1, layer_statistics(acts, l).norm1_rstd, residual, AT(norm1), l, N, c->D, dev);
+    if (c->kinds[l] == LINEAR_LAYER) {
+        DeltaPass p = delta_pass(qwen, acts, l, N);
+        if (replay) { p.line.before = p.line.behind = NULL; }
+        delta_layer_forward(&p, a.branch, dev);
+    } else {
+        gated_attention_forward(qwen, acts, l, N, dev);
+    }
+    residual_forward(a.residual2.x, residual, a.branch, (size_t)N * c->D, dev);
+}
+
+// the first products of the experts, once their rows are found, and of the shared one
+static void gate_up_forward(const Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = expert_pass(qwen, acts, l, N);
+    expert_gate_up(&p, dev);
+    linear_forward(a.shared_gate_up, a.norm2, linear(qwen, acts, AT(shared_gate_up), l), N, dev);
+}
+
+// the second half up to the products that are kept for backward. replay: these positions have chosen their experts
+static void experts_up(const Qwen36* qwen, Activations* acts, int l, int replay, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const ExpertPass p = expert_pass(qwen, acts, l, N);
+    norm_forward(qwen, acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, qwen->config.D, dev);
+    expert_choose(&p, replay, dev);
+    expert_gather(&p, dev);
+    linear_forward(a.shared_logit, a.norm2, linear(qwen, acts, AT(shared_gate), l), N, dev);
+    row_gate_forward(s.shared_weight, a.shared_logit, N, dev);
+    gate_up_forward(qwen, acts, l, N, dev);
+}
+
+// ... and from there on: what the experts of a token say, weighed, the shared one last, is added to the stream
+static void experts_down(const Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = expert_pass(qwen, acts, l, N);
+    expert_down(&p, a.branch, dev);
+    swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, c->FS, dev);
+    linear_forward(a.shared_out, a.shared_hidden, linear(qwen, acts, AT(shared_down), l), N, dev);
+    row_gate_add(a.branch, a.shared_out, layer_statistics(acts, l).shared_weight, N, c->D, dev);
+    residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * c->D, dev);
+    keep_streams(qwen, acts, l, N, dev);
+}
+
+// what texts have seen stands in place of their placeholders
+static void sights_forward(const Qwen36* qwen, const Activations* acts, floatX* encoded, const Device* dev) {
+    const int D = qwen->config.D;
+    int first = 0;
+    for (int i = 0; i < acts->batch.n_texts; i++) {
+        const CachedText* text = &acts->batch.texts[i];
+        const TextSight* sight = &qwen->sights[text->row];
+        const int n = text->n - text->n_cached;
+        floatX* to = encoded + (size_t)first * (size_t)D;
+        if (sight->n > text->n_cached) {
+            token_embedding_forward(to, qwen->images.to + first, sight->rows, n, D, dev);
+        }
+        first += n;
+    }
+}
+
+// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
+static void qwen36_forward(const Qwen36* qwen, Activations* acts, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const Model* m = &qwen->model;
+    const ActivationTensors a = layer_activations(acts, 0);
+    const RouterShape router = router_shape(c);
+    if (model_has_embedding(m)) {
+        vocabulary_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), 0), N, dev);
+    }
+    if (has_images(qwen) && acts->batch.n_texts > 0) { sights_forward(qwen, acts, a.encoded, dev); }
+    else if (has_images(qwen)) {
+        image_splice_forward(a.encoded, vision_tower_forward(&qwen->tower, dev), &qwen->images, c->D, dev);
+    }
+    const floatX* residual = a.encoded;
+    for (int l = model_first_layer(m); l < end_layer(qwen); l++) {
+        mixer_forward(qwen, acts, l, residual, 0, N, dev);
+        experts_up(qwen, acts, l, 0, N, dev);
+        experts_down(qwen, acts, l, N, dev);
+        residual = layer_activations(acts, l).residual3.x;
+    }
+    acts->is_fresh = 1;
+    if (!model_has_head(m)) { return; }
+    if (acts->numbers) { router_pool(pooled_layer(acts->numbers, c->L, c->E), acts->numbers, c->L, &router, N, dev); }
+    norm_forward(qwen, acts, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, c->D, dev);
+}
+
+// the field of the output matrix: the embedding where it is tied
+static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
+
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient, dhidden
+static LmHead lm_head(const Qwen36* qwen, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    floatX* dhidden = has_mtp(qwen, acts->purpose) ? a.dhidden : a.dbranch;
+    const LmHead head = {linear(qwen, acts, output_field(&qwen->config), 0), a.norm, dhidden, a.logits,
+                         layer_statistics(acts, 0).losses, acts->how.head_rows, qwen->config.V, 0};
+    return head;
+}
+
+// ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
+
+// what the mixer of layer l never keeps
+static void mixer_again(const Qwen36* qwen, const Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    if (c->kinds[l] == LINEAR_LAYER) {
+        const DeltaPass p = delta_pass(qwen, acts, l, N);
+        delta_layer_again(&p, dev);
+    } else {
+        head_gate_split(a.heads, a.q_proj, N, c->NH, c->HS, dev);
+        head_gate_forward(a.gated_attention, a.attention, a.q_proj, N, c->NH, c->HS, dev);
+    }
+}
+
+// What --recompute left out of layer l, what is never kept, and which rows its experts have: of the last layer all is
+// still there
+static void recompute_block(const Qwen36* qwen, Activations* acts, int l, const floatX* residual, int N,
+                            const Device* dev) {
+    const Config* c = &qwen->config;
+    const int is_there = is_last_and_fresh(qwen, acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    if (level == RECOMPUTE_BLOCKS) {
+        mixer_forward(qwen, acts, l, residual, 1, N, dev);
+        experts_up(qwen, acts, l, 1, N, dev);
+        return;
+    }
+    if (!is_there) { stream_bring(a.residual2, N, c->D, &qwen->model.tp, dev); }
+    if (level >= RECOMPUTE_NORMS) {
+        norm_forward(qwen, acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, c->D, dev);
+        norm_forward(qwen, acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, c->D, dev);
+    }
+    if (!is_there) {
+        const ExpertPass p = expert_pass(qwen, acts, l, N);
+        mixer_again(qwen, acts, l, N, dev);
+        expert_gather(&p, dev);
+    }
+    if (level >= RECOMPUTE_EXPERTS) { gate_up_forward(qwen, acts, l, N, dev); }
+}
+
+// The shared expert: dnorm2, which has what comes by way of the router, goes on
+static void shared_backward(Qwen36* qwen, Activations* acts, int l, floatX* dnorm2, int N, const Device* dev) {
+    const int FS = qwen->config.FS;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const Linear down = linear(qwen, acts, AT(shared_down), l);
+    linear_backward_input(a.dshared_hidden, a.dresidual, down, 0, N, dev);
+    swiglu_backward_gathered(a.shared_gate_up, a.shared_hidden, s.dshared_weight, a.dshared_hidden, a.shared_gate_up,
+                             s.shared_weight, N, FS, a.parallel, &qwen->model.tp, dev);
+    linear_backward_weight(a.dresidual, a.shared_hidden, down, gradients(qwen, AT(shared_down), l), N, dev);
+    row_gate_backward(a.dshared_logit, s.dshared_weight, s.shared_weight, N, dev);
+    linear_backward(dnorm2, a.dshared_logit, a.norm2, linear(qwen, acts, AT(shared_gate), l),
+                    gradients(qwen, AT(shared_gate), l), 1, N, dev);
+    linear_backward(dnorm2, a.shared_gate_up, a.norm2, linear(qwen, acts, AT(shared_gate_up), l),
+                    gradients(qwen, AT(shared_gate_up), l), 1, N, dev);
+}
+
+// From dresidual, the gradient of the stream behind layer l, to that of norm2, dbranch. The balance of all routers
+// together pulls on each of them alike
+static void experts_backward(Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    ExpertPass p = expert_pass(qwen, acts, l, N);
+    p.drouter = gradients(qwen, AT(router), l);
+    p.dgate_up = gradients(qwen, AT(expert_gate_up), l);
+    p.ddown = gradients(qwen, AT(expert_down), l);
+    const int is_balanced = l < c->L;  // not the router of the MTP module
+    expert_backward_router(&p, a.dbranch, a.dresidual, is_balanced ? pooled_layer(acts->numbers, c->L, c->E) : NULL,
+                           is_balanced ? pooled_weight(&qwen->model, c->balance, c->k, c->L) : 0.0f, 0.0f, dev);
+    shared_backward(qwen, acts, l, a.dbranch, N, dev);
+    expert_backward_rows(&p, a.dbranch, dev);
+}
+
+// from dresidual, the gradient of the stream behind the mixer of layer l, to that of norm1, dbranch
+static void gated_attention_backward(Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const int NH = c->NH, NKV = c->NKV, HS = c->HS;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const RotaryAttention attention = rotary_attention(qwen, acts, l);
+    linear_backward(a.dattention, a.dresidual, a.gated_attention, linear(qwen, acts, AT(wo), l),
+                    gradients(qwen, AT(wo), l), 0, N, dev);
+    head_gate_backward(a.dattention, a.q_proj, a.dattention, a.attention, a.q_proj, N, NH, HS, dev);
+    rotary_attention_backward(a.dq, a.dk, a.dv, a.dattention, &attention, &acts->batch.segments, &acts->batch.rows,
+                              dev);
+    LinearChain chain = linear_chain(a.dbranch, model_is_adapter(&qwen->model));  // through all three
+    heads_backward(qwen, acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, N, dev);
+    head_gate_join(a.q_proj, a.dheads, N, NH, HS, dev);
+    linear_chain_backward(&chain, a.q_proj, a.norm1, linear(qwen, acts, AT(wq), l), gradients(qwen, AT(wq), l), N, dev);
+    heads_backward(qwen, acts, a.dheads, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, NKV, N, dev);
+    linear_chain_backward(&chain, a.dheads, a.norm1, linear(qwen, acts, AT(wk), l), gradients(qwen, AT(wk), l), N, dev);
+    linear_chain_backward(&chain, a.dv, a.norm1, linear(qwen, acts, AT(wv), l), gradients(qwen, AT(wv), l), N, dev);
+    linear_chain_end(&chain, N, dev);
+}
+
+static void mixer_backward(Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (qwen->config.kinds[l] == FULL_LAYER) {
+        gated_attention_backward(qwen, acts, l, N, dev);
+        return;
+    }
+    const DeltaPass p = delta_pass_back(qwen, acts, l, N);
+    delta_layer_backward(&p, a.dbranch, a.dresidual, model_is_adapter(&qwen->model), dev);
+}
+
+// dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
+static void block_backward(Qwen36* qwen, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    const int D = qwen->config.D;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    experts_backward(qwen, acts, l, N, dev);
+    norm_backward(qwen, acts, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, D, dev);
+    mixer_backward(qwen, acts, l, N, dev);
+    norm_backward(qwen, acts, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, D, dev);
+}
+
+// From the gradient of the first layer's stream to those of the tower, if any of it learns; without images they are 0
+static void images_backward(Qwen36* qwen, Activations* acts, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    if (!qwen->config.has_vision || !vision_tower_learns(&qwen->tower)) { return; }
+    if (has_images(qwen)) {
+        image_splice_backward(a.branch, a.dresidual, &qwen->images, qwen->config.D, dev);
+        vision_tower_backward(&qwen->tower, a.branch, dev);
+    } else {
+        vision_tower_nothing(&qwen->tower, dev);
+    }
+}
+
+// After the heads. Every parameter's gradient is written: one micro-batch is one leaf
+static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    const Model* m = &qwen->model;
+    const int first = model_first_layer(m), end = end_layer(qwen), mtp = has_mtp(qwen, acts->purpose);
+    const ActivationTensors a = layer_activations(acts, end - 1);
+    if (model_has_head(m)) {
+        norm_backward(qwen, acts, a.dresidual, lm_head(qwen, acts).dnorm, stream_behind(qwen, acts, end - 1, N, dev),
+                      layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, c->D, dev);
+    }
+    for (int l = end - 1; l >= first && l >= m->lowest; l--) {
+        const floatX* residual = l > first ? stream_behind(qwen, acts, l - 1, N, dev) : a.encoded;
+        recompute_block(qwen, acts, l, residual, N, dev);
+        block_backward(qwen, acts, l, residual, N, dev);
+        model_layer_done(&qwen->model, l, dev);
+    }
+    const int* tokens = has_images(qwen) ? qwen->images.tokens : acts->batch.tokens;
+    vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied || mtp, a.dresidual, tokens,
+                                  linear(qwen, acts, AT(embedding), 0), N, dev);
+    images_backward(qwen, acts, dev);
+}
+
+// ---- the module that predicts the token after the next ----
+
+// embeddings of the next tokens, or what the tower has made of them
+static void next_forward(const Qwen36* qwen, const Activations* acts, floatX* next, int N, const Device* dev) {
+    vocabulary_rows(next, acts->mtp.batch.tokens, linear(qwen, acts, AT(embedding), 0), N, dev);
+    if (has_images(qwen)) {
+        image_splice_next(next, vision_tower_out(&qwen->tower), &qwen->images, qwen->config.D, dev);
+    }
+}
+
+// after forward: from the last norm's output and the next tokens up to the module's own last norm
+static void mtp_forward(const Qwen36* qwen, Activations* acts, int N, const Device* dev) {
+    const int l = qwen->config.L, D = qwen->config.D;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    floatX *next = a.dbranch, *hidden = a.dresidual;  // room that only backward needs
+    next_forward(qwen, acts, a.branch, N, dev);
+    norm_forward(qwen, acts, next, s.mtp_next_rstd, a.branch, AT(mtp_next_norm), 0, N, D, dev);
+    norm_forward(qwen, acts, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hidden_norm), 0, N, D, dev);
+    mtp_join(a.mtp_joined, next, hidden, N, D, dev);
+    linear_forward(a.mtp_encoded, a.mtp_joined, linear(qwen, acts, AT(mtp_fc), 0), N, dev);
+    mixer_forward(qwen, acts, l, a.mtp_encoded, 0, N, dev);
+    experts_up(qwen, acts, l, 0, N, dev);
+    experts_down(qwen, acts, l, N, dev);
+    norm_forward(qwen, acts, a.mtp_norm, s.mtp_norm_rstd, a.residual3.x, AT(mtp_norm), 0, N, D, dev);
+}
+
+// The same matrix, whose gradient goes on
+static LmHead mtp_head(const Qwen36* qwen, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    LmHead head = lm_head(qwen, acts);
+    head.norm = a.mtp_norm, head.dnorm = a.dbranch, head.losses = layer_statistics(acts, 0).mtp_losses;
+    head.goes_on = 1;
+    return head;
+}
+
+// From dbranch, the gradient of the module's last norm, to what it adds to that of the embedding and to dhidden
+static void mtp_backward(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
+    const int l = qwen->config.L, D = qwen->config.D;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const Linear fc = linear(qwen, acts, AT(mtp_fc), 0), embedding = linear(qwen, acts, AT(embedding), 0);
+    const int* next_tokens = has_images(qwen) ? qwen->images.next_tokens : acts->mtp.batch.tokens;
+    norm_backward(qwen, acts, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, D, dev);
+    recompute_block(qwen, acts, l, a.mtp_encoded, N, dev);
+    block_backward(qwen, acts, l, a.mtp_encoded, N, dev);
+    model_layer_done(&qwen->model, l, dev);
+    linear_backward_weight(a.dresidual, a.mtp_joined, fc, gradients(qwen, AT(mtp_fc), 0), N, dev);
+    linear_backward_input(a.mtp_joined, a.dresidual, fc, 0, N, dev);
+    mtp_part(a.dbranch, a.mtp_joined, MTP_NEXT, N, D, dev);
+    next_forward(qwen, acts, a.branch, N, dev);
+    norm_backward(qwen, acts, a.dresidual, a.dbranch, a.branch, s.mtp_next_rstd, AT(mtp_next_norm), 0, 0, N, D, dev);
+    vocabulary_embedding_backward(&qwen->model, AT(embedding), qwen->config.tied, a.dresidual, next_tokens, embedding,
+                                  N, dev);
+    if (has_images(qwen)) { image_splice_next_backward(&qwen->images, a.dresidual, D, dev); }
+    mtp_part(a.dbranch, a.mtp_joined, MTP_HIDDEN, N, D, dev);
+    norm_backward(qwen, acts, a.dhidden, a.dbranch, a.norm, s.mtp_hidden_rstd, AT(mtp_hidden_norm), 0, 1, N, D, dev);
+}
+
+// forward and backward, once the head has written dhidden; the sum of its losses joins what the leaf counts
+static void mtp_leaf(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
+    mtp_forward(qwen, acts, N, dev);
+    const LmHead head = mtp_head(qwen, acts);
+    const float dloss = qwen->config.mtp_weight * (1.0f / qwen->model.mtp_counted);
+    lm_head_losses(&head, &acts->mtp.batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
+    crossentropy_losses_sum(acts->numbers + mtp_number(qwen), head.losses, N, dev);
+    mtp_backward(qwen, acts, N, dev);
+}
+
+// ---- all of it ----
+
+// how its texts have images; axis has room for that of each pair
+static ImageText image_text(const Config* c, int* axis) {
+    const ImageText text = {{c->image_token, c->video_token}, c->vision.merge, c->rotated, c->theta, axis, 0};
+    for (int i = 0; i < c->rotated / 2; i++) { axis[i] = config_axis(c, i); }
+    return text;
+}
+
+// What images the batch (B, T) has that comes next, and those after it, until this is called again; NULL: none.
+// document_start: documents.h. 0 with the reason
+static int qwen36_images(Qwen36* qwen, const ImageRows* x, const int* inputs, const int* targets, int document_start,
+                         int B, int T, const Device* dev, ErrorText* error) {
+    const Config* c = &qwen->config;
+    int axis[CONFIG_MOST_HEAD / 2];
+    Segments segments;
+    if (!x) {
+        image_splice_free(&qwen->images);
+        return 1;
+    }
+    ImageText text = image_text(c, axis);
+    text.ahead = qwen->model.learns_mtp ? c->D : 0;
+    if (!image_rows_check(x, &c->vision, error)) { return 0; }
+    segments_init(&segments, B, T);
+    segments.document_start = document_start;
+    segments_find_marked(&segments, inputs, targets, B, T);
+    const int good = image_splice_take(&qwen->images, inputs, &segments, B, T, x, &text, dev, error);
+    free(segments.at);
+    if (good) { vision_tower_take(&qwen->tower, x, dev); }
+    return good;
+}
+
+// where the new positions of texts are, if any of these has seen images
+static void qwen36_place_texts(Qwen36* qwen, const CachedText* texts, int n_texts, const Device* dev) {
+    const Config* c = &qwen->config;
+    const int N = cached_texts_new(texts, n_texts);
+    int axis[CONFIG_MOST_HEAD / 2], seen = 0;
+    const ImageText text = image_text(c, axis);
+    for (int i = 0; i < n_texts; i++) { seen |= qwen->sights[texts[i].row].n_images; }
+    image_splice_free(&qwen->images);
+    if (!seen) { return; }
+    int *positions = (int*)malloc_check(4 * sizeof(int) * (size_t)N, "positions of texts"), *to = positions + 3 * N;
+    for (int i = 0, first = 0; i < n_texts; i++) {
+        text_sight_fill(&qwen->sights[texts[i].row], positions, to, N, first, texts[i].n_cached, texts[i].n);
+        first += texts[i].n - texts[i].n_cached;
+    }
+    image_splice_place(&qwen->images, positions, to, to, to, N, 0, &text, dev);
+    free(positions);
+}
+
+// from the stream behind the last layer of this stage to losses, and back to all gradients
+static void leaf_backward(Qwen36* qwen, Activations* acts, float dloss, int N, const Device* dev) {
+    if (model_has_head(&qwen->model)) {
+        const LmHead head = lm_head(qwen, acts);
+        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
+        crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, N, dev);
+    }
+    if (has_mtp(qwen, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
+    qwen36_backward(qwen, acts, N, dev);
+}
+
+// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
+// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
+static void qwen36_leaf(Qwen36* qwen, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
+                        int T, const Device* dev) {
+    DataParallel* dp = &qwen->model.dp;
+    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
+    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
+        qwen36_forward(qwen, acts, acts->batch.n, dev);
+        leaf_backward(qwen, acts, dloss, acts->batch.n, dev);
+        graph_end(&acts->graph, dev);
+    }
+    acts->numbers = NULL;
+    model_leaf_done(&qwen->model, dev);
+}
+
+// of an update: the mean over the targets that count for the MTP module
+static float mtp_loss(const Qwen36* qwen) {
+    const Model* m = &qwen->model;
+    return dp_sums(&m->dp)[mtp_number(qwen)] / m->mtp_counted;
+}
+
+// what is added to the loss: the MTP module's, and that of the routers
+static float more_loss(const Qwen36* qwen) {
+    const Config* c = &qwen->config;
+    const float balance = pooled_loss(&qwen->model, c->balance, c->k, c->L, c->E);
+    return qwen->model.learns_mtp ? c->mtp_weight * mtp_loss(qwen) + balance : balance;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3. What a run asks of this model (llmc/run/trainer.h), and main.
+
+#ifndef TESTING
+typedef struct {
+    Qwen36 qwen;              // first
+    Adapted adapted;          // activations, adapters, and options of both
+    int tied, head_alone;     // head_alone: the file has a tied matrix under the name of the head
+    int mtp, mtp_is_new;      // mtp_is_new: the files have no such module
+    int vision;
+    VisionRun images;         // of conversations
+    float aux_alpha, mtp_weight;
+} Workplace;
+
+static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static const Config* config_of(const Run* r) { return &workplace(r)->qwen.whole; }
+
+// all linear layers but in_proj_a and in_proj_b, which have an output a head, and shared_expert_gate, which has one
+#define LORA_TARGETS "q_proj,k_proj,v_proj,o_proj,in_proj_qkv,in_proj_z,out_proj,gate_proj,up_proj,down_proj"
+
+static void qwen36_options(Run* r) {
+    Workplace* w = workplace(r);
+    const Option own[] = {
+        {"model", "tied", "", OPTION_SWITCH, &w->tied, "1", 0, 0, "0|1",
+         "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
+        {"model", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0", 0, 1e3, "F",
+         "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, config.json's, "
+         "if output_router_logits is true there", 0},
+        {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
+         "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
+         "out. Where it is not typed, as the files have it", 0},
+        {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
+         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
+        {"model", "vision", "", OPTION_SWITCH, &w->vision, "0", 0, 0, "0|1",
+         "the tower that reads images: 0 leaves it out. Where it is not typed, as the files have it", 0},
+        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
+         "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
+         "Saves memory, changes no bit", 0},
+        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
+         "positions whose logits are in memory at once", 0},
+        graph_option(&w->adapted.decoder.graph),
+        pp_option(&w->adapted.decoder.pp),
+        pp_chunks_option(&w->adapted.decoder.pp_chunks),
+        tp_option(&w->adapted.decoder.tp),
+        cp_option(&w->adapted.decoder.cp, 1),
+        cp_by_option(&w->adapted.decoder.cp_by),
+    };
+    run_add_options(r, own, sizeof own);
+    vision_options(r, &w->images);
+    options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
+                   "that are too long for one: each hands the states at its end to the next. Needs a multiple of C "
+                   "ranks, and rows of a multiple of 64C positions. Brings --zero 2. Sums over positions are made of "
+                   "C parts: with another C the last digits differ");
+    experts_options(r, &w->adapted.decoder.how.ep);
+    adapted_options(r, &w->adapted);
+    options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: ends of their names, "
+                   "'q_proj,v_proj', or a regular expression of the whole name; all-linear; empty: all but gates "
+                   "of a head or less, in_proj_a, in_proj_b, shared_expert_gate; none with --lora-parameters");
+    options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
+                   "checkpoint, or a .safetensors file with config.json beside it");
+    options_reword(r->table, r->n_options, "config", "random start from a config.json of Qwen3.6, with sizes of your "
+                   "own: doc/qwen36.md lists its keys");
+}
+
+static void qwen36_choose(Run* r) {
+    Workplace* w = workplace(r);
+    const int is_new = !*r->config;
+    const size_t not_fp8[] = {AT(embedding), AT(router), AT(shared_gate), AT(a), AT(b)};
+    Adapters adapters;
+    Tensor base[MAX_PARAMETERS];
+    SafeSet set;
+    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (is_new && run_is_typed(r, "tied")) { c.tied = w->tied; }
+    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
+                   "is for --model; config.json says it as tie_word_embeddings");
+    if (*r->weights) {
+        safeset_open(&set, r->weights);
+        w->head_alone = config_fit(&c, &set);
+        adapted_base(r, &set);
+        safeset_close(&set);
+    }
+    w->mtp_is_new = *r->weights && run_is_typed(r, "mtp") && w->mtp && !c.mtp;
+    if (run_is_typed(r, "mtp")) { c.mtp = w->mtp; }
+    if (run_is_typed(r, "mtp-weight")) { c.mtp_weight = w->mtp_weight; }
+    options_refuse(run_is_typed(r, "vision") && w->vision && !c.has_vision, "vision",
+                   "1 is for a config.json with vision_config and, of a folder, its tensors");
+    if (run_is_typed(r, "vision")) { c.has_vision = w->vision; }
+    if (!*r->weights) { c.is_nested = c.has_vision; }
+    options_set(r->table, r->n_options, "vision", c.has_vision ? "1" : "0");
+    options_set(r->table, r->n_options, "mtp", c.mtp ? "1" : "0");
+    options_set(r->table, r->n_options, "mtp-weight", format_float(c.mtp_weight).s);
+    if (run_is_typed(r, "aux-alpha")) { c.balance = w->aux_alpha; }
+    options_set(r->table, r->n_options, "aux-alpha", format_float(c.balance).s);
+    options_set(r->table, r->n_options, "tied", c.tied ? "1" : "0");
+    const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
+    const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
+    qwen36_layout(&w->qwen, &c, is_adapter ? &adapters : NULL, learns_mtp);
+    if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
+    adapted_store(r, not_fp8, 5);
+    if (c.has_vision) { vision_tower_store(&w->qwen.tower); }
+    r->V = r->classes = c.V;
+    r->max_T = c.max_T;
+    options_refuse(c.mtp && w->adapted.decoder.pp > 1, "pp", "is not for a model with a module that predicts the token "
+                   "after the next: --mtp 0 leaves it out");
+    options_refuse(c.has_vision && w->adapted.decoder.pp > 1, "pp",
+                   "is not for a model that reads images: --vision 0 leaves their tower out");
+    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, c.Vp, c.D, (double)c.k / c.E,
+             c.tied ? AT(embedding) : TENSOR_NO_FIELD);
+    tp_begin(r, &w->adapted.decoder.tp);
+    w->qwen.config = config_part(&c, w->qwen.model.tp.size);
+    cp_begin(r, &w->adapted.decoder.cp, 1);
+    if (model_has_cp(r->model) && config_layers(&c, LINEAR_LAYER) > 0) { r->model->cp.unit = DELTA_CHUNK; }
+    experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
+}
+
+static int has_image_data(const Run* r) { return r->data.train.images.n + r->data.val.images.n > 0; }
+
+// Of a model with a tower
+static const ImageMeasure* qwen36_image_measure(Run* r) {
+    VisionRun* v = &workplace(r)->images;
+    const Config* c = config_of(r);
+    options_refuse(!c->has_vision && v->max_pixels > 0, "image-max-pixels", "is for a model that reads images");
+    if (!c->has_vision) { return NULL; }
+    vision_run_init(v, r, &c->vision, c->image_token);
+    return &v->measure;
+}
+
+// the data are known now
+static void qwen36_check_images(Run* r) {
+    const Config* c = config_of(r);
+    Model* m = r->model;
+    options_refuse(has_image_data(r) && workplace(r)->adapted.decoder.graph, "graph", "is not for images");
+    options_refuse(has_image_data(r) && model_has_cp(m), "cp", "is not for conversations with images");
+    if (!c->has_vision || r->data.train.images.n > 0) { return; }
+    for (int i = 0; i < m->n_table; i++) {
+        if (parameter_is_vision(&m->table[i])) { model_freeze(m, &m->table[i]); }
+    }
+    model_find_lowest(m);
+}
+
+static void qwen36_check(Run* r) {
+    Workplace* w = workplace(r);
+    qwen36_check_images(r);
+    r->has_masters = !FLOATX_IS_FLOAT;
+    adapted_check(r);
+    pp_check_batches(r);
+    cp_check(r, &w->adapted.decoder.cp, w->qwen.adapters.settings.dropout);
+    cp_check_by(r, w->adapted.decoder.cp_by, config_of(r)->NH, config_of(r)->NKV);
+    experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);
+    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
+}
+
+// does a row of the table belong to what stands beside the model of the text?
+static int is_beside(const Tensor* t) { return parameter_is_mtp(t) || parameter_is_vision(t); }
+
+// of the model's rows those before the MTP module's and the tower's
+static int trunk_rows(const Run* r) {
+    const Model* m = r->model;
+    int n = workplace(r)->qwen.adapters.n_table;
+    const int first = n;
+    while (n < m->n_table && !is_beside(&m->table[n])) { n++; }
+    return n - first;
+}
+
+// those behind them that are the MTP module's
+static int mtp_rows(const Run* r) {
+    int n = 0;
+    for (int i = 0; i < r->model->n_table; i++) { n += parameter_is_mtp(&r->model->table[i]); }
+    return n;
+}
+
+// parameters of the MTP module, or of the tower
+static double count_of(const Run* r, int (*is_one)(const Tensor* t)) {
+    const Model* m = r->model;
+    double n = 0.0;
+    for (int i = 0; i < m->n_table; i++) {
+        if (is_one(&m->table[i])) { n += (double)tensors_disk_count(&m->table[i], 1); }
+    }
+    return n;
+}
+
+// what is not computed in training does not learn
+static void qwen36_freeze(Run* r) {
+    Model* m = r->model;
+    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
+        const Tensor* t = &m->table[i];
+        if (parameter_is_mtp(t) && !m->learns_mtp) { model_freeze(m, t); }
+    }
+}
+
+static void qwen36_take_images(Run* r, const ProbeBatch* x) {
+    const ImageRows images = {x->n_images, x->grids, x->pixels, x->P, x->n_frames};
+    const Config* c = config_of(r);
+    ErrorText error;
+    if (x->n_images > 0 && !c->has_vision) { fail_input("%s: this model reads no images", r->o.probe); }
+    if (x->n_images > 0 && x->columns != vision_columns(&c->vision)) {
+        fail_input("%s: expected pixel values of %d numbers for each patch, found %d", r->o.probe,
+                   vision_columns(&c->vision), x->columns);
+    }
+    if (!qwen36_images(&workplace(r)->qwen, x->n_images > 0 ? &images : NULL, x->inputs, x->targets, NO_RESET, x->B,
+                       x->T, &r->dev, &error)) {
+        fail_input("%s: %s", r->o.probe, error.text);
+    }
+}
+
+static void qwen36_images_of_rows(Run* r, const DataLoader* rows, int64_t first, const int* inputs, const int* targets,
+                                  int B, int T) {
+    Workplace* w = workplace(r);
+    ImageRows x;
+    ErrorText error;
+    if (!config_of(r)->has_vision) { return; }
+    const int n = rows ? vision_run_rows(&w->images, &x, rows, first, B) : 0;
+    if (!qwen36_images(&w->qwen, n > 0 ? &x : NULL, inputs, targets, run_document_start(r, TO_TRAIN), B, T, &r->dev,
+                       &error)) {
+        fail_run("%s", error.text);
+    }
+}
+
+// activations, with room for the images of as many rows as are computed at once; those of texts find their room when
+// they come
+static void qwen36_open(Run* r, Purpose purpose, int B, int T) {
+    Qwen36* qwen = &workplace(r)->qwen;
+    VisionTower* tower = &qwen->tower;
+    if (model_has_cp(r->model) && purpose != TO_GENERATE) {
+        qwen->line = carried_line_init(model_sharing(r->model, r->comm), &r->model->cp);
+    }
+    decoder_open(r, purpose, B, T);
+    if (!config_of(r)->has_vision || *r->o.probe) { return; }
+    tower->evaluates = !run_is_training(r);
+    if (purpose == TO_GENERATE) {
+        const size_t n_bytes = sizeof(TextSight) * (size_t)B;
+        qwen->sights = (TextSight*)memset(malloc_check(n_bytes, "images of texts"), 0, n_bytes);
+        qwen->n_sights = B;
+        return;
+    }
+    vision_tower_room(tower, (int)vision_run_patches(r, &config_of(r)->vision, B));
+}
+
+// the images of a text that it has not seen yet
+static void qwen36_see(Run* r, TextSight* sight, const TextImages* images) {
+    Workplace* w = workplace(r);
+    VisionTower* tower = &w->qwen.tower;
+    const int merge = config_of(r)->vision.merge, D = config_of(r)->D;
+    ImageRows x;
+    while (sight->n_images < images->n) {
+        vision_run_file(&w->images, &x, &images->of[sight->n_images]);
+        vision_tower_take(tower, &x, &r->dev);
+        text_sight_add(sight, vision_tower_forward(tower, &r->dev), x.grids[1] / merge, x.grids[2] / merge, D, &r->dev);
+    }
+    text_sight_place(sight, images);
+}
+
+static const floatX* qwen36_next_of_each(Run* r, const CachedText* texts, int n_texts, size_t* row) {
+    Qwen36* qwen = &workplace(r)->qwen;
+    for (int i = 0; i < n_texts && qwen->sights; i++) {
+        TextSight* sight = &qwen->sights[texts[i].row];
+        const TextImages* images = texts[i].images;
+        if (texts[i].n_cached == 0) { text_sight_clear(sight, config_of(r)->D); }
+        if (images && images->n > sight->n_images) { qwen36_see(r, sight, images); }
+    }
+    if (qwen->sights) { qwen36_place_texts(qwen, texts, n_texts, &r->dev); }
+    return decoder_next_of_each(r, texts, n_texts, row);
+}
+
+static void qwen36_share_text(Run* r, int to, int from, int n) {
+    Qwen36* qwen = &workplace(r)->qwen;
+    decoder_share_text(r, to, from, n);
+    if (qwen->sights) { text_sight_share(&qwen->sights[to], &qwen->sights[from], config_of(r)->D, &r->dev); }
+}
+
+static double qwen36_activation_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
+    VisionTower tower = workplace(r)->qwen.tower;
+    const double text = decoder_activation_bytes(r, purpose, B, T, sparing);
+    if (!config_of(r)->has_vision || purpose == TO_GENERATE || *r->o.probe) { return text; }
+    tower.evaluates = !run_is_training(r);
+    const double patches = vision_run_patches(r, &config_of(r)->vision, B);
+    return text + vision_tower_bytes(&tower, patches) + vision_run_bytes(&config_of(r)->vision, patches);
+}
+
+// with --cp, of rank 0, which has the first positions: what linear layers hand on in an update
+static double states_sent(const Run* r) {
+    const Model* m = r->model;
+    const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
+    const DeltaSizes delta = delta_sizes(c, &m->cp);
+    int n = 0;
+    for (int l = model_first_layer(m); l < model_end_layer(m); l++) { n += c->kinds[l] == LINEAR_LAYER; }
+    return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * cp_leaves(r) : 0.0;
+}
+
+// ... and what attention and routers do besides
+static double keys_sent(const Run* r) {
+    const Model* m = r->model;
+    const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
+    const int recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int end = end_layer(&workplace(r)->qwen) + m->learns_mtp;
+    double n = 0.0;
+    if (!model_has_cp(m)) { return 0.0; }
+    for (int l = model_first_layer(m); l < end; l++) {
+        if (c->kinds[l] == FULL_LAYER) { n += cp_layer_sent(r, c->NH, c->NKV, c->HS, recomputes, l, end); }
+    }
+    return sizeof(floatX) * n * cp_leaves(r) + states_sent(r) + experts_counts_sent(r, c->E, c->L);
+}
+
+static void qwen36_box(const Run* r) {
+    const Config* c = config_of(r);
+    const int n_linear = config_layers(c, LINEAR_LAYER), n_full = c->L - n_linear;
+    const size_t active = decoder_active(r->model, workplace(r)->qwen.adapters.n_table + trunk_rows(r), c->k);
+    box_row("model", "%d layer%s of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->D, c->max_T);
+    if (n_linear > 0) {
+        box_row("  linear", "%d, %d head%s of %d for %d of keys of %d, %d taps", n_linear, c->Hv,
+                c->Hv > 1 ? "s" : "", c->DV, c->Hk, c->DK, c->K);
+    }
+    if (n_full > 0) {
+        box_row("  attention", "%d, %d head%s of %d for %d of keys and values, %d channels turn", n_full, c->NH,
+                c->NH > 1 ? "s" : "", c->HS, c->NKV, c->rotated);
+    }
+    box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all, %d wide", c->E, c->FE, c->k, c->FS);
+    experts_box(r, c->E, c->D, c->k);
+    if (c->mtp) {
+        box_row("mtp", "a layer and %s more parameters for the token after the next%s",
+                format_count(count_of(r, parameter_is_mtp)).s,
+                run_is_generating(r) || r->model->learns_mtp ? "" : ", which stay as they are");
+    }
+    if (c->has_vision) {
+        const int is_frozen = run_is_training(r) && !vision_tower_learns(&workplace(r)->qwen.tower);
+        box_row("vision", "%d blocks of %d channels, %s parameters%s", c->vision.depth, c->vision.C,
+                format_count(count_of(r, parameter_is_vision)).s, is_frozen ? ", which stay as they are" : "");
+    }
+    if (run_is_training(r) || *r->o.probe) {
+        box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
+    }
+    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
+    adapted_box(r, c->tied);
+    pp_box(r);
+    tp_box(r);
+    cp_box(r);
+    if (model_has_cp(r->model) && run_is_training(r) && n_linear > 0) {
+        box_row("  states among them", "%s by all but the last, as much back by all but the first",
+                format_bytes(pp_sum(r, states_sent)).s);
+    }
+}
+
+// What stands beside the text is drawn by itself: the rest begins as it does without. A new MTP module is none of the
+// files'
+static void qwen36_load(Run* r, const SliceSink* sink) {
+    const Workplace* w = workplace(r);
+    Model* m = r->model;
+    Tensor *base = m->table + w->qwen.adapters.n_table, *mtp = base + trunk_rows(r), *end = m->table + m->n_table;
+    Tensor* vision = mtp + mtp_rows(r);
+    const uint64_t seed = (uint64_t)r->o.seed;
+    const uint32_t of_mtp = (uint32_t)splitmix64(seed, 0), of_vision = (uint32_t)splitmix64(seed, 1);
+    SafeSet set;
+    adapted_load(r, sink);
+    if (config_of(r)->has_vision) { vision_run_save(r, &config_of(r)->vision); }
+    if (!*r->weights) {
+        tensors_init_into(sink, base, (int)(mtp - base), (uint32_t)r->o.seed);
+        tensors_init_into(sink, mtp, (int)(vision - mtp), of_mtp);
+        tensors_init_into(sink, vision, (int)(end - vision), of_vision);
+        return;
+    }
+    safeset_open(&set, r->weights);
+    tied_head_load(sink, &set, base, (int)(mtp - base), &m->table[model_row(m, AT(embedding), 0)], config_of(r)->tied,
+                   w->head_alone);
+    if (w->mtp_is_new) { tensors_init_into(sink, mtp, (int)(vision - mtp), of_mtp); }
+    else { tensors_load_into(sink, &set, mtp, (int)(vision - mtp), "", NULL); }
+    tensors_load_into(sink, &set, vision, (int)(end - vision), "", NULL);
+    config_leave_rest(config_of(r), &set);
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
+static void qwen36_close(Run* r) {
+    Qwen36* qwen = &workplace(r)->qwen;
+    carried_line_free(&qwen->line);
+    vision_tower_free(&qwen->tower);
+    vision_run_free(&workplace(r)->images);
+    image_splice_free(&qwen->images);
+    for (int i = 0; i < qwen->n_sights; i++) { text_sight_clear(&qwen->sights[i], qwen->config.D); }
+    free(qwen->sights);
+    decoder_close(r);
+}
+
+// with --tp: what a layer needs of other ranks, of N positions, floatX. is_fresh: nothing of it is computed again
+static double layer_sends(const Run* r, int l, int is_fresh, int N) {
+    const Qwen36* qwen = &workplace(r)->qwen;
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const int is_linear = c->kinds[l] == LINEAR_LAYER, is_all = !is_fresh &&
+              workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    double n = linear_layer_sends(m, l, !is_all ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo), is_linear ? 4 : 3,
+                                  c->D, N);
+    if (l < m->lowest) { return n; }
+    for (int i = qwen->adapters.n_table; i < m->n_table; i++) {
+        n += linear_adapter_sends(m, &qwen->adapters, i, l, N);
+    }
+    n += swiglu_sends(N, c->FS, &m->tp);
+    n += model_field_learns(m, AT(q_norm), l) ? heads_sends(N, c->NH, c->HS, &m->tp) : 0.0;
+    n += model_field_learns(m, AT(k_norm), l) ? heads_sends(N, c->NKV, c->HS, &m->tp) : 0.0;
+    return n + (model_field_learns(m, AT(o_norm), l) ? heads_sends(N, c->Hv, c->DV, &m->tp) : 0.0);
+}
+
+// ... in an update
+static double parts_sent(const Run* r) {
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const int N = run_positions(r), end = end_layer(&workplace(r)->qwen) + m->learns_mtp;
+    if (!model_has_tp(m)) { return 0.0; }
+    double n = streams_send(m, end, workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS, c->D, N);
+    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end, N); }
+    double vocabulary = vocabulary_sends(m, c->D, N);
+    if (m->learns_mtp) { vocabulary += vocabulary + vocabulary_sends_rows(m, c->D, N); }  // backward looks up again
+    return (sizeof(floatX) * n + vocabulary + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+}
+
+static double qwen36_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
+
+// of a position, on average over the training data
+static double qwen36_image_flops(const Run* r) {
+    const TokenImages* images = &r->data.train.images;
+    const VisionTower* tower = &workplace(r)->qwen.tower;
+    if (images->n == 0) { return 0.0; }
+    const int block = vision_block(&tower->c);
+    const double patches = (double)block * (double)token_images_placeholders(images) / (double)images->n;
+    return block * vision_run_share(r) * vision_tower_flops(tower, patches);
+}
+
+static double qwen36_flops_per_token(const Run* r) {
+    const Config* c = config_of(r);
+    const int n_full = config_layers(c, FULL_LAYER) + r->model->learns_mtp;
+    const double attention = n_full * decoder_attention_flops(c->NH * c->HS, 0, r->T);
+    const double rule = config_layers(c, LINEAR_LAYER) * delta_layer_flops(c->Hv, c->DK, c->DV);
+    const int n_mtp = r->model->learns_mtp ? mtp_rows(r) : 0;
+    const int n = workplace(r)->qwen.adapters.n_table + trunk_rows(r) + n_mtp;
+    double head = 0.0;  // a second time
+    if (r->model->learns_mtp) { head = model_flops(r->model, model_row(r->model, output_field(c), 0)); }
+    const int looked_up = c->tied ? -1 : model_row(r->model, AT(embedding), 0);
+    return attention + rule + head + decoder_flops(r, n, looked_up, c->k, c->E) + qwen36_image_flops(r);
+}
+
+static double workspace_bytes(const Run* r, int B) {
+    const Config* c = config_of(r);
+    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
+    const int HQ = c->NH * c->HS;
+    int wide = c->D;
+    const int outputs[] = {2 * HQ, config_channels(c), 2 * c->FS};
+    for (int i = 0; i < 3; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
+    const ExpertSizes experts = expert_sizes(&workplace(r)->qwen, TO_TRAIN, how);
+    const DeltaShape rule = {B, r->T / r->model->cp.size, c->Hk, c->Hv, c->DK, c->DV, NULL};
+    const int own_Vp = workplace(r)->qwen.config.Vp;
+    const double products = decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, HQ, c->NH, &experts);
+    return fmax(products, (double)delta_workspace_bytes(&rule, r->dev.n_threads));
+}
+
+static float losses_beside(Run* r, float* grads) {
+    (void)grads;
+    return more_loss(&workplace(r)->qwen);
+}
+
+static void qwen36_stepped(Run* r, const Step* s) {
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const Routing now = routing_read(dp_sums(&m->dp), c->L, c->E, m->dp.n_leaves);
+    (void)s;
+    router_log_step(r, pooled_balance(m, c->L, c->E), now.z / (float)c->L, now.load, now.idle);
+    if (!m->learns_mtp) { return; }
+    const double mtp = (double)mtp_loss(&workplace(r)->qwen);
+    log_note(&r->log, "load %.2f | mtp %.4f", (double)now.load, mtp);
+    log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite(mtp)));
+}
+
+static json_t* qwen36_summary(const Run* r) {
+    return router_log_summary(r, NULL, config_of(r)->L, config_of(r)->L, config_of(r)->E);
+}
+
+static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return config_save(path, config_of(r), eot, dtype);
+}
+
+// ---- for decoder_run.h ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const Qwen36*)m, B, T, purpose, how);
+}
+
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    qwen36_forward((const Qwen36*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen36*)m, acts); }
+
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    qwen36_leaf((Qwen36*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((Qwen36*)m, acts, dloss, N, dev);
+}
+
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+    const Qwen36* qwen = (const Qwen36*)m;
+    const ActivationTensors a = layer_activations(acts, end_layer(qwen) - 1);
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)qwen->config.D);
+}
+
+static Trainer qwen36_trainer(void) {
+    Trainer t = adapted_trainer(offsetof(Workplace, adapted));
+    t.name = "train_qwen36";
+    t.on_gpus = "train_qwen36 CUDA=1";
+    t.about = "Trains Qwen3.6, linear attention, attention and experts, from and to Hugging Face folders.";
+    t.presets = "random start from a preset: " QWEN36_PRESETS;
+    t.usual_V = 248320;
+    t.has_states = 1;
+    t.options = qwen36_options;
+    t.parsed = router_log_keys;
+    t.choose = qwen36_choose;
+    t.freeze = qwen36_freeze;
+    t.image_measure = qwen36_image_measure;
+    t.images = qwen36_take_images;
+    t.images_of_rows = qwen36_images_of_rows;
+    t.open = qwen36_open;
+    t.next_of_each = qwen36_next_of_each;
+    t.share_text = qwen36_share_text;
+    t.activation_bytes = qwen36_activation_bytes;
+    t.close = qwen36_close;
+    t.check = qwen36_check;
+    t.box = qwen36_box;
+    t.rows_sent = qwen36_rows_sent;
+    t.parts_sent = parts_sent;
+    t.keys_sent = keys_sent;
+    t.flops_per_token = qwen36_flops_per_token;
+    t.workspace_bytes = workspace_bytes;
+    t.load = qwen36_load;
+    t.stepped = qwen36_stepped;
+    t.more_loss = losses_beside;
+    t.without_more = "cross_entropy";
+    t.write_config = write_config;
+    t.summary = qwen36_summary;
+    return t;
+}
+
+int main(int argc, char** argv) {
+    static Workplace place;  // all zero
+    const Trainer trainer = qwen36_trainer();
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
+                                  adapted_dropout};
+    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.qwen.adapters, LORA_TARGETS);
+    return run_main(&trainer, &place.qwen.model, argc, argv);
+}
+#endif
