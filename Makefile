@@ -28,6 +28,13 @@ CFLAGS += $(if $(filter 1,$(ASAN)),-fsanitize=address$(comma)undefined -fno-sani
 # by default gcc fills only half of a 512-bit register; clang would warn of every loop that it cannot vectorise
 CFLAGS += $(if $(findstring clang,$(CC)),-Wno-pass-failed,-mprefer-vector-width=512)
 LIBS = -ljansson -lxxhash -lpcre2-8 -lz -lpthread -lm
+HEADERS = jansson xxhash pcre2 zlib
+# what reads images (llmc/files/image.h) is linked with two more, and nothing else asks for them
+IMAGE_PROGRAMS = $(addprefix $(BUILD)/,test_image train_qwen36 train_qwen36_faults) build/fuzz/fuzz_image \
+    $(CUDA_BUILD)/train_qwen36 $(SIMT_BUILDS:%=build/%/train_qwen36)
+SIMT_BUILDS = simt-exact simt-fast simt-exact-asan simt-fast-asan
+IMAGE_LIBS = -lpng -ljpeg
+IMAGE_HEADERS = png jpeglib
 ifeq ($(MPI),1)
 # Open MPI says its flags by --showme, MPICH by -show; its headers are not ours to warn about
 MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -show 2>/dev/null | tr ' ' '\n' | grep '^-I')
@@ -56,6 +63,8 @@ help:
 	@echo "make run-mamba   train a small Mamba on the same, about two minutes"
 	@echo "make run-moe     train a small mixture of experts on the same, two minutes"
 	@echo "make run-lora    a small Qwen3 on the same, then it learns to answer by LoRA"
+	@echo "make run-qwen36  a small Qwen3.6 on the same: linear attention, two minutes"
+	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
 	@echo "make test        build and run every test of this build: about 10 minutes"
 	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: 25 minutes"
@@ -63,6 +72,7 @@ help:
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
 	@echo "make train_moe   a mixture of experts, for this machine: CPU=1 or CUDA=1 say it"
 	@echo "make train_qwen3 Qwen2.5, Qwen3, Mistral, Llama: the same"
+	@echo "make train_qwen36  Qwen3.6: the same"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
 	@echo "make train_gpt2cu   the trainer for GPUs: PRECISION=bf16|fp32|exact; or CPU=1"
 	@echo "make cuda        build all for GPUs (make setup-cuda, doc/gpu/README.md)"
@@ -88,6 +98,18 @@ setup-cuda:
 # program of the last one, which would then be newer than anything that make knows of
 FRESH = @mkdir -p $(@D) && rm -f $@
 
+# Once for a folder: are the libraries on this machine? Else one line, where the compiler would say many
+build/libraries-images: HEADERS = $(IMAGE_HEADERS)
+build/libraries build/libraries-images:
+	@for name in $(HEADERS); do \
+	    printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <stdio.h>\n#include <%s.h>\n' $$name | $(CC) -E -x c - >/dev/null 2>&1 && continue; \
+	    echo "make: $$name.h is not on this machine: run dev/setup.sh, which installs what is missing, then make again" >&2; exit 1; \
+	done
+	@mkdir -p $(@D) && touch $@
+
+$(IMAGE_PROGRAMS): LIBS += $(IMAGE_LIBS)
+$(IMAGE_PROGRAMS): | build/libraries-images
+
 # programs that hold COMMIT stand on an empty file of that name: it is new when COMMIT is, and then they are built anew
 $(COMMIT_FILE):
 	@mkdir -p build && rm -f build/commit-* && touch $@
@@ -101,33 +123,33 @@ tools: $(TOOLS:%=dev/tools/%)
 $(TOOLS:%=dev/tools/%): dev/tools/%: $(BUILD)/tools/%
 	@cmp -s $< $@ || cp -f $< $@
 
-$(BUILD)/tools/%: dev/tools/%.c $(COMMIT_FILE)
+$(BUILD)/tools/%: dev/tools/%.c $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
-$(BUILD)/train_%: train_%.c $(COMMIT_FILE)
+$(BUILD)/train_%: train_%.c $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
-$(BUILD)/train_%: dev/examples/train_%.c $(COMMIT_FILE)
+$(BUILD)/train_%: dev/examples/train_%.c $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
-$(BUILD)/train_%: train_%.cu $(COMMIT_FILE)
+$(BUILD)/train_%: train_%.cu $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh. -Og: the same bits, soon compiled
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
-$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
+$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) -Og $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
-$(BUILD)/train_%_faults: train_%.cu dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE)
+$(BUILD)/train_%_faults: train_%.cu dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) -Og $(BUILT) -x c $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
 
-$(BUILD)/test_%: test_%.c
+$(BUILD)/test_%: test_%.c | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
@@ -185,27 +207,27 @@ build/cuda_flags: dev/cuda_flags.sh
 	@mkdir -p build
 	@dev/cuda_flags.sh flags >$@
 
-$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags $(COMMIT_FILE)
+$(CUDA_BUILD)/train_%cu: train_%.cu build/cuda_flags $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
 
-$(CUDA_BUILD)/train_%: train_%.cu build/cuda_flags $(COMMIT_FILE)
+$(CUDA_BUILD)/train_%: train_%.cu build/cuda_flags $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(NVCC_BUILD) -DCOMMIT='"$(COMMIT)"' -DFLAGS='"$(CUDA_ARCH) $(PRECISION) $(NVCC_$(PRECISION))"'
 
-$(CUDA_BUILD)/test_%: test_%.c build/cuda_flags
+$(CUDA_BUILD)/test_%: test_%.c build/cuda_flags | build/libraries
 	$(FRESH)
 	$(NVCC_BUILD)
 
-$(CUDA_BUILD)/%: dev/%.cu build/cuda_flags
+$(CUDA_BUILD)/%: dev/%.cu build/cuda_flags | build/libraries
 	$(FRESH)
 	$(NVCC_BUILD)
 
-$(BUILD)/train_%cu: train_%.cu $(COMMIT_FILE)
+$(BUILD)/train_%cu: train_%.cu $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
-$(BUILD)/bench/%: dev/bench/%.cu
+$(BUILD)/bench/%: dev/bench/%.cu | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
 
@@ -255,7 +277,9 @@ run-mamba: export RUN ?= runs/hello-mamba
 run-mamba: TRAINER = train_mamba_hpn --args dev/hello_mamba.txt
 run-moe: export RUN ?= runs/hello-moe
 run-moe: TRAINER = train_moe --args dev/hello_moe.txt
-run run-mamba run-moe: setup
+run-qwen36: export RUN ?= runs/hello-qwen36
+run-qwen36: TRAINER = train_qwen36 --args dev/hello_qwen36.txt
+run run-mamba run-moe run-qwen36: setup
 	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
 	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
 	@$(MAKE) --no-print-directory $(firstword $(TRAINER)) CPU=1
@@ -278,6 +302,19 @@ run-lora: setup
 	$(ANSWER) --lora "$$RUN/adapter" --generate-file $(QUESTIONS) --generate-out "$$RUN/after.jsonl"
 	@$(PYTHON) dev/data/header_questions.py --show $(QUESTIONS) "$$RUN/before.jsonl" "$$RUN/after.jsonl"
 	@echo; echo "talk with it: ./train_qwen3 --from $$RUN/base --lora $$RUN/adapter --chat"
+
+# images, a model that learns to name them, its answers to others, counted and drawn
+run-shapes: export RUN ?= runs/hello-shapes
+run-shapes: SHAPES = build/shapes/prompts.jsonl
+run-shapes: setup
+	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
+	@if ! [ -e "$$RUN" -a -e build/shapes ]; then $(PYTHON) dev/data/shapes.py --out build/shapes; fi
+	@$(MAKE) --no-print-directory train_qwen36 CPU=1
+	GOMP_SPINCOUNT=10000 ./train_qwen36 --args dev/hello_shapes.txt --run "$$RUN/model" --continue
+	./train_qwen36 --from "$$RUN/model" --generate-file $(SHAPES) --generate-out "$$RUN/answers.jsonl" --temperature 0 --think 0
+	@$(PYTHON) dev/data/shapes.py --show $(SHAPES) "$$RUN/answers.jsonl" --picture "$$RUN/answers.png"
+	@RUN="$$RUN/model" $(MAKE) --no-print-directory plot
+	@echo; echo "show it others: ./train_qwen36 --from $$RUN/model --chat, then /image build/shapes/images/val_00000.png"
 
 run-digits: RUN ?= runs/digits
 run-digits:
@@ -358,7 +395,7 @@ build/$(1)/train_%: build/simt/src/train_%.cu $$(SIMT_INCLUDES) $$(COMMIT_FILE) 
 build/$(1)/%: build/simt/src/dev/%.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
 	$$(SIMT_COMPILE)
 endef
-$(foreach build,simt-exact simt-fast simt-exact-asan simt-fast-asan,$(eval $(call SIMT_RULES,$(build))))
+$(foreach build,$(SIMT_BUILDS),$(eval $(call SIMT_RULES,$(build))))
 
 -include $(wildcard build/simt-*/*.d build/simt-*/*/*.d)
 
@@ -375,7 +412,9 @@ golden:
 	$(PYTHON) dev/ref/mamba_hpn.py
 	$(PYTHON) dev/ref/moe.py
 	$(PYTHON) dev/ref/qwen.py
+	$(PYTHON) dev/ref/gated_delta.py
 	$(PYTHON) dev/ref/qwen36.py
+	$(PYTHON) dev/ref/qwen36_vision.py
 	$(PYTHON) dev/ref/lora.py
 	$(PYTHON) dev/ref/rows.py
 
@@ -385,6 +424,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-moe run-lora run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: help folder setup run run-mamba run-moe run-qwen36 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

@@ -2,6 +2,8 @@
 # What others can do to a run, short of being root: names, links and folders put where it reads and writes, descriptors
 # closed, signals, kills. It must end soon, say why, lose nothing, and leave alone what is not its own.
 #     dev/attacks.sh                 about a minute after the builds
+# under nohup a hang-up is ignored, which is one of the things that are tried
+[ "${SIGNALS-}" = usual ] || SIGNALS=usual exec env --default-signal=HUP "$0" "$@"
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
 need_build launch "" launch
@@ -247,7 +249,10 @@ check "--resume and --continue together are refused" test $status = 2
 rm -rf run/step_000006 && mv run/step_000004 run/step_000004.replaced
 run 60 "${start[@]}" --steps 6 --run run --continue
 check "--continue finds the checkpoint that a kill left aside" test $status = 0 -a "$(grep -c 'resumed.*after step 4' out)" = 1
-mv run/step_000006 run/step_000006.replaced && rm -rf run/step_000004
+mv run/step_000006 run/step_000006.replaced
+run 60 --resume --run run --steps 7
+check "--resume finds it too, where it is the only one" test $status = 0 -a "$(grep -c 'resumed.*after step 6' out)" = 1
+mv run/step_000007 run/step_000007.replaced && rm -rf run/step_00000[46]
 run 60 "${start[@]}" --steps 6 --run run
 check "and a start refuses to begin beside it" test $status = 2
 

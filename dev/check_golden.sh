@@ -13,7 +13,9 @@ $python dev/ref/gpt2.py --out "$new" >/dev/null
 $python dev/ref/mamba_hpn.py --out "$new" >/dev/null
 $python dev/ref/moe.py --out "$new" >/dev/null
 $python dev/ref/qwen.py --out "$new" >/dev/null
+$python dev/ref/gated_delta.py --out "$new" >/dev/null
 $python dev/ref/qwen36.py --out "$new" >/dev/null
+$python dev/ref/qwen36_vision.py --out "$new" >/dev/null
 $python dev/ref/lora.py --out "$new" >/dev/null
 $python dev/ref/rows.py --out "$new" >/dev/null
 passed=0

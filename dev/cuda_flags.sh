@@ -2,8 +2,9 @@
 # Where CUDA is on this machine. The compiler is asked, by compiling and linking a few lines, so the answer holds for a
 # toolkit, for Python wheels (dev/setup.sh cuda) and for half of each.
 #     dev/cuda_flags.sh nvcc       the compiler: $CUDA_HOME/bin/nvcc, or nvcc on the PATH, or /usr/local/cuda/bin/nvcc
-#     dev/cuda_flags.sh flags      what nvcc must be given to find cuBLASLt, NCCL, jansson, xxHash, PCRE2 and zlib, and to link them
-#     dev/cuda_flags.sh missing    those of the six that are nowhere; nothing when all are found
+#     dev/cuda_flags.sh flags      what nvcc must be given to find cuBLASLt, NCCL, jansson, xxHash, PCRE2, libpng, libjpeg and
+#                                  zlib, and to link them
+#     dev/cuda_flags.sh missing    those of them that are nowhere; nothing when all are found
 #     dev/cuda_flags.sh arch       sm_90 for an H100 or H200: that of this machine's GPU; sm_90 where there is none
 # A library is looked for where nvcc looks by itself, then in the wheels of .venv's Python and of python3, then in .gpu/, which
 # `dev/gpu_check.sh pack` fills for a machine without a network. Status 1: something is not there, named on stderr.
@@ -40,6 +41,7 @@ links() {
 flags_of() {
     local name=$1 code="#include <$2>"$'\n'"int main() { return (int)(size_t)$3; }" prefix file flags
     [ "$name" != pcre2-8 ] || code=$'#define PCRE2_CODE_UNIT_WIDTH 8\n'$code
+    [ "$name" != jpeg ] || code=$'#include <stdio.h>\n'$code
     if links "$code" "-l$name"; then echo "-l$name"; return; fi
     while read -r prefix; do
         [ -e "$prefix/include/$2" ] || continue
@@ -48,13 +50,13 @@ flags_of() {
             flags="-isystem $prefix/include -L${file%/*} -l:${file##*/}"
             [[ $file == *.a ]] || flags+=" -Xlinker -rpath -Xlinker ${file%/*}"
             # shellcheck disable=SC2086
-            if links "$code" $flags; then echo "$flags"; return; fi
+            if links "$code" $flags "-L${file%/*}" -lz; then echo "$flags"; return; fi  # libpng.a stands on zlib
         done
     done < <(prefixes)
     return 1
 }
 
-# all six: flags on stdout, names of what is missing in `missing`
+# all of them: flags on stdout, names of what is missing in `missing`
 flags_of_all() {
     local found
     while read -r name header code; do
@@ -65,6 +67,8 @@ nccl nccl.h &ncclGetUniqueId
 jansson jansson.h &json_loads
 xxhash xxhash.h &XXH3_64bits
 pcre2-8 pcre2.h &pcre2_compile
+png png.h &png_create_read_struct
+jpeg jpeglib.h &jpeg_read_header
 z zlib.h &inflate
 LIBRARIES
 }

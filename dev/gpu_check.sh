@@ -103,7 +103,7 @@ folder() {
 # what the build with PRECISION $1 has, as names in its folder
 programs() {
     if [ $rehearse = 1 ]; then
-        echo train_gpt2 train_moe train_qwen3 test_gelu test_layernorm bench/gpu_ops
+        echo train_gpt2 train_moe train_qwen3 test_gelu test_layernorm bench/gpu_ops bench/gated_delta
     else
         make -s cuda_names "PRECISION=$1"
     fi
@@ -137,16 +137,16 @@ write_machine() {
 # ---------------------------------------------------------------------------------------------------------------------
 # Stages. Each begins its own files in $results anew and prints what it does; all of that goes to log.txt as well.
 
-# headers and static libraries of jansson, xxHash, PCRE2 and zlib, and the commit, for a machine that has neither them nor a network
+# headers and static libraries of jansson, xxHash, PCRE2, libpng, libjpeg and zlib, and the commit, for a machine that has neither them nor a network
 pack() {
     local name file
     rm -rf .gpu
     mkdir -p .gpu/include .gpu/lib
-    for file in $(printf '#include <jansson.h>\n#include <xxhash.h>\n#include <zlib.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' \
-        | cc -M -x c - | tr ' \\' '\n\n' | grep -E '/(jansson|xxh|xxh3|pcre2|zlib|zconf)[^/]*$'); do
+    for file in $(printf '#include <jansson.h>\n#include <xxhash.h>\n#include <zlib.h>\n#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n#include <stdio.h>\n#include <png.h>\n#include <jpeglib.h>\n' \
+        | cc -M -x c - | tr ' \\' '\n\n' | grep -E '/(jansson|xxh|xxh3|pcre2|zlib|zconf|png|jpeglib|jconfig|jmorecfg)[^/]*$'); do
         cp "$file" .gpu/include/
     done
-    for name in jansson xxhash pcre2-8 z; do
+    for name in jansson xxhash pcre2-8 png jpeg z; do
         file=$(cc -print-file-name=lib$name.a)
         [ -e "$file" ] || { echo "gpu_check.sh: no lib$name.a here: install the -dev package" >&2; return 1; }
         cp "$file" .gpu/lib/
@@ -253,6 +253,7 @@ stage_ops() {
     : >"$results/ops.tsv"
     for ((round = 1; round <= rounds; round++)); do
         "$(folder bf16)/bench/gpu_ops" --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
+        "$(folder bf16)/bench/gated_delta" --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
         [ -z "$torch" ] || $torch ops --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
         [ -z "$torch" ] || $torch attention --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
         [ $round != 1 ] || printf '# clocks after the first round: %s\n' "$(query clocks.sm)" >>"$results/ops.tsv"

@@ -20,7 +20,7 @@ n=0
 declare -A tests  # that some mutation must turn red
 
 build() {  # folder, test, flags
-    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -ljansson -lxxhash -lpcre2-8 -lz -lm 2> "$1/errors" && return
+    ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -lpng -ljpeg -ljansson -lxxhash -lpcre2-8 -lz -lm 2> "$1/errors" && return
     echo "does not compile: $(grep -m 1 error "$1/errors")"
     return 1
 }
@@ -185,11 +185,11 @@ mutation "attention: the softmax sum over descending u" test_attention forward a
 mutation "attention: the maximum sees later keys" test_attention causality attention.h:attention_softmax_ \
     'for \(int j = attention_first_\(u, t1\); j < TILE_N; j\+\+\) \{ m\[j\]' 'for (int j = 0; j < TILE_N; j++) { m[j]'
 mutation "attention: a query does not see itself" test_attention obvious attention.h:attention_gather_ \
-    'u <= t1 \+ j; u\+\+' 'u < t1 + j; u++'
+    'u <= t1 \+ j && u < n_keys; u\+\+' 'u < t1 + j \&\& u < n_keys; u++'
 mutation "few attention: the softmax sum over descending keys" test_attention grouped few_attention.h \
     'for \(int u = first; u <= t; u\+\+\) \{ sum \+= w\[u\]; \}' 'for (int u = t; u >= first; u--) { sum += w[u]; }'
 mutation "few attention: a key that the window hides" test_attention grouped few_attention.h \
-    'const int first = attention_first_key\(s, t\);' 'const int first = 0;'
+    'const int first = attention_first_key\(s, t\), last' 'const int first = 0, last'
 mutation "few attention: backward forgets D" test_attention grouped few_attention.h \
     'att\[u\] \* \(ds\[u\] - D\)' 'att[u] * ds[u]'
 mutation "attention: divides by the sum" test_attention backward attention.h 'fm_exp\(w\[j\] - m\[j\]\) \* r\[j\]' \
@@ -205,6 +205,19 @@ mutation "attention: heads of a group read different keys" test_attention "group
     attention.h:attention_forward_head_ \
     'h / \(shape->NH / shape->NKV\)' 'h % shape->NKV'
 
+mutation "attention: a block sees keys that do not exist" test_attention block \
+    attention.h:attention_strip_keys_ 'gemm_min_\(t1 \+ n, s->keys\)' 't1 + n'
+mutation "attention: a block takes its own D" test_attention block attention.h:attention_dscores_ \
+    'if \(given\) \{ memcpy\(D, given, sizeof\(float\) \* n\); \}' ''
+mutation "merge: the block before keeps its weight" test_attention_merge "merge forward" \
+    attention_merge.h:attention_merged_ 's \* r, more_s \* r' 'r, more_s * r'
+mutation "ring: the next turn has the keys of the next place" test_context ring segment_ring.h:segment_ring_rows_ \
+    'cp->place - turn \+ cp->size' 'cp->place + turn'
+mutation "ring: late queries have no share in dk" test_context ring segment_ring.h:segment_ring_backward \
+    'segment_ring_swap_\(&r, RING_SUMS, RING_EARLY\);' 'segment_ring_swap_(\&r, RING_SUMS, RING_LATE);'
+mutation "heads: shares of a head of keys are not added" test_context heads context_parallel.h:cp_to_positions \
+    'residual_forward\(sum, sum, landing \+ n \* \(size_t\)end, n, dev\);' ';'
+
 # ---- the other ops ----
 mutation "layernorm: dweight and dbias take rows descending" test_layernorm backward \
     layernorm.h:layernorm_backward_channels_ \
@@ -217,7 +230,7 @@ mutation "softmax: columns of a square descend" test_crossentropy shapes crossen
     'for \(int i = 0; i < VLANES; i\+\+\) \{ sum \+= columns\[i\]; \}' \
     'for (int i = VLANES - 1; i >= 0; i--) { sum += columns[i]; }'
 mutation "softmax: the padding counts" test_crossentropy shapes crossentropy.h \
-    'crossentropy_exponentials_\(probs, logits, sums, V, Vp\)' 'crossentropy_exponentials_(probs, logits, sums, Vp, Vp)'
+    'crossentropy_exponentials_\(probs, logits, max, sums, V, Vp\)' 'crossentropy_exponentials_(probs, logits, max, sums, Vp, Vp)'
 mutation "crossentropy: both loops have the wrong sign" test_crossentropy "backward differences" crossentropy.h \
     'probs\[i\] - \(v == targets\[n\]' 'probs[i] + (v == targets[n]' 'dtarget = \(p\[target\] - 1\.0f\)' \
     'dtarget = (p[target] + 1.0f)'
@@ -248,10 +261,16 @@ mutation "pipeline: backward takes chunks as forward does" test_pipeline_schedul
     'is_backward \? s->v - 1 - chunk : chunk, is_backward' 'chunk, is_backward'
 mutation "pipeline: what a tick makes is used in the same tick" test_pipeline_schedule "" pipeline_schedule.h \
     'needs && \(\*needs < 0 \|\| \*needs == tick\)' 'needs \&\& *needs < 0'
+mutation "pipeline: an output does not wait for a free place" test_pipeline_schedule "" pipeline_schedule.h:pp_streams_ \
+    'time = is_free > time \? is_free : time;' '(void)is_free;'
+mutation "pipeline: a tie has one room too few" test_pipeline_schedule "" pipeline_schedule.h:pp_tie_rooms \
+    'most = k \+ 1 - sent > most \? k \+ 1 - sent : most;' 'most = k - sent > most ? k - sent : most;'
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
     'left_size == right_size \&\& ' 'left_size > 0 || '
 mutation "tp: a rank rounds its columns with the noise of others" test_tensor parts tensor.h:tensor_hold_part \
-    '\(size_t\)n, C\}' '(size_t)n, (size_t)n}'
+    '\(size_t\)n, \(size_t\)t->columns\)' '(size_t)n, (size_t)n)'
+mutation "tp: values have the noise of the keys behind which they lie" test_tensor parts tensor.h:tensor_part_numbers_ \
+    '\(size_t\)\(gap - skipped\)' '(size_t)(k == 1 ? gap : 0)'
 mutation "tp: rows of up are taken where gate's lie" test_tensor parts tensor.h:tensor_move_part_ \
     'names > 1 \? 1 : tensor' '1 > 0 ? 1 : tensor'
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
@@ -295,6 +314,22 @@ mutation "chat: a token with the first byte of an answer and one before it is no
 mutation "chat: thoughts before the last question stay" test_chat_template read chat_render.h 'i > last_query &&' '1 \&\&'
 mutation "chat: a template may have any words" test_chat_template signs chat_template.h:chat_find_kind_ \
     'chat_words_known_\(signs, canonical, n\) &&' ''
+mutation "chat: of an empty think block, which the prompt has, its end is learned" test_chat_template learned \
+    chat_render.h:qwen35_answer_ 'chat_learn_\(out, begin\)' 'chat_learn_(out, begin - (thinks \&\& reasoning.n == 0))'
+mutation "chat: an image that was thought away keeps its place in the list" test_chat_template images \
+    chat_render.h:chat_put_of_ 'if \(at < first' 'if (0 \&\& at < first'
+mutation "images: placeholders in an answer are learned" test_conversations images \
+    conversations.h:conversations_expand_ '!is_pad && sample->learned' 'sample->learned'
+mutation "images: a cut goes through one" test_conversations "cut images" conversations.h:conversations_add_row_ \
+    '!conversations_whole_images_\(c, n, whole\)' '0'
+mutation "images: they stand where the first sample begins" test_conversations pack pack.h:pack_images_ \
+    'image->at - c->starts\[sample\]' 'image->at - begin'
+mutation "images: a time that was put back hides other bytes" test_conversations touched \
+    row_images.h:token_images_touched 'file_times_differ_\(now\.st_ctim' '0 \&\& file_times_differ_(now.st_ctim'
+mutation "images: a run goes on with others" test_chat images same_data.h:data_is_other_ \
+    'data_differs_\(old_images, images, "xxh3"\)' '0'
+mutation "images: what has other times is another" test_chat images same_data.h:data_sum_images_ \
+    'sum = token_images_checksum\(images\)' 'sum = token_images_stamps(images, 1)'
 mutation "conversations: a special token in what somebody says" test_conversations special conversations.h \
     '!p->added\[found\]\.special' '1'
 mutation "pack: a sample goes where one position is missing" test_conversations pack pack.h:pack_tree_take_ \
@@ -314,7 +349,7 @@ mutation "talk: the oldest question goes without its answer" test_chat overflow 
 mutation "talk: an answer may fill more than the window" test_chat overflow questions.h:asker_most \
     'n_prompt \+ 1' 'n_prompt + 40'
 mutation "talk: what the user said is not looked at" test_chat commands chat.h:chat_say_ \
-    '!chat_may_say_\(c, \"user\", text, &error\)' '0'
+    '!chat_may_say_\(c, \"user\", content, &error\)' '0'
 mutation "talk: the marker that ends an answer is a part of it" test_chat turns questions.h:asker_open \
     'stop_texts_add\(&a->stop, chat_end_text\(&a->t\)\);' ''
 mutation "talk: an answer depends on those before it" test_chat goes questions.h:answers_ask_ \
@@ -333,9 +368,9 @@ mutation "talk: half a line stays before the next answer" test_chat goes questio
 mutation "qwen: of dinp the chain through q, k and v begins anew at v" test_qwen3 "golden dense" \
     linear.h:linear_chain_backward 'chain->n\+\+ > 0' 'chain->n++ == 1'
 mutation "qwen: a tied embedding forgets the gradient of the head" test_qwen3 "golden window" \
-    train_qwen3.cu:qwen_backward 'else if \(dembedding\)' 'if (dembedding)'
-mutation "qwen: the balance is not k times ours" test_qwen3 "golden experts" train_qwen3.cu:experts_backward \
-    'c->balance \* \(float\)c->k' 'c->balance'
+    vocabulary.h:vocabulary_embedding_backward 'else if \(dweight\)' 'if (dweight)'
+mutation "qwen: the balance is not k times ours" test_qwen3 "golden experts" pooled_routers.h:pooled_weight \
+    'balance \* \(float\)k' 'balance'
 mutation "qwen: new keys stand where the first did" test_qwen3 cache rotary_attention.h:rotary_attention_cached \
     'device_copy\(at\.k \+ t0 \* HK' 'device_copy(at.k'
 mutation "qwen: texts side by side have one row of the cache" test_qwen3 texts \
@@ -350,7 +385,7 @@ mutation "qwen: up's adapter learns what gate's should" test_qwen3 "golden adapt
     'd->B\[n\+\+\]' 'd->B[n]'
 mutation "qwen: adapters of experts read the first rows" test_qwen3 "adapters of experts" \
     linear.h:linear_grouped_forward '\{E, offsets, index' '{E, offsets, NULL'
-mutation "qwen: no window is looked at" test_qwen3 "golden window" segment_attention.h:segment_shape \
+mutation "qwen: no window is looked at" test_qwen3 "golden window" segment_spans.h:segment_shape \
     'x->window < s->T \? x->window : 0' '0'
 mutation "qwen: the gradient of keys turns on" test_qwen3 "golden dense" \
     rotary_attention.h:rotary_turn_all_ 'x->of\.NKV, back' 'x->of.NKV, 0'
@@ -367,11 +402,68 @@ mutation "conv1d: what follows the window is not looked at" test_causal_conv1d "
 mutation "conv1d: a start does not hide what follows" test_causal_conv1d "windows back" causal_conv1d.h \
     'if \(j >= end\) \{' 'if (j >= T + K) {'
 mutation "qwen: a piece of the head forgets the pieces before" test_qwen3 recompute lm_head.h \
-    '&h->weight, goes_on, n' '\&h->weight, 0, n'
+    'w, goes_on, n, dev\)' 'w, 0, n, dev)'
 mutation "qwen: a piece of the head has the targets of the first" test_qwen3 recompute lm_head.h \
     'targets \+ first' 'targets'
 mutation "qwen: conversations see those before them in their row" test_qwen3 conversations token_batch.h \
     'tokens, targets, B, T\)' 'tokens, NULL, B, T)'
+
+# ---- train_qwen36 ----
+mutation "qwen36: the gain of a zero-centred norm is its weight" test_qwen36 "golden text" rmsnorm.h:rmsnorm_gain \
+    '1\.0f \+ ' '0.0f + '
+mutation "qwen36: MTP reads the hidden state where the embedding belongs" test_qwen36 "golden MTP, forward" mtp.h:mtp_join \
+    'device_copy_strips\(joined, 2 \* width, next' 'device_copy_strips(joined, 2 * width, hidden'
+mutation "qwen36: the gradient of the head begins anew with MTP" test_qwen36 "golden MTP" train_qwen36.cu:mtp_head 'goes_on = 1' 'goes_on = 0'
+mutation "qwen36: MTP adds nothing to what the trunk learns" test_qwen36 "golden MTP" train_qwen36.cu:mtp_backward \
+    'AT\(mtp_hidden_norm\), 0, 1,' 'AT(mtp_hidden_norm), 0, 0,'
+mutation "vision: patches see those before them alone" test_qwen36 "golden vision, forward" vision_tower.h:vision_attention_shape_ \
+    's\.T = 2 \* f->n, s\.t0 = f->n, s\.keys = f->n;' ''
+mutation "vision: rows and columns turn the same pairs" test_qwen36 "golden vision, forward" vision_tower.h:vision_take_angles_ \
+    'axis\[k\] = k / quarter;' 'axis[k] = k % 2;'
+mutation "vision: a placeholder's embedding learns" test_qwen36 "golden vision" train_qwen36.cu:qwen36_backward \
+    'has_images\(qwen\) \? qwen->images\.tokens : ' ''
+mutation "vision: an image is a line of text for RoPE" test_qwen36 "golden vision, forward" image_splice.h:image_place_ \
+    'now \+ k % \(h \* w\) / w' 'now + 0 * w'
+mutation "vision: videos go on with the images' rows" test_image_splice positions image_splice.h:image_positions_ \
+    'queues\[1\]\.row \+= ' 'queues[1].row += 0 * '
+mutation "vision: the module that guesses ahead asks nothing of images" test_qwen36 "golden vision" train_qwen36.cu:mtp_backward \
+    'if \(has_images\(qwen\)\) \{ image_splice_next_backward\(&qwen->images, a\.dresidual, D, dev\); \}' ''
+mutation "vision: a text goes on behind its image as behind one token" test_qwen36 sights text_sight.h:text_sight_place \
+    'now \+= h > w \? h : w;' 'now++;'
+mutation "MTP guesses from one document about another" test_documents "the token after the next" mtp_tokens.h:mtp_tokens \
+    'after\[first - 2\] = -1;' ''
+mutation "qwen36: all channels of a head turn" test_qwen36 "golden text" train_qwen36.cu:rotary_attention \
+    'x\.rotated = c->rotated;' 'x.rotated = c->HS;'
+mutation "qwen36: the shared expert weighs 1 in backward" test_qwen36 "golden text" train_qwen36.cu:shared_backward \
+    's\.shared_weight, N, FS' 'NULL, N, FS'
+mutation "qwen36: keys of the linear layers have the convolution of the queries" test_qwen36 "golden text, forward" \
+    delta_layer.h:delta_convolve_ 'p->conv \+ c\.at \* \(size_t\)K' 'p->conv'
+mutation "qwen36: a text begins with the state of the one before it" test_qwen36 texts token_batch.h:token_batch_texts \
+    'texts\[i\]\.n_cached == 0' '0'
+mutation "qwen36: documents share a state" test_qwen36 documents delta_layer.h:delta_batch_rows_ \
+    'token_batch_starts\(p->batch, 0\)' 'NULL'
+mutation "qwen36: what is never kept is not made again" test_qwen36 recompute train_qwen36.cu:recompute_block \
+    'mixer_again\(qwen, acts, l, N, dev\);' ''
+mutation "qwen36: the gradient of the gate is that of the query" test_qwen36 "golden text" \
+    train_qwen36.cu:gated_attention_backward 'head_gate_join\(a\.q_proj, a\.dheads, N, NH, HS, dev\);' ''
+mutation "images: rows are resized first, whatever the shape" test_image "resize Pillow" image_resize.h:image_resize_columns_first \
+    'out_height < height &&' '0 \&\&'
+mutation "images: weights of a shrinking image look at four pixels" test_image "resize Pillow" image_resize.h:image_resize_weights \
+    'scale < 1\.0 \? 1\.0 : scale' '1.0'
+mutation "images: halves of a square go up" test_image sizes image_processor.h:image_processor_fit_ \
+    'rint\(height / square\)' 'floor(height / square + 0.5)'
+mutation "images: patches stand row by row" test_image "patches order" patch_order.h:patch_place \
+    'across \* merge \+ inside % merge' 'across * merge + inside \/ merge'
+mutation "images: the second frame of a still image is left out" test_image "patches order" image_processor.h:image_processor_patches \
+    'p->temporal - i % p->temporal' '1'
+mutation "images: 255 is one" test_image "patches values" image_processor.h:image_processor_values_ \
+    'byte \* p->rescale\)' 'byte * (float)p->rescale)'
+mutation "images: held to the left is held to the right" test_image orientation orientation.h:orientation_apply \
+    'from_below \? height - 1 - row : row' 'from_right ? height - 1 - row : row'
+mutation "images: an animation is read to its end" test_image "png animated" image_png.h:image_png_next_frame_ \
+    'return is_frame && f->n > 0' 'return 0 \&\& f->n > 0'
+mutation "images: a JPEG without its end is taken" test_image "image cut" image_jpeg.h:image_jpeg_read_pixels_ \
+    'jpeg_finish_decompress\(jpeg\);' ''
 
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test

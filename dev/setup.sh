@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
-#     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2, zlib; NumPy and matplotlib in .venv
+#     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2, zlib, libpng, libjpeg; NumPy and
+#                            matplotlib in .venv
 #     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else .ci/run uses
 #     dev/setup.sh examples  as the first, and in .venv scikit-learn, which brings the images of `make run-digits`
 #     dev/setup.sh cuda      as the first, and in .venv cuBLAS and NCCL where nvcc finds none: `make cuda` (1 GB; nvcc itself
@@ -42,6 +43,10 @@ missing_packages() {
         library '#include <zlib.h>' -lz || echo zlib1g-dev
         library $'#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>' -lpcre2-8 || echo libpcre2-dev
     fi
+    if ! compiles cc $'#include <png.h>\n#include <stdio.h>\n#include <jpeglib.h>' -lpng -ljpeg; then
+        library '#include <png.h>' -lpng || echo libpng-dev
+        library $'#include <stdio.h>\n#include <jpeglib.h>' -ljpeg || echo libjpeg-dev  # on Debian libjpeg62-turbo-dev, on Ubuntu its own
+    fi
     if [ "$wanted" = base ] || [ "$wanted" = examples ]; then return; fi
     command -v g++ >/dev/null || echo g++
     [ "$wanted" != cuda ] || return
@@ -57,7 +62,7 @@ missing_packages() {
 python_packages="numpy matplotlib"
 if [ "$wanted" = examples ]; then python_packages="$python_packages scikit-learn"; fi
 if [ "$wanted" = ci ] || [ "$wanted" = checks ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
-if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors mambapy scikit-learn"; fi
+if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors pillow mambapy scikit-learn"; fi
 
 # of $python_packages; all of them without a .venv
 missing_python() {

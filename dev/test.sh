@@ -122,7 +122,7 @@ make_all() {
 
 # what scripts share
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_moe_faults train_qwen3 train_qwen3_faults)
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_moe_faults train_qwen3 train_qwen3_faults train_qwen36 train_qwen36_faults)
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -144,10 +144,11 @@ quick() {
     part "train_moe, quick" dev/test_moe.sh quick presets bits files
     part "conversations: data, answers, chat" dev/test_sft.sh data answers chat
     part "train_qwen3, quick" dev/test_qwen.sh quick
+    part "train_qwen36, quick" dev/test_qwen36.sh quick
     part "layers on several ranks, quick" dev/test_stages.sh quick
     part "matrices on several ranks, quick" dev/test_parts.sh quick
     part "positions on several ranks, quick" dev/test_context.sh quick
-    simt exact "test_(comm|gpt2cu|moe|qwen3)"
+    simt exact "test_(comm|gpt2cu|moe|qwen3|qwen36)"
     simt_models
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
@@ -166,7 +167,7 @@ quick() {
 # the same bits from other compilers, vector widths and levels of optimisation; a build for each
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
-    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_router"  # which hold all their other ops too
+    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_qwen36 test_router"  # which hold all their other ops too
     build_and_run "OMP=0" test_gpt2 test_matmul test_attention
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits $mamba; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
@@ -181,7 +182,7 @@ rest() {
     matrix
     build_and_run "ASAN=1 OPT=-Og"
     simt fast
-    local exact="build/simt-exact/test_comm build/simt-exact/test_gpt2cu build/simt-exact/test_moe build/simt-exact/test_qwen3"
+    local exact="build/simt-exact/test_comm build/simt-exact/test_gpt2cu build/simt-exact/test_moe build/simt-exact/test_qwen3 build/simt-exact/test_qwen36"
     if make_all "dev/simt, exact" $exact; then programs $exact; fi
     build_shared
     finish_parts  # scripts measure time and memory
@@ -197,6 +198,8 @@ rest() {
     part "conversations: training, answers, chat" dev/test_sft.sh
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
     part "train_qwen3, every option and file" dev/test_qwen.sh
+    part "train_qwen36, every option and file" dev/test_qwen36.sh
+    part "train_qwen36, checkpoints and faults, quick" env TRAINER=train_qwen36 dev/test_faults.sh quick
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
     part "positions on several ranks" dev/test_context.sh
@@ -212,6 +215,7 @@ rest() {
     part "broken on purpose" dev/mutate.sh  # which keeps every core busy by itself
     finish_parts
     part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 2000
+    part "images against Pillow and transformers" $python dev/ref/check_images.py --files 200
 }
 
 case ${1-} in

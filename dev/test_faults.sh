@@ -32,6 +32,7 @@ config() {  # POSITIONS LAYERS HEADS CHANNELS
     case $name in
         train_moe) echo "{\"model_type\":\"mixtral\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"hidden_size\":$4,\"intermediate_size\":$4,\"num_local_experts\":3,\"num_experts_per_tok\":2,\"balance\":\"bias\"}" ;;
         train_qwen3) echo "{\"model_type\":\"qwen3\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"head_dim\":8,\"hidden_size\":$4,\"intermediate_size\":$4}" ;;
+        train_qwen36) echo "{\"model_type\":\"qwen3_5_moe_text\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$(($2 + 1)),\"full_attention_interval\":2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"head_dim\":8,\"linear_num_key_heads\":1,\"linear_num_value_heads\":2,\"linear_key_head_dim\":4,\"linear_value_head_dim\":4,\"linear_conv_kernel_dim\":3,\"hidden_size\":$4,\"num_experts\":3,\"num_experts_per_tok\":2,\"moe_intermediate_size\":$4,\"shared_expert_intermediate_size\":$4,\"rope_parameters\":{\"partial_rotary_factor\":0.5,\"mrope_section\":[1,1,0]}}" ;;
         *) echo "{\"model_type\":\"gpt2\",\"n_positions\":$1,\"vocab_size\":257,\"n_layer\":$2,\"n_head\":$3,\"n_embd\":$4}" ;;
     esac
 }
@@ -272,6 +273,12 @@ signals() {
         check "SIG$signal: status 0, a checkpoint within a step, nothing on stderr" test "$status $(ls -d "sig$signal"/step_*) $(wc -c <err)" = "0 sig$signal/$step 0"
     done
     rm -rf twice && run "${all[@]}" --steps 4 --save-every 1 --run twice
+    blocked "${tiny[@]}" --steps 100000 --run noticed  # launch tells a rank so whose reader is gone with it
+    kill -PIPE $pid && sleep 0.1 && kill -TERM $pid
+    cat <&3 >rest
+    exec 3<&-
+    wait $pid
+    check "SIGPIPE, then SIGTERM: asked for the first time, a checkpoint" test "$? $(ls noticed | grep -c '^step_')" = "0 1"
     blocked --resume --steps 100000 --save-every 100000 --sample-every 0 --eval-every 0 --run twice
     kill -TERM $pid
     sleep 0.1

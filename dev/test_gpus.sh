@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # train_gpt2.cu as a user runs it, its kernels on this CPU (dev/simt): the exact build beside train_gpt2, bf16 beside itself, with
-# every way to share the work; train_moe.cu with experts on two GPUs; train_qwen3.cu, all of it and adapters. Steps are few and the
-# models are tiny: a GPU's lane is simulated one at a time.
+# every way to share the work; train_moe.cu with experts on two GPUs; train_qwen36.cu with all of --tp; train_qwen3.cu, all of it and
+# adapters. Steps are few and the models are tiny: a GPU's lane is simulated one at a time.
 #     dev/test_gpus.sh quick   the exact build only, on one and two GPUs
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
@@ -55,6 +55,11 @@ if is_quick; then
     finish
     exit
 fi
+sed 's/"n_layer": 3/"n_layer": 4/' tiny.json >deep.json
+deep() { local options="${options/tiny.json/deep.json}"; options=${options/-tokens 96/-tokens 128}; train "$@"; }
+deep deep_one "$exact"
+deep deep_chunks "$launch" -n 2 "$exact" --pp 2 --pp-chunks 2
+equal "exact: four stages on two GPUs: the bits of one" deep_one deep_chunks
 need_build experts_c "CPU=1" train_moe
 make -s -C "$root" build/simt-exact/train_moe >&2 || { echo "0 passed, 1 failed"; exit 1; }
 experts_gpu=$root/build/simt-exact/train_moe
@@ -84,6 +89,24 @@ heads heads_c "$experts_c"
 heads heads_parts "$launch" -n 4 "$experts_gpu" --tp 2 --ep 4
 equal "train_moe, exact: matrices on two GPUs, experts on four: the bits of C" heads_c heads_parts
 
+# train_qwen36: both kinds of layers and MTP; matrices on two GPUs, experts on four
+need_build qwen36_c "CPU=1" train_qwen36
+make -s -C "$root" build/simt-exact/train_qwen36 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+cat >hybrid.json <<'JSON'
+{"model_type": "qwen3_5_moe_text", "vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "full_attention_interval": 2,
+ "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+ "linear_key_head_dim": 5, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4, "num_experts": 4, "num_experts_per_tok": 2,
+ "moe_intermediate_size": 64, "shared_expert_intermediate_size": 12, "max_position_embeddings": 24, "mtp_num_hidden_layers": 1,
+ "output_router_logits": true, "rope_parameters": {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.5}}
+JSON
+hybrid() {  # RUN COMMAND...
+    local options="--config hybrid.json --train text --batch-size 1 --seq-len 8 --batch-tokens 16 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+hybrid hybrid_c "$qwen36_c"
+hybrid hybrid_parts "$launch" -n 4 "$root/build/simt-exact/train_qwen36" --tp 2 --ep 4
+equal "train_qwen36, exact: matrices on two GPUs, experts on four: the bits of C" hybrid_c hybrid_parts
+
 # train_qwen3: all parameters of one with experts, adapters beside a dense one
 need_build qwen_c "CPU=1" train_qwen3
 make -s -C "$root" -j2 build/simt-exact/train_qwen3 build/simt-fast/train_qwen3 >&2 || { echo "0 passed, 1 failed"; exit 1; }
@@ -106,6 +129,27 @@ sparse sparse_two "$launch" -n 2 "$qwen_gpu" --ep 2
 equal "train_qwen3, exact: experts on two GPUs: the bits of one" sparse_one sparse_two
 sparse sparse_stages "$launch" -n 2 "$qwen_gpu" --pp 2
 equal "train_qwen3, exact: a layer on each of two GPUs: the bits of one" sparse_one sparse_stages
+
+# train_qwen36: states of linear layers, and what is asked of them, go from GPU to GPU
+need_build mixed_c "CPU=1" train_qwen36
+make -s -C "$root" -j2 build/simt-exact/train_qwen36 build/simt-fast/train_qwen36 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+mixed_gpu=$root/build/simt-exact/train_qwen36
+mixed_fast=$root/build/simt-fast/train_qwen36
+echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"full_attention_interval":2,"num_attention_heads":2,
+"num_key_value_heads":1,"head_dim":8,"linear_num_key_heads":1,"linear_num_value_heads":2,"linear_key_head_dim":4,"linear_value_head_dim":4,
+"linear_conv_kernel_dim":4,"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8,"shared_expert_intermediate_size":8,
+"max_position_embeddings":128,"rope_parameters":{"partial_rotary_factor":0.5,"mrope_section":[1,1,0]},"mtp_num_hidden_layers":1}' >mixed.json
+mkdir pages && for i in {1..20}; do head -c $((200 + i * 37)) text | tail -c $((30 + i * 29 % 120)) >pages/page_$i; done
+mixed() {  # RUN COMMAND...
+    local options="--config mixed.json --train pages --doc-reset 1 --batch-size 1 --seq-len 128 --batch-tokens 128 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+mixed mixed_two_c "$launch" -n 2 "$mixed_c" --cp 2
+mixed mixed_two "$launch" -n 2 "$mixed_gpu" --cp 2
+equal "train_qwen36, exact: positions on two GPUs: the bits of two CPUs" mixed_two_c mixed_two
+mixed mixed_fast "$launch" -n 2 "$mixed_fast" --cp 2
+mixed mixed_staged "$launch" -n 2 "$mixed_fast" --cp 2 --recompute 3
+equal "train_qwen36, bf16: --recompute 3 beside it changes no bit" mixed_fast mixed_staged
 
 # an adapter's run has no model.safetensors, but its A and B
 same_adapter() { cmp "$1/step_000003/adapter_model.safetensors" "$2/step_000003/adapter_model.safetensors" && cmp "$1/step_000003/optimizer.safetensors" "$2/step_000003/optimizer.safetensors"; }
@@ -134,10 +178,14 @@ tied tied_fast "$qwen_fast"
 tied tied_stages "$launch" -n 4 "$qwen_fast" --pp 2 --zero 2
 equal "train_qwen3, bf16: two stages on four GPUs, the embedding on both: the bits of one" tied_fast tied_stages
 tied tied_both "$launch" -n 8 "$qwen_fast" --pp 2 --tp 2 --zero 2
-equal "train_qwen3, bf16: two stages, matrices on two GPUs each, on eight: the bits of one" tied_fast tied_both
+tied tied_parts_fast "$launch" -n 2 "$qwen_fast" --tp 2
+equal "train_qwen3, bf16: two stages, matrices on two GPUs each, on eight: the bits of --tp 2 on two" tied_parts_fast tied_both
+loss_of() { sed -nE 's/.*"step": 3, "loss": ([0-9.]+).*/\1/p' $1/metrics.jsonl | tail -n 1; }
+check "... and nearly those of one: it rounds sums over the vocabulary at another place" \
+    awk -v a="$(loss_of tied_fast)" -v b="$(loss_of tied_both)" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.005 && b / a < 1.005) }'
 "$launch" -n 2 "$qwen_fast" --run tied_both --resume --tp 2 --pp 1 --steps 5 >tied_both.out 2>&1
-"$qwen_fast" --run tied_fast --resume --steps 5 >tied_fast.out 2>&1
-check "... and goes on from either with the same bits, rounded by the noise of one" cmp tied_both/step_000005/model.safetensors tied_fast/step_000005/model.safetensors
+"$launch" -n 4 "$qwen_fast" --run tied_parts_fast --resume --tp 2 --pp 2 --zero 2 --steps 5 >tied_parts_fast.out 2>&1
+check "... and goes on from either with the same bits, rounded by the noise of one" cmp tied_both/step_000005/model.safetensors tied_parts_fast/step_000005/model.safetensors
 adapt lora_two "$launch" -n 2 "$qwen_gpu" --lora-dropout 0.3 --zero 2 --recompute 3
 check "LoRA, exact: two GPUs, --zero 2 --recompute 3: the bits of one" same_adapter lora_one lora_two
 sparse lora_experts_c "$qwen_c" --lora-rank 2 --lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight --lora-targets q_proj
@@ -178,7 +226,7 @@ check "... products are FLOPs of 8 micro-batches at half the card's peak" awk -v
     'BEGIN { n = work * 1e9 * 8 * 4096 / (0.5 * 989e12); exit !(n / s < 1.01 && s / n < 1.01) }'
 check "... over the network now" test "$(grep -c '^| gradients .*at 50 GB/s' out) $(grep -c '^| rows of experts .*at 450 GB/s' out)" = "1 1"
 plan --plan 1 --plan-card A100
-check "30B on one card: status 1, and a line" test "$? $(grep -c 'it does not fit' out) $(grep -c 'train_qwen3: needs .* of memory, a card has 78.00 GiB' err) $(wc -l <err)" = "1 1 1 1"
+check "30B on one card: status 1, and a line" test "$? $(grep -c 'it does not fit' out) $(grep -c 'train_qwen3: needs .* of memory, a card has 78.00 GiB: try --recompute 3 with --zero 2 on [0-9]* cards or more$' err) $(wc -l <err)" = "1 1 1 1"
 declined() {  # PROMISE TEXT COMMAND...
     timeout 60 "${@:3}" --config sparse.json >out 2>err
     check "refused: $1" test "$? $(grep -cF -- "$2" err) $(wc -l <err)" = "2 1 1"

@@ -52,6 +52,13 @@ check "a header that does not compile: no program is left" test ! -e build/small
 echo '#define SMALL 0' >small.h && made
 check "and mended, it is built anew" test "$new" = test_small
 
+rm -f build/libraries build/small/test_small
+make -s BUILD=build/small LIBS= HEADERS=nowhere build/small/test_small >out 2>err
+check "a library that is not there: one line names dev/setup.sh" \
+    test "$? $(head -n 1 err)" = "2 make: nowhere.h is not on this machine: run dev/setup.sh, which installs what is missing, then make again" -a ! -e build/small/test_small
+make -s BUILD=build/small LIBS= build/small/test_small >out 2>err
+check "... and once it is there, all is built" test $? = 0 -a -e build/small/test_small -a ! -s err
+
 mkdir -p runs/other && touch runs/other/metrics.jsonl && make -s plot >out 2>err
 check "make plot without RUN and without runs/hello: names the runs there are" \
     test "$(<out)" = "plot: there is no runs/hello: choose a run, RUN=runs/other"

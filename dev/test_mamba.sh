@@ -255,6 +255,11 @@ conflicts() {
     for i in d-model d-state d-conv expand dt-rank base-layers vocab-size; do
         refuse "--$i of a trained model" "--$i: is for a random start" --from small --train text --$i 3
     done
+    sized=(--model tiny --d-model 8 --d-state 4 --base-layers 1 --target-layers 2 --train text --seq-len 8 --batch-size 1)
+    rm -rf with && go "${sized[@]}" --steps 2 --run with && go "${sized[@]}" --steps 4 --continue --run with
+    check "--continue: with the sizes that the run began with, and its new layers" test -d with/step_000004
+    refuse "--continue with other sizes" "--d-model: is for a random start (--model): here with/step_000004/config.json says 8, found 16" \
+        "${sized[@]}" --d-model 16 --continue --run with
     echo '{"model_type":"mamba","vocab_size":257,"num_hidden_layers":1,"hidden_size":8,"state_size":4,"conv_kernel":4,"head":"hpn","layer":"rt"}' >rt.json
     refuse "a layer that this trainer has no longer" 'rt.json: "layer": expected mamba1, found "rt"' --config rt.json --train text
     echo '{"model_type":"mamba","vocab_size":257,"num_hidden_layers":1,"hidden_size":1048576,"state_size":4,"conv_kernel":4,"expand":1024}' >wide.json

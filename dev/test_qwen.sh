@@ -33,8 +33,6 @@ edit moe.json scores.json norm_topk_prob false num_experts_per_tok 1 output_rout
 start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
 mixed=("${start[@]}" --grad-accum 4 --steps 12 --val-fraction 0.1 --eval-every 6 --sample-every 6 --max-new-tokens 8 --save-every 4)
 
-batch() { examples 2 9 "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18" "2 3 4 5 -1 7 8 9 10 11 12 13 14 15 16 17 18 19"; }
-
 # ---- presets ----
 
 presets() {
@@ -56,7 +54,7 @@ SIZES
     edit moe.json windows.json num_hidden_layers 64 hidden_size 8192 moe_intermediate_size 32768
     timeout 60 "$trainer" --config windows.json --dry-run >out 2>err
     check "parameters that no memory holds: status 1, no smaller batch would help" \
-        test "$? $(grep -c 'free: try a smaller model, or more machines with --zero 2$' err)" = "1 1"
+        test "$? $(grep -cE 'free: try (--recompute 3 with )?(--ep, )?--tp or --pp on [0-9]+ machines or more \(--plan\), or a smaller model$|free: try a smaller model$' err)" = "1 1"
     timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
     check "a batch that no memory holds: status 1, a line with a remedy" \
         test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model$' err)" = "1 1"
@@ -97,22 +95,9 @@ options() {
     flag 'same_model $plain with && grep -q "noise_scale" with/metrics.jsonl' -1 --noise-scale 2 --grad-accum 4 --config moe.json
     answers 10 text >examples
     flag 'grep -q "HellaSwag 100.00% .* 10 of 10$" out' "" --hellaswag examples --eval-every 60 --steps 60
-    answers 60 text >many
-    for i in "" "--recompute 3 --config moe.json" "--doc-reset 1 --head-rows 3"; do  # more and shorter rows than the batches that are trained on
-        rm -rf with
-        go "${start[@]}" --seq-len 40 --batch-size 8 --hellaswag many --eval-every 2 --steps 2 --run with $i && value=$(grep "^step 2 | HellaSwag" out) &&
-            go --from with --eval-only --seq-len 40 --batch-size 3 --hellaswag many && [ "${value#*|}" = "$(grep HellaSwag out | sed "s/^[^|]*|//")" ]
-        verdict $? "--hellaswag beside training ($i): the answers of --eval-only" "$value $(grep HellaSwag out) $(<err)"
-    done
+    hellaswag_beside "" "--recompute 3 --config moe.json" "--doc-reset 1 --head-rows 3"
 
     echo "# what learns"
-    frozen() {  # CONFIG PATTERN REGEX: exactly these tensors keep every bit
-        rm -rf with begun
-        go "${start[@]}" --config $1.json --export-hf begun --train "" && go "${start[@]}" --config $1.json --freeze "$2" --run with
-        comm -12 <(tensors begun/model.safetensors .) <(tensors "$(last with)/model.safetensors" .) | cut -d' ' -f1 >found
-        tensors begun/model.safetensors "$3" | cut -d' ' -f1 >expected
-        verdict "$([ -s expected ] && cmp -s expected found; echo $?)" "--freeze '$2' ($1): these keep every bit, all others move" "$(diff expected found)"
-    }
     frozen moe '*.experts.3.*' '\.experts\.3\.'
     frozen moe 'model.embed_tokens.*,*.layers.0.*,*.experts.3.*' 'embed_tokens|layers\.0\.|experts\.3\.'  # of --help
     frozen moe '*.mlp.gate.weight' 'mlp\.gate\.weight'
@@ -136,14 +121,6 @@ options() {
 }
 
 # ---- config.json ----
-
-# what a config.json makes of itself: the settings in the folder that a run writes
-becomes() {  # PROMISE PATTERN COUNT CONFIG KEY VALUE...
-    edit $4.json some.json "${@:5}"
-    rm -rf with
-    go "${start[@]}" --config some.json --steps 1 --run with
-    check "$1" test "$(grep -cE "\"($2)" with/step_000001/config.json)" = $3
-}
 
 configs() {
     echo "# config.json"
@@ -221,50 +198,6 @@ configs() {
 
 # ---- files: probes, Hugging Face folders ----
 
-# a folder like another, whose model.safetensors has been through this Python: `t` is {name: (dtype, shape, bytes)}
-rewrite() {  # FOLDER NEW PYTHON
-    rm -rf "$2"
-    cp -r "$1" "$2" && rm -f "$2/manifest.json"
-    "$python" - "$2/model.safetensors" "$3" <<'PYTHON'
-import json, struct, sys
-data = open(sys.argv[1], "rb").read()
-n = struct.unpack("<Q", data[:8])[0]
-t = {name: (x["dtype"], x["shape"], data[8 + n + x["data_offsets"][0]:8 + n + x["data_offsets"][1]])
-     for name, x in json.loads(data[8:8 + n]).items() if name != "__metadata__"}
-E, H = "model.embed_tokens.weight", "lm_head.weight"
-def bf16():
-    for name, (_, shape, x) in t.items():
-        t[name] = "BF16", shape, b"".join(x[i + 2:i + 4] for i in range(0, len(x), 4))
-def cut():  # to what bf16 holds
-    for name, (_, shape, x) in t.items():
-        t[name] = "F32", shape, b"".join(b"\0\0" + x[i + 2:i + 4] for i in range(0, len(x), 4))
-def fuse():
-    for l in sorted({name.split(".")[2] for name in t if ".experts." in name}):
-        e, parts, n = f"model.layers.{l}.mlp.experts", {}, 0
-        while f"{e}.{n}.up_proj.weight" in t:
-            parts[n] = [t.pop(f"{e}.{n}.{w}_proj.weight") for w in ("gate", "up", "down")]
-            n += 1
-        (F, D) = parts[0][0][1]
-        t[e + ".gate_up_proj"] = "F32", [n, 2 * F, D], b"".join(parts[i][0][2] + parts[i][1][2] for i in range(n))
-        t[e + ".down_proj"] = "F32", [n, D, F], b"".join(parts[i][2][2] for i in range(n))
-exec(sys.argv[2])
-header, body = {}, b""
-for name, (dtype, shape, x) in t.items():
-    header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(x)]}
-    body += x
-header = json.dumps(header).encode()
-header += b" " * (-len(header) % 8)
-open(sys.argv[1], "wb").write(struct.pack("<Q", len(header)) + header + body)
-PYTHON
-}
-
-# the probe of a rewritten folder is that of `hf`, and this is said
-like() {  # PROMISE LINES PYTHON
-    rewrite hf other "$3"
-    go --from other --probe in --probe-out after && cmp before after && [ "$(wc -l <err)" = $2 ]
-    verdict $? "$1" "$(<err)"
-}
-
 files() {
     local name
     echo "# probes: NumPy, before and after saving"
@@ -318,27 +251,14 @@ files() {
     refuse "a tensor has another type" '"model.norm.weight"' --from broken --train text
 
     echo "# a tied head"
-    rm -rf hf && go --config llama.json --export-hf hf --probe in --probe-out before
-    check "no tensor of its own" test "$(tensors hf/model.safetensors lm_head | wc -l)" = 0
-    like "stored twice, the same bytes: one matrix, not a word" 0 't[H] = t[E]'
-    like "stored as the head alone: the embedding is that" 0 't[H] = t.pop(E)'
-    rewrite hf other 't[H] = "F32", t[E][1], t[E][2][64:] + t[E][2][:64]'
-    go --from other --probe in --probe-out after --export-hf apart
-    check "stored twice, with other bytes: not tied, which a line says" test "$(wc -l <err) $(grep -c '"lm_head.weight" is not "model.embed_tokens.weight", to which config.json ties it: not tied, as in transformers$' err)" = "1 1"
-    check "... two gradients; the export says tie_word_embeddings false" \
-        test "$(tensors after 'grad.*(lm_head|embed)' | wc -l) $(grep -c '"tie_word_embeddings": false' apart/config.json) $(tensors apart/model.safetensors lm_head | wc -l)" = "2 1 1"
-    check "... and is read without a word" eval 'go --from apart --probe in --probe-out third && [ ! -s err ] && cmp after third'
+    tied_heads llama.json
     go --config tiny.json --export-hf free
     rewrite free broken 't.pop(H)'
     refuse "an untied head is missing" '"lm_head.weight" is missing' --from broken --train text
 
     echo "# a run and its files"
     rm -rf run && go "${mixed[@]}" --config moe.json --ema 0.9 --tensorboard 1 --run run
-    local key missing=""
-    for key in cross_entropy balance load idle_experts; do
-        grep -q "\"$key\": [0-9]" run/metrics.jsonl && grep -q "train/$key" run/events.out.* || missing+=" $key"
-    done
-    check "metrics.jsonl and TensorBoard's events have the routers' keys (not:$missing)" test -z "$missing"
+    router_keys
     rm -rf with && go "${start[@]}" --run with
     check "... which those of a model without experts do not list" test "$(head -n 1 with/metrics.jsonl | grep -cE 'balance|idle_experts|cross_entropy|"z"')" = 0
     check "... loss = cross_entropy + 0.02 * 2 balance" "$python" -c 'import json
@@ -367,13 +287,7 @@ bits() {
     rm -rf leg other && go "${start[@]}" --grad-accum 3 --run leg && go "${start[@]}" --batch-tokens 96 --run other
     check "--grad-accum 3 is --batch-tokens of three micro-batches" same_run leg other
     if is_quick; then return; fi
-    need_build old "ARCH=x86-64 CPU=1" train_qwen3
-    for i in qwen2 mistral moe; do
-        rm -rf whole other
-        go "${mixed[@]}" --config $i.json --run whole
-        timeout 60 "$old" "${mixed[@]}" --config $i.json --run other >out 2>err </dev/null
-        check "ARCH=x86-64, $i: the bytes of the native build" same_run whole other
-    done
+    any_width train_qwen3 qwen2 mistral moe
 }
 
 # ---- ranks ----
@@ -415,8 +329,7 @@ ranks() {
     together "--ep of a model without experts" "--ep: is for models with experts" 2 2 --ep 2
     together "--ep that does not divide the experts" "--ep: 2: expected a number that divides the 5 experts" 2 2 --ep 2 --config moe.json
     go --config wide.json --export-hf apart && rewrite apart fused 'fuse()'
-    together "--ep of a file that has the experts of a layer as one tensor" "--ep: is for files in which each expert has tensors of its own" 2 2 \
-        --ep 2 --config '' --from fused
+    alike "experts that are one tensor of the file" "2/--ep=2 4/--ep=2" --config '' --from fused
 }
 
 # ---- kill -9 and --resume ----
@@ -430,43 +343,11 @@ kills() {
 
 # ---- text ----
 
-# prompts of 1 to 46 tokens, which outgrow the 48 positions with their texts: answers of --generate-batch 1, 2, 3 and 8
-say() { go "$@" --generate-file short.jsonl --samples 2 --max-new-tokens 30 --stop 'a1\|e'; }
-at_once() {  # OPTION...: of the model
-    local n
-    say "$@" --generate-batch 1 && mv out alone
-    for n in 2 3 8; do
-        say "$@" --generate-batch $n
-        check "${*:1:2} ${*:3}: $n texts side by side say what each says alone" cmp out alone
-    done
-    rm -f cut && say "$@" --generate-out cut && truncate -s $(($(wc -c <cut) * 2 / 3)) cut && say "$@" --generate-out cut
-    check "... and go on where a file was cut" cmp cut alone
-    go "$@" --generate "line 7" --samples 5 --max-new-tokens 60 && mv out several && go "$@" --generate "line 7" --samples 5 --max-new-tokens 60 --generate-batch 1
-    check "... --samples, too" cmp several out
-}
-
 text() {
     echo "# text"
-    local name one i tokens
-    for name in qwen2 mistral moe; do
-        rm -rf book && go "${start[@]}" --config $name.json --steps 300 --lr 3e-2 --batch-size 8 --seq-len 48 --schedule constant --run book
-        write() { go --from book --max-new-tokens 40 --temperature 0 "$@" && cat out; }
-        one=$(write --generate "line 7")
-        tokens=($(printf '%s' "$one" | od -An -v -tu1))
-        examples 1 $((${#tokens[@]} + 1)) "256 ${tokens[*]}" "${tokens[*]} 256" >in
-        go --from book --probe in --probe-out out.safetensors && likeliest out.safetensors 7 256 "${tokens[@]}"
-        verdict $? "$name: a cache of keys and values: each of ${#tokens[@]} tokens is the likeliest by the probe of the whole text" "$(<err)"
-        for i in 6 17 31; do
-            check "... a prompt of $i bytes of that text goes on as it does" test "$one" = "$(go --from book --temperature 0 --max-new-tokens $((46 - i)) --generate "${one:0:i}" && cat out)"
-        done
-        cut_to_bf16 book rounded
-        check "... --weights bf16 of numbers that bf16 holds: the text that floats give" \
-            test "$(go --from rounded --generate "line 7" --temperature 0 && cat out)" = "$(go --from rounded --weights bf16 --generate "line 7" --temperature 0 && cat out)"
-        evaluated() { go --from rounded --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
-        check "... and the loss of validation" test "$(evaluated)" = "$(evaluated --weights bf16)"
-    done
-    "$python" -c 'import json
-for i in range(11): print(json.dumps({"prompt": "line %d: " % i * (1 + i * i % 5) if i % 3 else "a"}))' >short.jsonl
+    local name one
+    for name in qwen2 mistral moe; do greedy $name "a cache of keys and values"; done
+    write_prompts >short.jsonl
     at_once --from book
     for name in qwen2 mistral moe scores tiny; do at_once --config $name.json; done
     at_once --config mistral.json --weights bf16
@@ -775,9 +656,4 @@ fp8() {
     check "57344 is none too large" eval 'go --from broken --weights fp8 --eval-only --val text --seq-len 15 --batch-size 1 && ! [ -s err ]'
 }
 
-for part in $parts; do  # each in a folder of its own
-    mkdir "$work/in_$part" && cp -r text documents *.json "$work/in_$part" && cd "$work/in_$part" || exit 1
-    $part
-    cd "$work" || exit 1
-done
-finish
+run_parts $parts

@@ -480,6 +480,10 @@ gzip -c talks.jsonl >packed && "${chat[@]}" packed 2>err | sed 's/ packed:/ talk
 check "an archive says the same" cmp -s out again
 "${chat[@]}" --chat-template qwen2.5 talks.jsonl >out 2>err
 check "another template: with its system text" test "$(sed -n 2,3p out)" = $'<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>'
+echo '{"image": "packed", "instruction": "<image>?", "output": "b"}' >seen.jsonl
+"$tokenize" --chat --tokenizer "$golden/qwen3.5.json" --chat-template qwen3.6 seen.jsonl >out 2>err
+check "an image stands as one placeholder" test "$(grep -E '^(<.vision|<.im_start.>assistant|\[\[)' out | tr '\n' '|')$(grep -c '^1 image, here of one placeholder each' out)" = \
+    '<|vision_start|><|image_pad|><|vision_end|>?<|im_end|>|<|im_start|>assistant|[[b<|im_end|>]]|1'
 if script -qc "$(printf '%q ' "${chat[@]}") talks.jsonl" /dev/null >out 2>err </dev/null; then
     check "on a terminal what is learned is coloured" grep -q $'\e\\[1;32m<think>' out
 fi

@@ -32,7 +32,7 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
     Device dev;
     const int N = run->B * run->T;
     gpt2_init(&model, c, sizeof(float));
-    activations_init(&acts, c, run->B, run->T, TO_TRAIN, NULL, 1);
+    activations_init(&acts, c, run->B, run->T, TO_TRAIN, &(ArenaSlots){0});
     device_init(&dev, n_threads);
     model_init_training(&model.model, NULL, 1, 0, 0);
     size_t n = tensors_count(model.model.table, N_PARAMETERS), n_int_bytes = sizeof(int) * (size_t)N;

@@ -407,6 +407,12 @@ static void print_rows(const Conversations* c, const Settings* o) {
     tokens_close(&d);
 }
 
+// how many placeholders an image has, only a model knows
+static int one_placeholder(void* of, const char* path, ErrorText* error) {
+    (void)of, (void)path, (void)error;
+    return 1;
+}
+
 static void print_chat(const Tokenizer* k, const Settings* o, const OptionWords* files) {
     ChatTemplate t;
     Conversations c;
@@ -417,6 +423,11 @@ static void print_chat(const Tokenizer* k, const Settings* o, const OptionWords*
     const char* trained = *o->chat_template || !*folder ? NULL : checkpoint_option(folder, "chat-template");
     chat_template_open(&t, folder, trained && strcmp(trained, "auto") != 0 ? trained : o->chat_template);
     conversations_init(&c, &t, k, most, (Truncate)o->truncate);
+    ImageMeasure measure = {NULL, one_placeholder, 0};
+    if (tokenizer_encode_with(k, &c.work, CHAT_IMAGE_PAD, strlen(CHAT_IMAGE_PAD), TOKENIZER_ADDED) == 1) {
+        measure.pad = c.work.tokens[0];
+        c.measure = &measure;
+    }
     for (int i = 0; i < files->n; i++) { conversations_read(&c, files->words[i]); }
     for (int64_t i = 0; i < o->show && i < c.n; i++) {
         print_sample(&c, i, colour ? "\033[1;32m" : "[[", colour ? "\033[0m" : "]]");
@@ -424,6 +435,10 @@ static void print_chat(const Tokenizer* k, const Settings* o, const OptionWords*
     printf("chat template %s%s\n", choice_name(CHAT_NAMES, t.kind).s,
            chat_end(&t, k, &c.work) >= 0 ? "" : ", whose markers are several tokens each to this tokenizer");
     conversations_say(&c, stdout);
+    if (c.n_images > 0) {
+        printf("%lld image%s, here of one placeholder each: a model has as many as their sizes ask for\n",
+               (long long)c.n_images, plural(c.n_images));
+    }
     if (o->seq_len > 0) { print_rows(&c, o); }
     conversations_free(&c);
     chat_template_free(&t);
