@@ -369,17 +369,17 @@ static inline void tensor_check_(const Tensor* t) {
 // rows of a matrix whose blocks begin anew: those that have a name of their own, as gate's and up's have
 static inline int tensor_part_rows(const Tensor* t) { return t->rows / tensor_names(t); }
 
-// bands of a slice
+// bands of a slice, which is one part: experts that are no slices are adapters, and these are never fp8
 static inline int tensor_bands(const Tensor* t) {
-    const size_t n_rows = tensor_slice_elements(t) / (size_t)t->columns, part = (size_t)tensor_part_rows(t);
-    return (int)(n_rows / part) * fp8_blocks((int)part);
+    assert(tensor_slice_elements(t) == (size_t)tensor_part_rows(t) * (size_t)t->columns);
+    return fp8_blocks(tensor_part_rows(t));
 }
 
 // the first row of a band of a slice, and how many it has
 static inline size_t tensor_band(const Tensor* t, int band, int* n_rows) {
-    const int part = tensor_part_rows(t), each = fp8_blocks(part), first = band % each * FP8_BLOCK;
-    *n_rows = part - first < FP8_BLOCK ? part - first : FP8_BLOCK;
-    return (size_t)(band / each) * (size_t)part + (size_t)first;
+    const int first = band * FP8_BLOCK, left = tensor_part_rows(t) - first;
+    *n_rows = left < FP8_BLOCK ? left : FP8_BLOCK;
+    return (size_t)first;
 }
 
 // scales of a slice
