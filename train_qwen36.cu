@@ -953,6 +953,7 @@ static void qwen36_choose(Run* r) {
     }
     w->mtp_is_new = *r->weights && run_is_typed(r, "mtp") && w->mtp && !c.mtp;
     if (run_is_typed(r, "mtp")) { c.mtp = w->mtp; }
+    if (w->mtp_is_new) { c.mtp_fused = c.fused; }
     if (run_is_typed(r, "mtp-weight")) { c.mtp_weight = w->mtp_weight; }
     options_refuse(run_is_typed(r, "vision") && w->vision && !c.has_vision, "vision",
                    "1 is for a config.json with vision_config and, of a folder, its tensors");
@@ -966,6 +967,11 @@ static void qwen36_choose(Run* r) {
     options_set(r->table, r->n_options, "tied", c.tied ? "1" : "0");
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
     const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
+    options_refuse(w->mtp_is_new && !(learns_mtp && (run_will_train(r) || *r->o.probe)), "mtp",
+                   "1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0");
+    options_refuse(run_is_typed(r, "mtp-weight") && !c.mtp, "mtp-weight", "is for a model with that module: --mtp 1");
+    options_refuse(run_is_typed(r, "mtp-weight") && is_adapter && w->mtp_weight > 0.0f, "mtp-weight",
+                   "is not for adapters, beside which the module stays as it is");
     qwen36_layout(&w->qwen, &c, is_adapter ? &adapters : NULL, learns_mtp);
     if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
     adapted_store(r, not_fp8, 5);
@@ -1017,7 +1023,7 @@ static void qwen36_check(Run* r) {
     adapted_check(r);
     pp_check_batches(r);
     cp_check(r, &w->adapted.decoder.cp, w->qwen.adapters.settings.dropout);
-    cp_check_by(r, w->adapted.decoder.cp_by, config_of(r)->NH, config_of(r)->NKV);
+    cp_check_by(r, w->adapted.decoder.cp_by, w->qwen.config.NH, w->qwen.config.NKV);
     experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);
     graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
 }
@@ -1155,7 +1161,7 @@ static double states_sent(const Run* r) {
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const DeltaSizes delta = delta_sizes(c, &m->cp);
     int n = 0;
-    for (int l = model_first_layer(m); l < model_end_layer(m); l++) { n += c->kinds[l] == LINEAR_LAYER; }
+    for (int l = model_first_layer(m); l < end_layer(&workplace(r)->qwen); l++) { n += c->kinds[l] == LINEAR_LAYER; }
     return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * cp_leaves(r) : 0.0;
 }
 

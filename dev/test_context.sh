@@ -132,7 +132,7 @@ echo "# linear layers"
 shared qwen36 "linear and full layers" "2/2 2/2 4/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--pp,2 4/2/--pp,2,--pp-chunks,2,--recompute,3 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--head-rows,3" "${chunks[@]}" --config linear.json --ema 0.9
 shared qwen36 "... 4 ranks" "4/4 4/4/--recompute,3 8/4/--ep,2" "${chunks[@]}" --seq-len 256 --config linear.json
 shared qwen36 "... rows one by one" "4/4 8/4/--pp,2" "${chunks[@]}" --seq-len 256 --config linear.json --batch-size 1 --grad-accum 3
-shared qwen36 "... heads" "2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3" "${chunks[@]}" --config linear.json
+shared qwen36 "... heads" "2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3 4/2/--cp-by,heads,--tp,2" "${chunks[@]}" --config linear.json
 shared qwen36 "... ring" "2/2/--cp-by,ring 4/2/--cp-by,ring,--pp,2,--recompute,3 4/4/--cp-by,ring" "${chunks[@]}" --seq-len 256 --config linear.json
 shared qwen36 "the token after the next" "2/2 4/2/--ep,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config mtp.json
 shared qwen36 "... and states that last" "2/2 4/2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --from lasting
@@ -230,6 +230,8 @@ refused "dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen" "${go[@]}" -
 refused "--verify-every" "--verify-every: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --cp 2
 go36=("${run[@]}" "${chunks[@]}" --config linear.json)
 refused "linear layers: rows that cannot be cut" "--cp: 2: expected rows of a multiple of 128 positions, found 192: --seq-len 128" "$launch" -n 2 "$qwen36" "${go36[@]}" --seq-len 192 --cp 2
+edit linear.json six.json num_attention_heads 6
+refused "--cp-by heads: heads of a rank of --tp that cannot be shared" "found --cp 2, 3 heads of queries and 1 of keys: --cp-by gather" "$launch" -n 4 "$qwen36" "${run[@]}" "${chunks[@]}" --config six.json --tp 2 --cp 2 --cp-by heads
 refused "linear layers: dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen36" "${go36[@]}" --cp 2 --lora-rank 2 --lora-dropout 0.1
 examples 2 9 "$(seq -s ' ' 18)" "$(seq -s ' ' 2 19)" >in
 timeout 60 "$launch" -n 2 "$qwen36" --config linear.json --probe in --probe-out probed --cp 2 >out 2>err </dev/null

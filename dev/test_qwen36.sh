@@ -458,9 +458,18 @@ assert len(steps) == 12 and steps[-1]["mtp_loss"] < steps[0]["mtp_loss"]'
     rm -rf with && go "${start[@]:2}" --from hf --mtp 0 --run with
     check "--mtp 0 of a folder that has it: a line" grep -q '^train_qwen36: hf/model.safetensors: 32 tensors of the module that predicts the token after the next are left out, as --mtp 0 says: keep this folder$' err
     check "... a model without" test "$(tensors with/step_000004/model.safetensors mtp | wc -l) $(grep -c '"mtp_num_hidden_layers": 0' with/step_000004/config.json)" = "0 1"
-    go --from with --mtp 1 --export-hf grown && [ ! -s err ] && cmp <(tensors with/step_000004/model.safetensors .) <(tensors grown/model.safetensors '^(model|lm_head)')
-    verdict $? "--mtp 1 of a folder without: the same parameters" "$(<err)"
-    check "... and $(tensors grown/model.safetensors mtp | wc -l) of a new module" table grown apart $((3 + 2 * 9 + 6 + 3 * (7 + 15) + 4 + 6 + 7 + 15))
+    go "${start[@]:2}" --from with --mtp 1 --freeze 'model.*,lm_head.*' --run grown --export-hf exported && cmp <(tensors with/step_000004/model.safetensors .) <(tensors exported/model.safetensors '^(model|lm_head)')
+    verdict $? "--mtp 1 of a folder without, all else frozen: the same parameters" "$(<err)"
+    check "... and $(tensors exported/model.safetensors mtp | wc -l) of a new module" table exported apart $((3 + 2 * 9 + 6 + 3 * (7 + 15) + 4 + 6 + 7 + 15))
+    rm -rf grown exported fused && rewrite with/step_000004 fused 'fuse()' && go "${start[@]:2}" --from fused --mtp 1 --run grown --export-hf exported
+    check "... of a folder with fused experts: fused, too" test "$(tensors exported/model.safetensors 'mtp.*experts' | wc -l)" = 2
+    local new="--mtp: 1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0"
+    refuse "a new module in an export" "$new" --from with --mtp 1 --export-hf grown
+    refuse "a new module beside an adapter" "$new" --from with --mtp 1 --lora-rank 2 --train text
+    refuse "a new module that does not learn" "$new" --from with --mtp 1 --mtp-weight 0 --train text
+    refuse "a weight without a module" "--mtp-weight: is for a model with that module: --mtp 1" --config tiny.json --train text --mtp-weight 0.7
+    refuse "a weight beside an adapter" "--mtp-weight: is not for adapters, beside which the module stays as it is" --from hf --lora-rank 2 --train text --mtp-weight 0.7
+    refuse "layers of the module by number" "--freeze: expected a layer 0..2, found \"3\"" --config mtp.json --train text --freeze indices:3
     rm -rf with && go "${start[@]:2}" --from hf --freeze 'model.*,lm_head.*' --run with && cmp <(tensors hf/model.safetensors '^(model|lm_head)') <(tensors with/step_000004/model.safetensors '^(model|lm_head)')
     verdict $? "--freeze of all else: the rest keeps every bit" "$(<err)"
     check "... the module learns" test "$(comm -12 <(tensors hf/model.safetensors mtp) <(tensors with/step_000004/model.safetensors mtp) | wc -l)" = 0

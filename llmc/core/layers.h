@@ -2,7 +2,8 @@
 Which layers an option means, in items separated by commas. Layers count from 0, in the order of the forward pass.
     freeze_slices   --freeze: names of tensors as patterns, "backbone.layers.3.*", or of all layers at once,
                     "*.norm.weight"; first:N, the first N layers (more than there are: all); indices:A,B,..., these
-                    layers, or none. An expert that has a name of its own in the file is frozen by itself
+                    layers, or none: those of the model, not of a stack beside it, whose names count anew. An expert
+                    that has a name of its own in the file is frozen by itself
     learning_from   the lowest layer that learns, at which backward may stop
     placement_map   --placement: where the new layers of a model that grows from `base` to `target` layers stand
                         append, prepend   behind or before the old ones
@@ -38,12 +39,21 @@ static inline const char* item_after_(const char* item, const char* start) {
 
 // ---- --freeze ----
 
+// how many layers first:N and indices: may mean
+static inline int freeze_most_layers_(const Tensor* table, int n) {
+    int most = 0;
+    for (int i = 0; i < n; i++) {
+        if (tensor_is_of_model(&table[i]) && table[i].layers > most) { most = table[i].layers; }
+    }
+    return most;
+}
+
 // how many slices these layers have
 static inline int freeze_layers_(int* frozen, const Tensor* table, int n, int first, int end) {
     int n_found = 0;
     for (int i = 0, slice = 0; i < n; slice += tensor_slices(&table[i++])) {
         const int n_each = tensor_layer_slices(&table[i]);
-        for (int l = first; l < end && l < table[i].layers; l++) {
+        for (int l = first; l < end && l < table[i].layers && tensor_is_of_model(&table[i]); l++) {
             const int begin = tensor_slice(&table[i], l);
             for (int k = 0; k < n_each && begin >= 0; k++, n_found++) { frozen[slice + begin + k] = 1; }
         }
@@ -91,7 +101,7 @@ static inline int freeze_pattern_(int* frozen, const Tensor* table, int n, const
 // the rows are, for messages, "tensor". On the heap
 static inline int* freeze_slices(const char* text, Tensor* table, int n, const char* what) {
     int in_indices = 0;
-    const int n_layers = tensors_layers(table, n);
+    const int n_layers = freeze_most_layers_(table, n);
     const size_t n_bytes = sizeof(int) * (size_t)tensors_slices(table, n);
     int* frozen = (int*)memset(malloc_check(n_bytes, "frozen slices"), 0, n_bytes);
     char *copy = string_copy(text), *rest = copy;

@@ -151,6 +151,9 @@ static inline void tensor_before(Tensor* t) { t->is_before = 1; }
 // the name of layer l has the number l - layer
 static inline void tensor_named_from(Tensor* t, int layer) { t->named_from = layer; }
 
+// does it belong to the model itself, not to a stack beside it, whose names count its layers anew?
+static inline int tensor_is_of_model(const Tensor* t) { return t->named_from == 0 && !t->is_before; }
+
 // the row for a layer behind all others, number 0 of a stack of its own, such as the block that predicts the token
 // after next
 static inline Tensor tensor_again(const Tensor* t, int layer, const char* prefix) {

@@ -2,11 +2,9 @@
 Multi-token prediction (MTP): behind the last norm a module of its own predicts, at each position, the token after the
 next, from what the model knows there and from the embedding of the next token. Its loss is that of a harder task, and
 when text is generated its guesses can be checked several at a time. What does not depend on the module's layer:
-    mtp_tokens        of a batch on the host: the next token of each position, and its target, the token after that
-    mtp_counted       targets that count among them
-    With --cp of whole rows, too, of which the device then has this rank's positions: the next token of its last one may
-    be another rank's
-    MtpBatch, mtp_batch_open, mtp_batch_take, mtp_batch_close   both on the device
+    MtpBatch, mtp_batch_open, mtp_batch_take, mtp_batch_close   a batch's next tokens, and its targets, the tokens after
+                      those (ops/mtp_tokens.h), on the device: with --cp those of this rank's positions, of which the
+                      last one's next token may be another rank's
     mtp_join          joined (N, 2C): of each position the C channels of `next`, then those of `hidden`
     mtp_part          one half of joined, MTP_NEXT or MTP_HIDDEN, as (N, C)
 Cost:   a layer more, and the output matrix a second time.

@@ -62,7 +62,7 @@ typedef struct {
     float mtp_weight;     // of its loss
     int has_vision;       // there is a tower that reads images
     VisionConfig vision;
-    int image_token, video_token, vision_start, vision_end;  // of a tower; else -1
+    int image_token, video_token, vision_start, vision_end;  // of a tower
     char kinds[CONFIG_MAX_LAYERS + 2];  // of each layer: LINEAR_LAYER or FULL_LAYER; then of MTP's
 } Config;
 

@@ -39,6 +39,7 @@ static inline SegmentHeads segment_heads_(const SegmentAttention* x, const CpRow
     SegmentHeads h;
     const int N = rows->B * rows->T;
     floatX* at = x->room;
+    assert(!cp_heads_obstacle(x->NH, x->NKV, x->cp->size));
     h.q = cp_heads(x->NH, x->HS, x->cp);
     h.k = cp_heads(x->NKV, x->HS, x->cp);
     h.rows = cp_rows_whole(rows->B, rows->T);
