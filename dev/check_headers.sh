@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 and as C++17, with gcc, clang and,
-# where there is one, nvcc (as CUDA, for sm_90). Rooms have doors: a header includes only from the rooms that its own may
+# Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 with gcc and as C++17 with clang; all
+# at once, as both, with gcc, clang and, where there is one, nvcc (as CUDA, for sm_90). Rooms have doors: a header includes only from the rooms that its own may
 # see. And lines of headers and trainers have at most 120 characters. Ends with "N passed, N failed".
 #     dev/check_headers.sh         all of that
 #     dev/check_headers.sh quick   doors, lines, each header by itself as C with gcc, all at once as C++ with gcc and clang; 30 seconds
@@ -49,8 +49,6 @@ try_each() {
     done
 }
 
-try() { try_all "$@"; try_each "$@"; }
-
 # ROOM ROOMS...: the rooms that headers of a room may include from, beside their own
 doors="core
 files core
@@ -96,7 +94,8 @@ trap 'rm -rf "$work"' EXIT
 check_doors
 check_lines
 if [ $quick = 1 ]; then
-    try c gcc -std=gnu11 $exact $warnings -fopenmp
+    try_all c gcc -std=gnu11 $exact $warnings -fopenmp
+    try_each c gcc -std=gnu11 $exact $warnings -fopenmp
     try_all cpp gcc -x c++ -std=gnu++17 $exact $warnings -fopenmp
     command -v clang >/dev/null && try_all cpp clang -x c++ -std=gnu++17 $exact $warnings -fopenmp
     try_all c gcc -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
@@ -105,9 +104,12 @@ if [ $quick = 1 ]; then
 fi
 for compiler in gcc clang; do
     command -v $compiler >/dev/null || { echo "skipped: no $compiler"; continue; }
-    try c $compiler -std=gnu11 $exact $warnings -fopenmp
-    try cpp $compiler -x c++ -std=gnu++17 $exact $warnings -fopenmp
-    try c $compiler -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
+    try_all c $compiler -std=gnu11 $exact $warnings -fopenmp
+    try_all cpp $compiler -x c++ -std=gnu++17 $exact $warnings -fopenmp
+    try_all c $compiler -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
+    # what a header lacks by itself it lacks for all compilers
+    if [ $compiler = gcc ]; then try_each c gcc -std=gnu11 $exact $warnings -fopenmp; fi
+    if [ $compiler = clang ]; then try_each cpp clang -x c++ -std=gnu++17 $exact $warnings -fopenmp; fi
 done
 if nvcc=$(dev/cuda_flags.sh nvcc 2>/dev/null) && dev/cuda_flags.sh flags >"$work/flags"; then
     includes qwen | grep -vE '/(head|prototypes)\.h' >"$work/all.cu"  # those are Mamba's, for CPUs alone

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, about 10 minutes on 2 cores
+#     dev/test.sh quick              `make test`: what a person waits for, about 6 minutes on 2 cores
 #     dev/test.sh rest               `make test-all`: all the rest, about 25 minutes. .ci/run does both
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
@@ -33,7 +33,8 @@ part() {
             status=$?
         fi
         if [ $status = 124 ] || [ $status = 137 ]; then echo "stopped after $((SECONDS - start)) s" >>"$result.output"; fi
-        echo "$status $((SECONDS - start))" >"$result.status"
+        times >"$result.times"  # of this shell; of what it has started: 1m2.345s 0m6.789s
+        echo "$status $((SECONDS - start)) $(tail -n 1 "$result.times" | tr ms '  ' | awk '{ print 60 * ($1 + $3) + $2 + $4 }')" >"$result.status"
     } &
 }
 
@@ -51,7 +52,7 @@ finish_part() {
 finish_parts() { while [ -n "$(jobs -p)" ]; do finish_part; done; }
 
 show_part() {
-    local name=$1 output=$2 status=$3 seconds=$4 count
+    local name=$1 output=$2 status=$3 seconds=$4 cpu=$5 count
     count=$(grep -E '^[0-9]+ passed, [0-9]+ failed' <<<"$output" | tail -n 1)
     if [ -z "$count" ]; then
         if [ "$status" = 0 ]; then count="1 passed, 0 failed"; else count="0 passed, 1 failed"; fi
@@ -63,7 +64,7 @@ show_part() {
     failed=$((failed + f))
     skipped=$((skipped + ${s:-0}))
     if [ "$f" != 0 ] || [ "${VERBOSE:-0}" = 1 ]; then echo "$output"; fi
-    printf '%-52s %s (%d s)\n' "$name" "$count" "$seconds"
+    printf '%-52s %s (%d s, %.0f of a core)\n' "$name" "$count" "$seconds" "$cpu"
 }
 
 # what is needed may be missing on a user's machine; CI installs it all
@@ -94,19 +95,11 @@ build_and_run() {
     if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-# the CUDA kernels on this CPU, as their exact or their fast build: simt BUILD [EXPRESSION: these tests are left out]
+# the CUDA kernels on this CPU, as their exact or their fast build
 simt() {
     local programs
-    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests | tr ' ' '\n' | grep -vxE "${2-}"))
+    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests))
     if make_all "dev/simt, $1" $programs; then programs $programs; fi
-}
-
-# Of the models, whose tests take minutes there: a few promises of test_qwen3, whose layers have what test_moe's have.
-# dev/test_gpus.sh quick holds train_gpt2cu against train_gpt2
-simt_models() {
-    local promise qwen=build/simt-exact/test_qwen3
-    make_all "dev/simt, test_qwen3" $qwen || return
-    for promise in forward "golden adapters" cache documents conversations; do part "simt-exact test_qwen3, $promise" $qwen "$promise"; done
 }
 
 # make_all NAME ARGUMENT...: make them all, or say that something does not build
@@ -127,11 +120,10 @@ build_shared() {
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 
-# every test of the build that ships, the kernels' exact build on this CPU, and of each script its most telling promises
+# every test of the build that ships, and of the scripts that show what a user meets their most telling promises
 quick() {
     build_and_run ""
     build_shared
-    part "headers as C11 alone, as C++17 all at once" dev/check_headers.sh quick
     part "what make builds anew" dev/test_make.sh
     part "command line and runs, quick" dev/test_cli.sh quick
     part "checkpoints and faults, quick" dev/test_faults.sh quick
@@ -146,14 +138,7 @@ quick() {
     part "train_qwen3, quick" dev/test_qwen.sh quick
     part "train_qwen36, quick" dev/test_qwen36.sh quick
     part "layers on several ranks, quick" dev/test_stages.sh quick
-    part "matrices on several ranks, quick" dev/test_parts.sh quick
-    part "positions on several ranks, quick" dev/test_context.sh quick
-    simt exact "test_(comm|gpt2cu|moe|qwen3|qwen36)"
-    simt_models
     part "rewriting of launches" dev/simt/test_rewrite.py
-    part "train_gpt2.cu, its kernels on this CPU, quick" dev/test_gpus.sh quick
-    part "dev/gpu_check.sh, quick" dev/test_gpu_check.sh quick
-    part "golden files are what the reference writes" dev/check_golden.sh
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
@@ -181,12 +166,12 @@ matrix() {
 rest() {
     matrix
     build_and_run "ASAN=1 OPT=-Og"
+    simt exact
     simt fast
-    local exact="build/simt-exact/test_comm build/simt-exact/test_gpt2cu build/simt-exact/test_moe build/simt-exact/test_qwen3 build/simt-exact/test_qwen36"
-    if make_all "dev/simt, exact" $exact; then programs $exact; fi
     build_shared
     finish_parts  # scripts measure time and memory
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
+    part "golden files are what the reference writes" dev/check_golden.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" dev/test_faults.sh
     part "attacks on a run" dev/attacks.sh
