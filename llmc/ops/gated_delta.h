@@ -36,7 +36,7 @@ Cost:   flops for each position and value head, C = DELTA_CHUNK, triangles count
         + C (7 DK + 8 DV). T 4096, 16 heads of 128 x 128, two threads of a busy AMD EPYC with AVX-512, gcc 12, the
         smallest of 6: forward 72 ms, backward 195 ms, 134 and 129 GFLOP/s; the fallback in PyTorch of transformers
         5.23, in turn with it, 316 and 4354 ms (dev/bench/pytorch_gated_delta.py). With others at work: 150 and 390 ms.
-        CUDA: gated_delta_kernels.h, flash_delta.h (bf16); not measured on a GPU yet.
+        CUDA: gated_delta_kernels.h, flash_delta.h (bf16); not measured on a GPU yet. Slower: dev/cuda/gated_delta.cu
         Memory: `states` keeps S before each chunk: DK DV / C floats for each position and value head; backward makes
         all else again.
 Order:  every sum is a chain of madd and terms outside the stated range do not exist. Chunks (the reference's rule
