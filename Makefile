@@ -314,7 +314,7 @@ run-shapes: setup
 	./train_qwen36 --from "$$RUN/model" --generate-file $(SHAPES) --generate-out "$$RUN/answers.jsonl" --temperature 0 --think 0
 	@$(PYTHON) dev/data/shapes.py --show $(SHAPES) "$$RUN/answers.jsonl" --picture "$$RUN/answers.png"
 	@RUN="$$RUN/model" $(MAKE) --no-print-directory plot
-	@echo; echo "show it others: ./train_qwen36 --from $$RUN/model --chat, then /image build/shapes/images/val_00000.png"
+	@echo; echo "show it others: ./train_qwen36 --from $$RUN/model --chat --think 0, then /image build/shapes/images/val_00000.png"
 
 run-digits: RUN ?= runs/digits
 run-digits:

@@ -958,6 +958,7 @@ static void qwen36_choose(Run* r) {
     options_refuse(run_is_typed(r, "vision") && w->vision && !c.has_vision, "vision",
                    "1 is for a config.json with vision_config and, of a folder, its tensors");
     if (run_is_typed(r, "vision")) { c.has_vision = w->vision; }
+    options_refuse(!c.has_vision && w->images.max_pixels > 0, "image-max-pixels", "is for a model that reads images");
     if (!*r->weights) { c.is_nested = c.has_vision; }
     options_set(r->table, r->n_options, "vision", c.has_vision ? "1" : "0");
     options_set(r->table, r->n_options, "mtp", c.mtp ? "1" : "0");
@@ -997,7 +998,6 @@ static int has_image_data(const Run* r) { return r->data.train.images.n + r->dat
 static const ImageMeasure* qwen36_image_measure(Run* r) {
     VisionRun* v = &workplace(r)->images;
     const Config* c = config_of(r);
-    options_refuse(!c->has_vision && v->max_pixels > 0, "image-max-pixels", "is for a model that reads images");
     if (!c->has_vision) { return NULL; }
     vision_run_init(v, r, &c->vision, c->image_token);
     return &v->measure;
@@ -1008,7 +1008,7 @@ static void qwen36_check_images(Run* r) {
     const Config* c = config_of(r);
     Model* m = r->model;
     options_refuse(has_image_data(r) && workplace(r)->adapted.decoder.graph, "graph", "is not for images");
-    options_refuse(has_image_data(r) && model_has_cp(m), "cp", "is not for conversations with images");
+    options_refuse(has_image_data(r) && model_has_cp(m), "cp", "is not for conversations with images: leave it out");
     if (!c->has_vision || r->data.train.images.n > 0) { return; }
     for (int i = 0; i < m->n_table; i++) {
         if (parameter_is_vision(&m->table[i])) { model_freeze(m, &m->table[i]); }
@@ -1071,6 +1071,11 @@ static void qwen36_take_images(Run* r, const ProbeBatch* x) {
     const Config* c = config_of(r);
     ErrorText error;
     if (x->n_images > 0 && !c->has_vision) { fail_input("%s: this model reads no images", r->o.probe); }
+    for (int i = 0; i < x->B * x->T && c->has_vision && x->n_images == 0; i++) {
+        if (x->inputs[i] != c->image_token && x->inputs[i] != c->video_token) { continue; }
+        fail_input("%s: inputs[%d] stands for an image or a video: expected pixel_values and image_grid_thw, or "
+                   "pixel_values_videos and video_grid_thw, found none", r->o.probe, i);
+    }
     if (x->n_images > 0 && x->columns != vision_columns(&c->vision)) {
         fail_input("%s: expected pixel values of %d numbers for each patch, found %d", r->o.probe,
                    vision_columns(&c->vision), x->columns);

@@ -101,7 +101,7 @@ SIZES
     edit tiny.json vast.json num_hidden_layers 64 layer_types - hidden_size 8192 moe_intermediate_size 32768 num_experts 64
     timeout 60 "$trainer" --config vast.json --dry-run >out 2>err
     check "parameters that no memory holds: status 1, no smaller batch would help" \
-        test "$? $(grep -cE 'free: try (--recompute 3 with )?(--ep or )?--pp on [0-9]+ machines or more \(--plan\), or a smaller model$|free: try a smaller model$' err)" = "1 1"
+        test "$? $(grep -cE 'free: try (--recompute 3 with )?(--ep or )?--pp on more than [0-9]+ machines \(--plan W says what W ranks take\), or a smaller model$|free: try a smaller model$' err)" = "1 1"
     timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
     check "a batch that no memory holds: status 1, a line with a remedy" \
         test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model$' err)" = "1 1"
@@ -570,13 +570,16 @@ vision() {
     unlike() { looks "${@:3}" >seen && refuse "$1" "$2" --from hf --probe seen --probe-out none; }  # PROMISE TEXT GRIDS [PLACEHOLDERS]
     unlike "a placeholder too few" "position 2: expected 4 placeholders for an image of 2 x 2 tokens, found 3" $grids 3
     unlike "a placeholder too many" "position 6: expected 3 placeholders for an image of 1 x 3 tokens, found 1" $grids 5
-    unlike "an image too few" "position 17: a placeholder more than the images have tokens" '[[1,4,4],[1,2,6]]'
+    unlike "an image too few" "position 17: expected no more placeholders than the images have tokens, found one" '[[1,4,4],[1,2,6]]'
     unlike "an image too many" "expected placeholders for all images, found none for the last 1 of them" '[[1,4,4],[1,2,6],[1,2,2],[1,2,2]]'
     looks $grids 4 f >seen && "$python" -c 'import struct
 data = open("seen", "rb").read()
 open("halves", "wb").write(data.replace(struct.pack("<3f", 1, 4, 4), struct.pack("<3f", 1, 4.5, 4)))'
     refuse "a grid that is no whole number" "image_grid_thw[1]: expected a number 1..16384, found 4.5" --from hf --probe halves --probe-out none
     unlike "a grid of half a token" "grid 1: expected frames, and rows and columns that are multiples of 2, found 1 3 4" '[[1,4,4],[1,3,4],[1,2,2]]'
+    looks $grids >seen
+    examples 2 3 "1 200 3 4 5 6" "2 3 4 5 6 7" >seen
+    refuse "placeholders without images" "inputs[1] stands for an image or a video: expected pixel_values and image_grid_thw" --from hf --probe seen --probe-out none
     looks $grids >seen
     refuse "images for a model without a tower" "this model reads no images" --config balance.json --probe seen --probe-out none
     refuse "--vision 1 without vision_config" "--vision: 1 is for a config.json with vision_config" --config balance.json --vision 1 --train text
@@ -625,8 +628,8 @@ eyes() {
     verdict $? "answers about images, one by one and side by side: the same bytes" "$(<err)"
     "$python" "$root/dev/data/shapes.py" --show shapes/prompts.jsonl one.jsonl >out 2>err && grep -q '^right: [0-9]* of [0-9]* pairs' out
     verdict $? "shapes.py --show counts them" "$(<err)"
-    printf '/image shapes/images/val_00000.png\nWhat is it?\n/image none.png\nAnd now?\n' | "$trainer" --from whole --chat --temperature 0 --max-new-tokens 4 >out 2>err
-    check "--chat: /image FILE goes with what is said next; one that is not there is refused" test "$(wc -l <out) $(grep -c '/image: ./none.png: cannot be opened' err)" = "2 1"
+    printf '/image shapes/images/val_00000.png \nWhat is it?\n/image none.png\nAnd now?\n' | "$trainer" --from whole --chat --temperature 0 --max-new-tokens 4 >out 2>err
+    check "--chat: /image FILE goes with what is said next; one that is not there ends a chat that nobody types" test "$? $(wc -l <out) $(grep -c '/image: ./none.png: cannot be opened' err)" = "2 1 1"
     go "${sees[@]}" --image-max-pixels 512 --dry-run && [ "$(grep -o '24, [0-9]* placeholders' out | cut -d' ' -f2)" -lt 200 ]
     verdict $? "--image-max-pixels: fewer placeholders" "$(<err)"
     cp -r shapes odd && head -c 200 shapes/images/train_00003.png >odd/images/train_00003.png && rm odd/images/train_00004.png && rm -rf next && go "${sees[@]/#shapes/odd}" --run next
@@ -635,6 +638,10 @@ eyes() {
     cp shapes/images/train_0000{1,2}.png . && cp train_00001.png odd/images/train_00002.png
     "$trainer" --resume --run next --steps 9 >out 2>err
     check "an image that is another one when a run goes on is refused" test "$? $(grep -c 'training data ha.* changed.* since the run began' err)" = "2 1"
+    "$trainer" --resume --run whole --steps 9 --image-max-pixels 300 >out 2>err
+    check "images in another size when a run goes on are refused" test "$? $(grep -c 'train.jsonl: --image-max-pixels has changed and so have the rows of the training data' err)" = "2 1"
+    cp -r whole/step_000006 blind && rm blind/{preprocessor_config,manifest}.json
+    refuse "a tower without its preprocessor_config.json" "blind/config.json: expected preprocessor_config.json beside it, which says how images become patches" --from blind "${sees[@]:2}" --run none
     edit odd/preprocessor_config.json odd/preprocessor_config.json patch_size 8
     refuse "a processor whose patches are not the tower's" "odd/preprocessor_config.json: patch_size: expected 4 as in config.json, found 8" "${sees[@]/#shapes/odd}" --run none
     rm -rf next && go "${sees[@]}" --mtp 1 --run next && below "$(value next 6 mtp_loss)" "$(value next 1 mtp_loss)"

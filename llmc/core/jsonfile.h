@@ -187,7 +187,9 @@ static inline int json_number(double* value, const json_t* json, const char* key
     if (!found || json_is_null(found)) { return 1; }
     const double x = json_number_value(found);
     if (!json_is_number(found) || !(x >= low && x <= high)) {
-        return error_set(error, "\"%s\": expected a number %g..%g", key, low, high);
+        char range[64];
+        snprintf(range, sizeof range, "a number %g..%g", low, high);
+        return json_refuse_value(error, key, range, found);
     }
     *value = x;
     return 1;

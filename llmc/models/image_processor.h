@@ -123,8 +123,8 @@ static inline int image_processor_bounds_(ImageProcessor* p, const json_t* json,
         }
     }
     return p->min_pixels <= p->max_pixels ||
-           error_set(error, "expected at least as many pixels at most (longest_edge, max_pixels) as at least "
-                     "(shortest_edge, min_pixels), found %d and %d", p->max_pixels, p->min_pixels);
+           error_set(error, "\"longest_edge\" or \"max_pixels\" %d: expected at least \"shortest_edge\" or "
+                     "\"min_pixels\", %d", p->max_pixels, p->min_pixels);
 }
 
 // one of three names or none; Fast and Pil are the same processor on other libraries

@@ -101,7 +101,7 @@ static inline int image_positions_(int* positions, int* to, int* from, const int
                     continue;
                 }
                 if (queue->next == queue->end) {
-                    return error_set(error, "position %d: a placeholder more than the %s have tokens", i,
+                    return error_set(error, "position %d: expected no more placeholders than the %s have tokens, found one", i,
                                      is_video ? "videos" : "images");
                 }
                 const int* g = x->grids + 3 * queue->next;

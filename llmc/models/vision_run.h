@@ -1,7 +1,8 @@
 /*
 What a run does beside a model that reads images (vision_tower.h): their files become the patches of a batch.
     vision_options      --image-max-pixels
-    vision_run_init     how images become patches: preprocessor_config.json beside the model, or what Qwen3.6 has
+    vision_run_init     how images become patches: preprocessor_config.json beside the model, or of a new one what
+                        Qwen3.6 has
     vision_run_measure  for Trainer.image_measure: placeholders that a file needs. It is read whole, so that what is
                         damaged is found before anything is computed
     vision_run_patches  the most that B rows of the data have
@@ -13,7 +14,7 @@ What a run does beside a model that reads images (vision_tower.h): their files b
     vision_run_save     preprocessor_config.json for checkpoints and exports, where none has come along with weights
 Cost:   files are decoded on all threads, one image each; pixel values take 4 bytes each on the host, of a patch of
         16 x 16 in 2 frames 6 KB.
-Errors: fail_input for a processor whose patches are not the tower's; fail_run for a file that is another than when the
+Errors: fail_input for a processor whose patches are not the tower's, or that weights have come without; fail_run for a file that is another than when the
         run began.
 */
 #ifndef LLMC_VISION_RUN_H
@@ -72,6 +73,10 @@ static inline int vision_run_measure_(void* of, const char* path, ErrorText* err
 // pad: the token that is a placeholder
 static inline void vision_run_init(VisionRun* v, const Run* r, const VisionConfig* c, int pad) {
     char path[PATH_BYTES];
+    if (*r->weights && !*vision_processor_path_(path, r)) {
+        fail_input("%s: expected preprocessor_config.json beside it, which says how images become patches",
+                   r->config);
+    }
     v->processor = *vision_processor_path_(path, r) ? image_processor_load(path, 0) : vision_processor_(c);
     ImageProcessor* p = &v->processor;
     const struct { const char* key; int found, expected; } sizes[] = {
@@ -93,6 +98,7 @@ static inline void vision_run_init(VisionRun* v, const Run* r, const VisionConfi
     v->measure.of = v;
     v->measure.tokens = vision_run_measure_;
     v->measure.pad = pad;
+    v->measure.most_pixels = v->max_pixels;
 }
 
 static inline void vision_run_save(Run* r, const VisionConfig* c) {

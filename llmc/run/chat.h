@@ -209,7 +209,12 @@ static inline int chat_answer_(Chat* c) {
     if (end == TEXT_FULL && most < c->g->o->max_new_tokens) {
         warn_line("the answer is cut after %d tokens: the conversation fills the %d positions of the window", most,
                   c->g->room);
-    } else if (end == TEXT_FULL) { chat_note_(c, "[cut after %d tokens: --max-new-tokens]", most); }
+    } else if (end == TEXT_FULL) {
+        chat_note_(c, "[cut after %d tokens: --max-new-tokens]", most);
+    } else if (c->answer.n == 0) {
+        warn_line("the answer is empty%s", asker_has_thoughts(c->asker) && c->asker->thinks
+                  ? ": a model that learned without thoughts is asked by --think 0, or after /think off" : "");
+    }
     prompt_free(&p);
     return 1;
 }
@@ -244,15 +249,24 @@ static inline void chat_set_system_(Chat* c, const char* text) {
     chat_note_(c, *text ? "[system text set]" : "[no system text]");
 }
 
+// Ends the program where nobody is there who could say it again
+static inline void chat_fail_(const Chat* c, const char* command, const char* why) {
+    if (!c->is_terminal) { fail_input("%s: %s", command, why); }
+    warn_line("%s: %s", command, why);
+}
+
 // one more that waits for what is said next, if it can be seen
-static inline void chat_see_(Chat* c, const char* path) {
+static inline void chat_see_(Chat* c, const char* line) {
     ErrorText error;
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s", line);
+    for (size_t n = strlen(path); n > 0 && path[n - 1] == ' '; n--) { path[n - 1] = '\0'; }
     json_t *image = json_pack("{s:s, s:s}", "type", "image", "image", path), *alone = json_array();
     if (image) { json_array_append(alone, image); }
     if (!*path) {
-        warn_line("/image: expected a file behind it");
+        chat_fail_(c, "/image", "expected a file behind it");
     } else if (!image || !chat_may_say_(c, "user", alone, &error)) {
-        warn_line("/image: %s", image ? error.text : "expected UTF-8");
+        chat_fail_(c, "/image", image ? error.text : "expected UTF-8");
     } else {
         json_array_append(c->images, image);
         chat_note_(c, "[goes with what you say next]");

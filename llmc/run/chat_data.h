@@ -30,6 +30,7 @@ typedef struct {
     ChatTemplate t;
     Conversations from_train, from_val;  // counts and messages alone, once the rows are made
     ChatSamples train, val;
+    int most_pixels;  // of an image, by an option; 0: none was given
 } ChatData;
 
 // ---- what is it? ----
@@ -144,6 +145,7 @@ static inline void chat_data_read(ChatData* d, TokenData* rows, TokenData* rest,
     c->last_only = d->o->learn == LEARN_LAST;
     c->choices = chat_options_choices(d->o);
     c->measure = measure;
+    d->most_pixels = measure ? measure->most_pixels : 0;
     conversations_read(c, path);
     const int64_t n_rest = (int64_t)((double)fraction * (double)c->n), n = c->n - n_rest;
     if (fraction > 0.0f && n_rest == 0) {
@@ -200,11 +202,12 @@ static inline void chat_data_say(const ChatData* d) {
 // what the rows follow from beside the files, by the names of options; null: they are no conversations
 static inline json_t* chat_data_to_json(const ChatData* d, const ChatSamples* samples, int T, int seed) {
     if (!d->is_open || samples->n == 0) { return json_null(); }
-    return json_pack("{s:I, s:I, s:f, s:s, s:s, s:s, s:i, s:i, s:i, s:i}", "samples", (json_int_t)samples->n, "learned",
+    return json_pack("{s:I, s:I, s:f, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i}", "samples", (json_int_t)samples->n, "learned",
                      (json_int_t)samples->n_learned, "padding", samples->padding, "chat-template",
                      choice_name(CHAT_NAMES, d->t.kind).s, "learn",
                      d->o->learn == LEARN_LAST ? "last" : "answers", "truncate",
                      choice_name(TRUNCATE_NAMES, d->o->truncate).s, "pack", d->o->pack, "preserve-thinking",
-                     d->o->preserve_thinking, "seq-len", T, "seed", seed);
+                     d->o->preserve_thinking, "seq-len", T, "seed", seed,
+                     "image-max-pixels", d->most_pixels);
 }
 #endif  // LLMC_CHAT_DATA_H

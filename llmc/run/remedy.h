@@ -111,7 +111,10 @@ static inline const char* remedy_of_memory(char* text, const Run* r, const Short
     const double all = (s->parameters + shared) * grid * (model_has_ep(m) ? m->ranks.ep.size : 1), W = ceil(all / left);
     if (remedy_of_sharing_(ways, sizeof ways, r) == 0 || W > (double)REMEDY_MOST) { return "a smaller model"; }
     if (left <= 0.0) { snprintf(text, REMEDY_BYTES, "a smaller --batch-size or --seq-len, and then %s", ways); }
-    else { snprintf(text, REMEDY_BYTES, "%s%s %s (--plan), or a smaller model", with, ways, remedy_places_(s, W).s); }
+    else {
+        snprintf(text, REMEDY_BYTES, "%s%s on more than %.0f %ss (--plan W says what W ranks take), or a smaller model",
+                 with, ways, fmax(1.0, W - 1.0), s->place);
+    }
     return text;
 }
 #endif  // LLMC_REMEDY_H

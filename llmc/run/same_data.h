@@ -116,9 +116,9 @@ static inline const char* data_changed_source_(const json_t* before, const json_
 // The option that makes other rows of conversations than before; NULL: none does, or there were none
 static inline const char* data_changed_option_(const json_t* before, const json_t* now) {
     static const char* options[] = {"chat-template", "learn", "truncate", "pack", "preserve-thinking", "seq-len",
-                                    "seed"};
+                                    "seed", "image-max-pixels"};
     const json_t *was = json_object_get(before, "conversations"), *is = json_object_get(now, "conversations");
-    for (int i = 0; i < 7 && was && is; i++) {
+    for (int i = 0; i < 8 && was && is; i++) {
         if (data_differs_(was, is, options[i])) { return options[i]; }
     }
     return NULL;

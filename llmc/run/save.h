@@ -85,8 +85,8 @@ static inline void save_keep_template_(Run* r, const char* folder) {
     const char* jinja = chat_template_jinja(kind);
     if (jinja) { companions_put(&r->companions, "chat_template.jinja", jinja); }
     else if (r->comm->rank == 0) {
-        warn_line("--chat-template %s: checkpoints and exports do not say so: who chats with the model by another "
-                  "program has to give it that template", name);
+        warn_line("--chat-template %s: exports do not say so: who chats with one, by this program or another, has to "
+                  "give it that template", name);
     }
 }
 

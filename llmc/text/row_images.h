@@ -28,6 +28,7 @@ typedef struct {
     void* of;
     int (*tokens)(void* of, const char* path, ErrorText* error);  // placeholders of an image; 0 with the reason
     int pad;                                                      // the token that is a placeholder
+    int most_pixels;                                              // an option's bound, 0: none, which a run's log has
 } ImageMeasure;
 
 // ---- 1. Files ----
