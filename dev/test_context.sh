@@ -26,6 +26,8 @@ echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":20,"num_hi
 "output_router_logits":true,"router_aux_loss_coef":0.05}' >linear.json
 edit linear.json mtp.json mtp_num_hidden_layers 1 mtp_weight 0.5 tie_word_embeddings true
 edit linear.json pure.json layer_types '["linear_attention","linear_attention"]' num_hidden_layers 2 linear_conv_kernel_dim 1 linear_num_value_heads 2
+edit linear.json six.json num_attention_heads 6
+edit linear.json eight.json num_attention_heads 8 num_key_value_heads 4
 edit linear.json full.json layer_types '["full_attention","full_attention"]' num_hidden_layers 2
 mkdir long && for i in {1..30}; do head -c $((300 + i * 137 % 900)) text | tail -c $((30 + i * 59 % 220)) >long/doc_$i; done
 chunks=(--seq-len 128 --grad-accum 2)  # of train_qwen36
@@ -132,7 +134,8 @@ echo "# linear layers"
 shared qwen36 "linear and full layers" "2/2 2/2 4/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--pp,2 4/2/--pp,2,--pp-chunks,2,--recompute,3 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--head-rows,3" "${chunks[@]}" --config linear.json --ema 0.9
 shared qwen36 "... 4 ranks" "4/4 4/4/--recompute,3 8/4/--ep,2" "${chunks[@]}" --seq-len 256 --config linear.json
 shared qwen36 "... rows one by one" "4/4 8/4/--pp,2" "${chunks[@]}" --seq-len 256 --config linear.json --batch-size 1 --grad-accum 3
-shared qwen36 "... heads" "2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3 4/2/--cp-by,heads,--tp,2" "${chunks[@]}" --config linear.json
+shared qwen36 "... heads" "2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3" "${chunks[@]}" --config linear.json
+shared qwen36 "... heads of a rank of --tp" "2/2/--cp-by,heads 4/2/--cp-by,heads,--tp,2" "${chunks[@]}" --config eight.json
 shared qwen36 "... ring" "2/2/--cp-by,ring 4/2/--cp-by,ring,--pp,2,--recompute,3 4/4/--cp-by,ring" "${chunks[@]}" --seq-len 256 --config linear.json
 shared qwen36 "the token after the next" "2/2 4/2/--ep,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config mtp.json
 shared qwen36 "... and states that last" "2/2 4/2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --from lasting
@@ -230,7 +233,6 @@ refused "dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen" "${go[@]}" -
 refused "--verify-every" "--verify-every: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --cp 2
 go36=("${run[@]}" "${chunks[@]}" --config linear.json)
 refused "linear layers: rows that cannot be cut" "--cp: 2: expected rows of a multiple of 128 positions, found 192: --seq-len 128" "$launch" -n 2 "$qwen36" "${go36[@]}" --seq-len 192 --cp 2
-edit linear.json six.json num_attention_heads 6
 refused "--cp-by heads: heads of a rank of --tp that cannot be shared" "found --cp 2, 3 heads of queries and 1 of keys: --cp-by gather" "$launch" -n 4 "$qwen36" "${run[@]}" "${chunks[@]}" --config six.json --tp 2 --cp 2 --cp-by heads
 refused "linear layers: dropout" "--cp: is not for dropout" "$launch" -n 2 "$qwen36" "${go36[@]}" --cp 2 --lora-rank 2 --lora-dropout 0.1
 examples 2 9 "$(seq -s ' ' 18)" "$(seq -s ' ' 2 19)" >in

@@ -286,9 +286,8 @@ static inline ShortText options_nearest_(const Option* table, int n, const char*
 static inline const char* options_of_others_(const char* word, size_t length) {
     static const char* const rows[][2] = {
         {"--pp --pp-chunks", "train_gpt2, train_gpt2cu, train_moe, train_qwen3 and train_qwen36"},
-        {"--cp-by", "train_gpt2cu, train_moe and train_qwen3"},
-        {"--tp", "train_gpt2cu, train_moe and train_qwen3"},
-        {"--cp", "train_gpt2cu, train_mamba_hpn, train_moe and train_qwen3"},
+        {"--cp-by --tp", "train_gpt2cu, train_moe, train_qwen3 and train_qwen36"},
+        {"--cp", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3 and train_qwen36"},
         {"--ep --ep-room", "train_moe, train_qwen3 and train_qwen36"},
         {"--recompute", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3 and train_qwen36"},
         {"--graph", "train_gpt2cu, train_moe, train_qwen3 and train_qwen36"},

@@ -68,7 +68,8 @@ static inline Config config_preset(const char* name, int V) {
 }
 
 static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
-    int max_T, V, L, NH, C;
+    int max_T = 0, V = 0, L = 0, NH = 0, C = 0;
+    memset(c, 0, sizeof *c);
     const JsonInt sizes[] = {{"n_positions", &max_T, 1, 1 << 24},
                              {"vocab_size", &V, 1, 1 << 24},
                              {"n_layer", &L, 1, 1024},
