@@ -245,6 +245,94 @@ def short_promises():
             ("short rows: the indexer decides nothing until there are more entries than it chooses", all(kept))]
 
 
+def chain(start, *factors):
+    """start + sum of products, by one madd each; factors: of the first and of the second kind"""
+    for x, y in zip(*factors):
+        start = exact.madd(x, y, start)
+    return F4(start)
+
+
+def plain_site(X, site, shape):
+    """y, post, comb of one position, X (hc, D)"""
+    (fn, base, scale), (hc, D), zero = site, X.shape, F4(0)
+    u = X.reshape(-1)
+    r = F4(1) / np.sqrt(chain(zero, u, u) / F4(hc * D) + F4(shape.eps_n))
+    a = [F4(F4(r * chain(zero, u, row)) * scale[0 if i < hc else 1 if i < 2 * hc else 2]) + base[i]
+         for i, row in enumerate(fn)]
+    s = [F4(1) / (F4(1) + exact.exp(-x)) for x in a[:2 * hc]]
+    P = np.array(a[2 * hc:], F4).reshape(hc, hc)
+    for row in P:
+        e, total = exact.exp(row - row.max()), zero
+        for x in e:
+            total = total + x
+        row[:] = e / total + F4(shape.eps_h)
+    for i in range(2 * shape.iters - 1):
+        for line in P if i % 2 else P.T:
+            total = zero
+            for x in line:
+                total = total + x
+            line[:] = line / (total + F4(shape.eps_h))
+    pre = [x + F4(shape.eps_h) for x in s[:hc]]
+    return [chain(zero, pre, X[:, c]) for c in range(D)], [F4(2) * x for x in s[hc:]], P
+
+
+def plain_attention(q, keys, sinks, dout):
+    """out, dq (H, d) of one query and its keys; dkeys' two parts are sums over more of them"""
+    out, dq, scale = np.zeros_like(q), np.zeros_like(q), F4(1) / np.sqrt(F4(q.shape[-1]))
+    for h in range(len(q)):
+        scores = [chain(F4(0), q[h], key) * scale for key in keys]
+        largest, total = max(*scores, sinks[h]), F4(0)
+        e = [exact.exp(score - largest) for score in scores]
+        for x in e:
+            total = total + x
+        inverse = F4(1) / (total + exact.exp(sinks[h] - largest))
+        att = [x * inverse for x in e]
+        datt = [chain(F4(0), dout[h], key) for key in keys]
+        D = chain(F4(0), att, datt)
+        ds = [(x * (y - D)) * scale for x, y in zip(att, datt)]
+        out[h], dq[h] = ([chain(F4(0), x, keys[:, i]) for i in range(q.shape[1])] for x in (att, ds))
+    return out, dq
+
+
+def order_promises():
+    """Vectorised sums with masks against plain loops over what is there"""
+    rng = np.random.default_rng(8)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(F4)
+    X, f, shape = draw(1, 2, 3, 5), draw(1, 2, 5), hyper.Shape(4, 1e-6, 1e-5)
+    site = draw(15, 15), draw(15), draw(3)
+    a = hyper.site_forward(X, site, shape)
+    out, kept = hyper.expand(f, X, a["post"], a["comb"]), []
+    for t in range(2):
+        y, post, comb = plain_site(X[0, t], site, shape)
+        kept += [np.array_equal(found[0, t], x) for found, x in ((a["y"], y), (a["post"], post), (a["comb"], comb))]
+        kept += [out[0, t, k, c] == chain(F4(0), [post[k], *comb[:, k]], [f[0, t, c], *X[0, t, :, c]])
+                 for k in range(3) for c in range(5)]
+    q, dout, keys, sinks = draw(1, 2, 4, 6), draw(1, 2, 4, 6), draw(1, 7, 6), draw(2)
+    seen = rng.random((1, 4, 7)) < 0.6
+    seen[..., 2] = True
+    found, att, largest, inverse = sparse.sink_forward(q, keys, seen, sinks)
+    dq, dkeys, dsinks = sparse.sink_backward(dout, q, keys, att, sinks, largest, inverse)
+    plain = [plain_attention(q[0, :, t], keys[0, seen[0, t]], sinks, dout[0, :, t]) for t in range(4)]
+    kept_keys = [np.array_equal(found[0, :, t], x) and np.array_equal(dq[0, :, t], y) for t, (x, y) in enumerate(plain)]
+    windows, v, g, ape, gain = sparse.Windows(None, (1, 7), 3), draw(1, 7, 4), draw(1, 7, 4), draw(3, 4), draw(2)
+    tables = [np.cos(draw(1, 7, 1)), np.sin(draw(1, 7, 1))]
+    _, pool, _ = sparse.compress_forward(v, g, ape, gain, 1e-6, windows, True, tables)
+    kept_pools = []
+    for w in range(2):
+        slots = [(t, slice(0, 2) if t < 3 * w else slice(2, 4)) for t in range(max(3 * w - 3, 0), 3 * w + 3)]
+        for c in range(2):
+            gates = [(g[0, t] + ape[t % 3])[half][c] for t, half in slots]
+            e, total = [exact.exp(x - max(gates)) for x in gates], F4(0)
+            for x in e:
+                total = total + x
+            values = [v[0, t, half][c] for t, half in slots]
+            kept_pools.append(pool[0, w, c] == chain(F4(0), [x / total for x in e], values))
+    return [("order: a site and what it writes", all(kept)), ("order: attention", all(kept_keys)),
+            ("order: entries", all(kept_pools))]
+
+
 def choice_promises():
     """The indexer's choice and the router's"""
     scores = np.array([[[3, 1, 3, 2], [3, 1, 3, 2], [np.nan, 1, 1, 1], [-np.inf, 0, -0.0, 5]]], F4)
@@ -321,8 +409,8 @@ def golden_promises():
 
 def promises():
     return (config_promises() + file_promises() + spec.promises() + slope_promises() + packing_promises() +
-            causal_promises() + short_promises() + choice_promises() + bias_promises() + balance_promises() +
-            golden_promises())
+            causal_promises() + short_promises() + order_promises() + choice_promises() + bias_promises() +
+            balance_promises() + golden_promises())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

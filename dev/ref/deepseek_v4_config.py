@@ -94,6 +94,8 @@ def read_kinds(hf, path):
         if len(labels) < L or not set(labels) <= set(LABELS):
             raise SystemExit(f"{path}: expected {L} compress_ratios of 0, 4 or 128, found {labels}")
         found = [LABELS[x] for x in labels]
+    if len(found) != L or not set(found) <= set(LABELS.values()):
+        raise SystemExit(f"{path}: expected {L} layer_types of {', '.join(LABELS.values())}, found {found}")
     rates = hf.get("compress_rates") or {}
     return (tuple(found), hf.get("compress_rate_csa") or rates.get(CSA, 4),
             hf.get("compress_rate_hca") or rates.get(HCA, 128))
@@ -114,7 +116,8 @@ def read_config(hf, path, batch, seq_len):
     if hf.get("model_type") != "deepseek_v4":
         raise SystemExit(f"{path}: expected model_type deepseek_v4, found {hf.get('model_type')}")
     settings = {"scoring_func": "sqrtsoftplus", "hidden_act": "silu", "num_key_value_heads": 1, "attention_bias": False,
-                "mlp_bias": False, "n_shared_experts": 1, "tie_word_embeddings": False, "attention_dropout": 0.0}
+                "mlp_bias": False, "n_shared_experts": 1, "tie_word_embeddings": False, "attention_dropout": 0.0,
+                "output_router_logits": False}
     wrong = {key: hf[key] for key, value in settings.items() if hf.get(key, value) != value}
     if wrong:
         raise SystemExit(f"{path}: expected {({key: settings[key] for key in wrong})}, found {wrong}")

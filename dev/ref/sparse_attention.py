@@ -16,7 +16,7 @@ Compressor. v, g (B, T, C) are two linear layers of x; ape (r, C), norm (d); per
     alpha     e / total, e = exp(gate - the largest), total a chain from 0
     pool      a chain from 0 of alpha v
     entry     rmsnorm(pool) with the gain `norm`, then RoPE at the position of the window's first token
-    backward  dv = alpha dpool, dgate = (alpha (v - pool)) dpool; dape: a chain over positions
+    backward  dv = alpha dpool, dgate = (alpha (v - pool)) dpool; dape: a chain over positions, dnorm over entries
 Indexer. q (B, T, nI, dI), k (B, W, dI), weights a (B, T, nI):
     score     a chain over heads of a max(q k, 0), q k a chain over channels
     chosen    of the entries that a position sees (their last token is not after it) the topk of the largest scores; of
