@@ -415,6 +415,7 @@ golden:
 	$(PYTHON) dev/ref/gated_delta.py
 	$(PYTHON) dev/ref/qwen36.py
 	$(PYTHON) dev/ref/qwen36_vision.py
+	$(PYTHON) dev/ref/deepseek_v4.py
 	$(PYTHON) dev/ref/lora.py
 	$(PYTHON) dev/ref/rows.py
 

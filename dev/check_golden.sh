@@ -16,6 +16,7 @@ $python dev/ref/qwen.py --out "$new" >/dev/null
 $python dev/ref/gated_delta.py --out "$new" >/dev/null
 $python dev/ref/qwen36.py --out "$new" >/dev/null
 $python dev/ref/qwen36_vision.py --out "$new" >/dev/null
+$python dev/ref/deepseek_v4.py --out "$new" >/dev/null
 $python dev/ref/lora.py --out "$new" >/dev/null
 $python dev/ref/rows.py --out "$new" >/dev/null
 passed=0

@@ -338,11 +338,11 @@ def fnv1a(*arrays):
 # safetensors: uint64 length of the header; the header, JSON filled up with spaces to a multiple of 8 bytes; the data of
 # the tensors, one after the other. Written here by hand so that the same tensors always give the same bytes.
 # ---------------------------------------------------------------------------------------------------------------------
-DTYPES = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
+DTYPES = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 
 def write_safetensors(path, tensors, config):
-    """Write a dict of float32 and int32 arrays, in its order; __metadata__["config"] holds `config` as JSON."""
+    """Write a dict of float32, int32 and int64 arrays, in its order; __metadata__["config"] holds `config` as JSON."""
     header, offset = {"__metadata__": {"config": json.dumps(config)}}, 0
     for name, array in tensors.items():
         dtype = next(key for key, value in DTYPES.items() if value == array.dtype)
@@ -357,7 +357,7 @@ def write_safetensors(path, tensors, config):
 
 
 def read_safetensors(path):
-    """The float32 and int32 tensors of a file as a dict of arrays."""
+    """The float32, int32 and int64 tensors of a file as a dict of arrays."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = file.read()

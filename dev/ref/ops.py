@@ -80,15 +80,30 @@ def silu_slope(v):
     return s * (F4(1) + v * (F4(1) - s))
 
 
-def swiglu_forward(gate_up):
-    """silu(gate) * up, where a row is gate's F numbers, then up's"""
+def swiglu_inputs(gate_up, limit):
+    """gate, at most limit, and up, between -limit and limit; limit 0: as they are"""
     gate, up = np.split(gate_up, 2, axis=-1)
+    if not limit:
+        return gate, up
+    limit = gate_up.dtype.type(limit)
+    return np.where(gate > limit, limit, gate), np.where(up > limit, limit, np.where(up < -limit, -limit, up))
+
+
+def swiglu_forward(gate_up, limit=0):
+    """silu(gate) * up, where a row is gate's F numbers, then up's"""
+    gate, up = swiglu_inputs(gate_up, limit)
     return silu(gate) * up
 
 
-def swiglu_backward(dhidden, gate_up):
-    gate, up = np.split(gate_up, 2, axis=-1)
-    return np.concatenate([(dhidden * up) * silu_slope(gate), dhidden * silu(gate)], axis=-1)
+def swiglu_backward(dhidden, gate_up, limit=0):
+    """What lies beyond the limit gets 0, what is equal to it all."""
+    gate, up = swiglu_inputs(gate_up, limit)
+    d = np.concatenate([(dhidden * up) * silu_slope(gate), dhidden * silu(gate)], axis=-1)
+    if not limit:
+        return d
+    before, limit = np.split(gate_up, 2, axis=-1), gate_up.dtype.type(limit)
+    beyond = np.concatenate([before[0] > limit, (before[1] > limit) | (before[1] < -limit)], axis=-1)
+    return np.where(beyond, gate_up.dtype.type(0), d)
 
 
 def split_heads(x, n_heads):
@@ -288,6 +303,16 @@ def rope(x, cos, sin):
 def rope_backward(dout, cos, sin):
     da, db = np.split(dout, 2, axis=-1)
     return np.concatenate([da * cos + db * sin, db * cos - da * sin], axis=-1)
+
+
+def turn_last(x, tables, function=rope):
+    """RoPE, or its backward, of neighbours (x[2i], x[2i + 1]) among the last channels of x (..., HS), as many as the
+    tables turn; they have the axes of x before the last one, or 1."""
+    n = x.shape[-1] - 2 * tables[0].shape[-1]
+    pairs = x[..., n:]
+    turned = function(np.concatenate([pairs[..., 0::2], pairs[..., 1::2]], axis=-1), *tables)
+    pairs = np.stack(np.split(turned, 2, axis=-1), axis=-1).reshape(pairs.shape)
+    return np.concatenate([x[..., :n], pairs], axis=-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
