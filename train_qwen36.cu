@@ -801,6 +801,7 @@ static int qwen36_images(Qwen36* qwen, const ImageRows* x, const int* inputs, co
         return 1;
     }
     ImageText text = image_text(c, axis);
+    if (x->n_frames == 0) { text.placeholders[1] = -1; }  // what stands for videos is a token as others
     text.ahead = qwen->model.learns_mtp ? c->D : 0;
     if (!image_rows_check(x, &c->vision, error)) { return 0; }
     segments_init(&segments, B, T);
@@ -1071,10 +1072,12 @@ static void qwen36_take_images(Run* r, const ProbeBatch* x) {
     const Config* c = config_of(r);
     ErrorText error;
     if (x->n_images > 0 && !c->has_vision) { fail_input("%s: this model reads no images", r->o.probe); }
-    for (int i = 0; i < x->B * x->T && c->has_vision && x->n_images == 0; i++) {
-        if (x->inputs[i] != c->image_token && x->inputs[i] != c->video_token) { continue; }
-        fail_input("%s: inputs[%d] stands for an image or a video: expected pixel_values and image_grid_thw, or "
-                   "pixel_values_videos and video_grid_thw, found none", r->o.probe, i);
+    for (int i = 0; i < x->B * x->T && c->has_vision; i++) {
+        const int is_image = x->inputs[i] == c->image_token, is_video = x->inputs[i] == c->video_token;
+        if (!(is_image && x->n_images == x->n_frames) && !(is_video && x->n_frames == 0)) { continue; }
+        fail_input("%s: inputs[%d] stands for %s: expected %s, found none", r->o.probe, i,
+                   is_image ? "an image" : "a video", is_image ? "pixel_values and image_grid_thw"
+                                                               : "pixel_values_videos and video_grid_thw");
     }
     if (x->n_images > 0 && x->columns != vision_columns(&c->vision)) {
         fail_input("%s: expected pixel values of %d numbers for each patch, found %d", r->o.probe,
@@ -1157,7 +1160,7 @@ static double qwen36_activation_bytes(const Run* r, Purpose purpose, int B, int 
     if (!config_of(r)->has_vision || purpose == TO_GENERATE || *r->o.probe) { return text; }
     tower.evaluates = !run_is_training(r);
     const double patches = vision_run_patches(r, &config_of(r)->vision, B);
-    return text + vision_tower_bytes(&tower, patches) + vision_run_bytes(&config_of(r)->vision, patches);
+    return text + vision_tower_bytes(&tower, patches) + vision_run_bytes(&workplace(r)->images, &config_of(r)->vision, patches);
 }
 
 // with --cp, of rank 0, which has the first positions: what linear layers hand on in an update
@@ -1200,8 +1203,8 @@ static void qwen36_box(const Run* r) {
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all, %d wide", c->E, c->FE, c->k, c->FS);
     experts_box(r, c->E, c->D, c->k);
     if (c->mtp) {
-        box_row("mtp", "a layer and %s more parameters for the token after the next%s",
-                format_count(count_of(r, parameter_is_mtp)).s,
+        box_row("mtp", "a %slayer and %s more parameters for the token after the next%s",
+                workplace(r)->mtp_is_new ? "new " : "", format_count(count_of(r, parameter_is_mtp)).s,
                 run_is_generating(r) || r->model->learns_mtp ? "" : ", which stay as they are");
     }
     if (c->has_vision) {

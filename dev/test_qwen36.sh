@@ -495,6 +495,8 @@ for n, (d, s, b) in x.items():
         verdict $? "$name: the same logits and loss" "$(<err)"
         check "... and its export has those names" cmp <(tensors $name/model.safetensors . | cut -d' ' -f1 | sort) <(tensors exported/model.safetensors . | cut -d' ' -f1 | sort)
     done
+    rewrite hf broken 't.pop("mtp.fc.weight")'
+    refuse "a module without its first tensor" '"mtp.fc.weight" is missing' --from broken --train text
     rewrite hf broken 't.pop("mtp.layers.0.self_attn.q_norm.weight")'
     refuse "a module of which a tensor is missing" '"mtp.layers.0.self_attn.q_norm.weight" is missing' --from broken --train text
     edit mtp.json two.json mtp_num_hidden_layers 2
@@ -561,6 +563,10 @@ vision() {
     check "... with as many FLOP a token" test "$(grep -o '[0-9.]*[kMG] FLOP per token' out)" = "$(go "${start[@]}" --config sees.json --dry-run && grep -o '[0-9.]*[kMG] FLOP per token' out)"
     rm -rf with && go "${start[@]:2}" --from hf --vision 0 --run with
     check "--vision 0 of a folder that has it: a line" grep -q '33 tensors of the tower that reads images are left out, .*: keep this folder$' err
+    rewrite hf broken 't.pop("model.visual.patch_embed.proj.weight")'
+    refuse "a tower of which a tensor is missing" '"model.visual.patch_embed.proj.weight" is missing' --from broken --train text
+    rewrite hf broken 't = {n: x for n, x in t.items() if "visual" not in n}' && rm -rf with && go "${start[@]:2}" --from broken --steps 1 --run with
+    check "config.json with a tower of which no file has any: a line" grep -q 'no tensors of the tower of which config.json speaks: this model reads no images$' err
     rm -rf with && go "${start[@]:2}" --from hf --lora-rank 2 --run with && go --from hf --lora with --merge 1 --export-hf merged && cmp <(tensors hf/model.safetensors visual) <(tensors merged/model.safetensors visual)
     verdict $? "beside an adapter it goes along" "$(<err)"
     rewrite hf rounded 'cut()' && for i in fp32 bf16; do go --from rounded --lora-rank 2 --base-dtype $i --probe seen --probe-out $i.out; done
@@ -579,7 +585,7 @@ open("halves", "wb").write(data.replace(struct.pack("<3f", 1, 4, 4), struct.pack
     unlike "a grid of half a token" "grid 1: expected frames, and rows and columns that are multiples of 2, found 1 3 4" '[[1,4,4],[1,3,4],[1,2,2]]'
     looks $grids >seen
     examples 2 3 "1 200 3 4 5 6" "2 3 4 5 6 7" >seen
-    refuse "placeholders without images" "inputs[1] stands for an image or a video: expected pixel_values and image_grid_thw" --from hf --probe seen --probe-out none
+    refuse "placeholders without images" "inputs[1] stands for an image: expected pixel_values and image_grid_thw" --from hf --probe seen --probe-out none
     looks $grids >seen
     refuse "images for a model without a tower" "this model reads no images" --config balance.json --probe seen --probe-out none
     refuse "--vision 1 without vision_config" "--vision: 1 is for a config.json with vision_config" --config balance.json --vision 1 --train text
@@ -648,6 +654,9 @@ eyes() {
     verdict $? "a module that guesses ahead learns beside them" "$(<err)"
     edit shapes/config.json shapes/other.json image_token_id 331
     refuse "a placeholder that is another token of the tokenizer" "expected the tokenizer of the model, to which <|image_pad|> is token 331" "${sees[@]}" --config shapes/other.json --run none
+    edit shapes/config.json shapes/other.json video_token_id 10
+    rm -rf next && go "${sees[@]}" --config shapes/other.json --steps 1 --run next
+    verdict $? "what stands for videos is a token as others where there are none" "$(<err)"
     edit shapes/config.json shapes/other.json image_token_id 5 video_token_id 5
     refuse "one placeholder for images and videos" '"image_token_id" and "video_token_id": expected two tokens, found 5 for both' --config shapes/other.json --train text
     go "${said[@]}" --generate-out one.jsonl --image-max-pixels 512

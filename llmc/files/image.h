@@ -20,6 +20,8 @@ Errors: what, where, expected, found and what to do, on one line; fail_run where
 #include "orientation.h"      // orientation_apply
 #include "pixels.h"           // Image, image_free
 
+enum { IMAGE_PIXEL_BYTES = 9 };  // at most, while a file is decoded or turned
+
 // an image file of another kind, by its first bytes; NULL: none that is known
 static inline const char* image_other_kind_(const unsigned char* bytes, size_t n_bytes) {
     static const struct { size_t at; const char *begin, *name; } kinds[] = {

@@ -13,6 +13,7 @@ static inline int image_patches_read(Patches* patches, const ImageProcessor* p, 
     memset(patches, 0, sizeof *patches);
     if (!image_read(&image, path, error)) { return 0; }
     const int ok = image_processor_patches(patches, p, &image, 1, error);
+    patches->n_decoded = (size_t)image.height * (size_t)image.width;
     image_free(&image);
     return ok;
 }

@@ -59,6 +59,7 @@ typedef struct {
     float* values;        // (t * h * w, columns), on the heap
     PatchGrid grid;
     size_t rows, columns;
+    size_t n_decoded;     // pixels of the file that they were made of (image_patches.h)
 } Patches;
 
 // what transformers' class has where a file does not say

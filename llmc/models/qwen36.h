@@ -280,12 +280,23 @@ static inline const char* config_embedding(const Config* c) {
 
 #define MTP "mtp."
 
+// has a file any tensor whose name begins so?
+static inline int config_has_tensors_(const SafeSet* set, const char* begin) {
+    for (int i = 0; i < set->n_tensors; i++) {
+        if (strncmp(set->by_name[i]->name, begin, strlen(begin)) == 0) { return 1; }
+    }
+    return 0;
+}
+
 // 1: of tied_head_fit. The config.json that transformers writes speaks of an MTP module that it has left behind
 static inline int config_fit(Config* c, SafeSet* set) {
     char name[96];
-    c->mtp = safeset_find(set, MTP "fc.weight") != NULL;
+    c->mtp = config_has_tensors_(set, MTP);
     c->mtp_fused = safeset_find(set, MTP "layers.0.mlp.experts.gate_up_proj") != NULL;
-    c->has_vision = c->has_vision && safeset_find(set, VISION_NAMES "patch_embed.proj.weight") != NULL;
+    if (c->has_vision && !config_has_tensors_(set, VISION_NAMES)) {
+        c->has_vision = 0;
+        warn_alike("%s: no tensors of the tower of which config.json speaks: this model reads no images", set->path);
+    }
     c->is_nested = safeset_find(set, NESTED EMBEDDING) != NULL;
     snprintf(name, sizeof name, "%slayers.0.mlp.experts.gate_up_proj", c->is_nested ? NESTED : "model.");
     c->fused = safeset_find(set, name) != NULL;

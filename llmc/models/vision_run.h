@@ -6,7 +6,7 @@ What a run does beside a model that reads images (vision_tower.h): their files b
     vision_run_measure  for Trainer.image_measure: placeholders that a file needs. It is read whole, so that what is
                         damaged is found before anything is computed
     vision_run_patches  the most that B rows of the data have
-    vision_run_bytes    of host memory for so many patches
+    vision_run_bytes    of host memory for so many patches, and for files that threads decode
     vision_run_share    of the positions, that are placeholders
     vision_run_rows     the images of a batch, read again from their files, as the tower takes them; they stay until the
                         next batch
@@ -30,6 +30,7 @@ typedef struct {
     int* grids;            // (n, 3), of the batch at hand
     float* pixels;
     size_t grids_room, pixels_room;
+    size_t most_decoded;   // pixels of the largest file of the data, before it is resized
 } VisionRun;
 
 static inline void vision_options(Run* r, VisionRun* v) {
@@ -62,10 +63,11 @@ static inline ImageProcessor vision_processor_(const VisionConfig* c) {
 }
 
 static inline int vision_run_measure_(void* of, const char* path, ErrorText* error) {
-    const VisionRun* v = (const VisionRun*)of;
+    VisionRun* v = (VisionRun*)of;
     Patches patches;
     if (!image_patches_read(&patches, &v->processor, path, error)) { return 0; }
     const int n = (int)image_processor_tokens(&v->processor, patches.grid);
+    if (patches.n_decoded > v->most_decoded) { v->most_decoded = patches.n_decoded; }
     patches_free(&patches);
     return n;
 }
@@ -137,9 +139,10 @@ static inline double vision_run_patches(const Run* r, const VisionConfig* c, int
     return (double)B * (double)(train > val ? train : val) * vision_block(c);
 }
 
-// on the host, of a batch with so many patches, which are in memory twice; what decoding takes is not counted
-static inline double vision_run_bytes(const VisionConfig* c, double patches) {
-    return DEVICE_IS_SHARED ? 2.0 * sizeof(float) * patches * vision_columns(c) : 0.0;
+// On the host, of a batch with so many patches, which are in memory twice, and of the largest file on each thread
+static inline double vision_run_bytes(const VisionRun* v, const VisionConfig* c, double patches) {
+    const double decoding = (double)omp_get_max_threads() * IMAGE_PIXEL_BYTES * (double)v->most_decoded;
+    return DEVICE_IS_SHARED ? 2.0 * sizeof(float) * patches * vision_columns(c) + decoding : 0.0;
 }
 
 // share of all positions of the training data that are placeholders
@@ -179,7 +182,10 @@ static inline void vision_run_read_(VisionRun* v, ImageRows* x, const RowImage* 
     }
     memset(x, 0, sizeof *x);
     for (int i = 0; i < n; i++) {
-        if (*errors[i].text) { fail_run("%s: changed since the run began: %s", list[i]->path, errors[i].text); }
+        if (*errors[i].text) {
+            fail_run("%s: changed since the run began: %s; give the old file back, and --resume goes on from the "
+                     "newest checkpoint", list[i]->path, errors[i].text);
+        }
         x->P += (int)patches[i].rows;
     }
     const size_t columns = n > 0 ? patches[0].columns : 0;

@@ -109,7 +109,7 @@ static inline void moments_load_layers(const char* path, Model* m, float* first,
         progress("loading", i + 1, m->n_table);
     }
     if (n_new > 0 && model_rank(m) == 0) {
-        warn_line("%s: %d tensor%s that learn%s now %s frozen: their moments begin with 0", path, n_new,
+        warn_line("%s: %d tensor%s that learn%s now %s frozen or not there: their moments begin with 0", path, n_new,
                   n_new > 1 ? "s" : "", n_new > 1 ? "" : "s", n_new > 1 ? "were" : "was");
     }
     safeset_close(&set);

@@ -23,7 +23,7 @@ typedef struct {
 enum { PROBE_MOST_SIDE = 1 << 14 };  // patches
 
 // a number of a grid; some programs write it as a float
-static inline int probe_grid_(const SafeFile* file, const SafeTensor* grids, size_t i) {
+static inline int probe_grid_(const SafeFile* file, const SafeTensor* grids, const char* name, size_t i) {
     const size_t n_bytes = dtype_size(grids->dtype);
     int32_t narrow;
     int64_t wide;
@@ -32,7 +32,7 @@ static inline int probe_grid_(const SafeFile* file, const SafeTensor* grids, siz
            (const char*)grids->data + n_bytes * i, n_bytes);
     const double x = grids->dtype == DTYPE_I32 ? narrow : grids->dtype == DTYPE_I64 ? (double)wide : (double)real;
     if (!(x >= 1.0 && x <= (double)PROBE_MOST_SIDE && x == floor(x))) {
-        fail_input("%s: image_grid_thw[%zu]: expected a number 1..%d, found %g", file->path, i, PROBE_MOST_SIDE, x);
+        fail_input("%s: %s[%zu]: expected a number 1..%d, found %g", file->path, name, i, PROBE_MOST_SIDE, x);
     }
     return (int)x;
 }
@@ -82,8 +82,8 @@ static inline void probe_images_(ProbeBatch* batch, const SafeFile* file, const 
                    batch->columns, columns);
     }
     for (size_t i = 0; i < grids->n; i += 3) {
-        const int grid[3] = {probe_grid_(file, grids, i), probe_grid_(file, grids, i + 1),
-                             probe_grid_(file, grids, i + 2)};
+        int grid[3];
+        for (size_t side = 0; side < 3; side++) { grid[side] = probe_grid_(file, grids, grids_name, i + side); }
         probe_add_grid_(batch, grid, is_video);
     }
     batch->columns = columns;
