@@ -450,7 +450,7 @@ static inline int tensors_layers(const Tensor* table, int n) {
     return layers;
 }
 
-// without those of stacks before layer 0 (tensor_before), and with_behind 0 without what stands behind all (tensor_again)
+// without those of stacks before layer 0 (tensor_before); with_behind 0: nor what stands behind all (tensor_again)
 static inline int tensors_layers_between(const Tensor* table, int n, int with_behind) {
     int layers = 0;
     for (int i = 0; i < n; i++) {

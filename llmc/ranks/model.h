@@ -214,8 +214,9 @@ static inline char* model_mark_layers_(const PpRanks* x, int L, int chunk) {
     return marks;
 }
 
-// After model_layout, all ranks call. begin (size * n_chunks + 1): where the stages begin. shared: the field of the
-// first stage that the last one reads, too; or TENSOR_NO_FIELD. channels: of the residual stream
+// After model_layout, all ranks call. begin (size * n_chunks + 1): where the stages begin, and the end of what the last
+// one has. shared: the field of the first stage that the last one reads, too; or TENSOR_NO_FIELD. channels: of the
+// residual stream
 static inline void model_begin_pp(Model* m, Comm* world, int size, int n_chunks, const int* begin, size_t shared,
                                   int channels) {
     m->pp = pp_ranks_init(world, size, n_chunks, begin);

@@ -25,11 +25,12 @@ typedef struct {
     int size, place;            // ranks of a line, and this one's place
     int n_chunks, n_stages;     // of a rank, of all
     int stage;                  // of this rank, whose turn it is
-    int begin[PP_MAX + 1];      // the first layer of each stage, and the end; from there on they are of a stack before
-    int n_cut;                  // of these layers those that stages divide; what is left is behind them
+    int begin[PP_MAX + 1];      // the first layer of each stage, and the end; others are of a stack before layer 0
+    int n_cut;                  // layers that stages divide; the last one may have more behind them
     int channels;               // of the stream that goes from stage to stage
     int tie_rooms;              // pp_tie_rooms, once it is known how many micro-batches an update has
     double work;                // of the multiplications of all stages those of this rank
+    double row_bytes[2];        // of a micro-batch, on average: what the first stage sends the last besides; and back
     Comm* place_ranks;          // that have the same layers
     Comm* line;                 // one rank of each place, in their order
     Comm *previous, *next;      // two ranks: this one and its line's with the stage before, or behind; NULL: none

@@ -86,8 +86,8 @@ static inline void pp_begin_chunks_(Run* r, int size, int* n, int L) {
 // that was not typed but comes from an earlier run is given up where it does not fit
 static inline void pp_begin(Run* r, int* size, int* n_chunks, double head, int C, double active, size_t shared) {
     Model* m = r->model;
-    const int L = tensors_layers_between(m->table, m->n_table, 0), end = tensors_layers_between(m->table, m->n_table, 1);
-    const int P = r->comm->size, is_typed = run_is_typed(r, "pp");
+    const int P = r->comm->size, is_typed = run_is_typed(r, "pp"), n = m->n_table;
+    const int L = tensors_layers_between(m->table, n, 0), end = tensors_layers_between(m->table, n, 1);
     const int is_alone = run_is_generating(r) || *r->o.probe, was = *size;
     const int fits = P / run_kept_cp(r, P) % *size == 0 && *size <= L && !is_alone;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
@@ -327,6 +327,10 @@ static inline void pp_exchange_(PpWork* w, int time) {
             model_send_shared(r->model, a->micro, &r->dev);
             continue;
         }
+        if (a->kind == PP_ROWS || a->kind == PP_ROWS_BACK) {
+            r->trainer->swap_rows(r, a->micro % w->n_kept, a->kind == PP_ROWS_BACK);
+            continue;
+        }
         const int is_swap = w->next < w->n_messages && a->kind == PP_STREAM && b->kind == PP_GRADIENT &&
                             b->edge == a->edge && b->time == a->time && pp_goes_(w, b);
         if (!pp_goes_(w, a)) { continue; }
@@ -367,6 +371,7 @@ static inline void pp_compute_(PpWork* w, const PpOp* op, float dloss,
     const int slot = pp_slot_(w, op->chunk, op->micro), k = op->micro, kept = k % w->n_kept;
     model_turn_to(r->model, op->chunk);
     r->trainer->turn(r, slot);
+    if (r->trainer->turn_images) { r->trainer->turn_images(r, kept); }
     // of --tp, where all layers write to one stream
     if (model_has_tp(r->model) && w->n_unsent == 0) { pp_wait(&w->sent_stream, &w->at[0], &r->dev); }
     if (!op->is_backward) {
@@ -390,6 +395,7 @@ static inline void pp_work_open_(PpWork* w, Run* r) {
     w->slots = pp_slots(r, TO_TRAIN);
     w->n_kept = w->slots.slots[0];
     pp_open(&w->schedule, pp_shape_of_(r, model_batches(r->model)));
+    w->schedule.has_rows = x->row_bytes[0] > 0.0;
     w->messages = pp_messages(&w->schedule, x->place, &w->n_messages);
     w->n_rooms = pp_rooms(&w->schedule.shape, 1);
     w->n_unsent = pp_unsent_rooms_(r, &w->schedule);
