@@ -249,11 +249,27 @@ static int walk_operation(Test* t, const PpSchedule* x, Walker* all, int rank) {
     return 1;
 }
 
+// rows from the first rank to the last, while its backward pass is next; or back, while the first one keeps them
+static int walk_rows(Test* t, const PpSchedule* x, Walker* all, const PpMessage* a) {
+    const PpShape* s = &x->shape;
+    const int back = a->kind == PP_ROWS_BACK;
+    Walker *first = &all[0], *last = &all[s->p - 1], *to = back ? first : last;
+    const PpMessage* b = next_message(to, x);
+    if (!b || b->sends || b->kind != a->kind || b->micro != a->micro) { return 0; }
+    check(t, first->done[0][0] > a->micro && first->done[1][0] <= a->micro, "%s: rows of %d, which the first has not",
+          named(s), a->micro);
+    check(t, last->done[0][s->v - 1] == a->micro + 1 && last->done[1][s->v - 1] == a->micro + back,
+          "%s: rows of %d%s at another time", named(s), a->micro, back ? " back" : "");
+    first->message++, last->message++;
+    return 1;
+}
+
 // a message goes where both ranks have come to it
 static int walk_message(Test* t, const PpSchedule* x, Walker* all, int rank) {
     const PpShape* s = &x->shape;
     const PpMessage *a = next_message(&all[rank], x), *b = NULL;
     if (!a || a->kind == PP_TIE || !a->sends) { return 0; }
+    if (a->kind == PP_ROWS || a->kind == PP_ROWS_BACK) { return walk_rows(t, x, all, a); }
     const int back = a->kind == PP_GRADIENT;
     Walker *from = &all[rank], *to = &all[back ? a->edge : (a->edge + 1) % s->p];
     b = next_message(to, x);
@@ -298,6 +314,14 @@ static void examine_messages(Test* t, const PpSchedule* x) {
 }
 
 static void test_messages(Test* t) { each_pipeline(t, examine_messages); }
+
+static void examine_rows(Test* t, const PpSchedule* x) {
+    PpSchedule with_rows = *x;
+    with_rows.has_rows = 1;
+    examine_messages(t, &with_rows);
+}
+
+static void test_rows(Test* t) { each_pipeline(t, examine_rows); }
 
 // ---- by hand ----
 
@@ -405,6 +429,8 @@ int main(int argc, char** argv) {
         {"queues", "inputs come from the neighbour and are used in the order in which they were made", test_queues},
         {"messages", "each goes once it is made and there is room, and before it is needed; no rank waits for ever, "
                      "whoever waits for whom", test_messages},
+        {"rows", "of the first stage reach the last one before its backward pass, and their gradient comes back",
+                 test_rows},
         {"picture", "three ranks, two ranks with two chunks, four micro-batches, by hand", test_picture},
         {"stuck", "an order in which ranks wait for each other has no time", test_stuck},
         {"cut", "of all ways to cut layers into stages the one whose largest stage costs least", test_cut},

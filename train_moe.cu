@@ -589,7 +589,7 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    pp_begin(r, &w->decoder.pp, &w->decoder.pp_chunks, c->Vp, c->D, (double)c->k / c->E,
+    pp_begin(r, &w->decoder.pp, &w->decoder.pp_chunks, (double)c->Vp * c->D, c->D, (double)c->k / c->E,
              c->tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->decoder.tp);
     cp_begin(r, &w->decoder.cp, CP_CHUNKS);

@@ -632,8 +632,8 @@ static void qwen_choose(Run* r) {
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
-    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, c.Vp, c.D, c.E > 0 ? (double)c.k / c.E : 1.0,
-             c.tied ? AT(embedding) : TENSOR_NO_FIELD);
+    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, (double)c.Vp * c.D, c.D,
+             c.E > 0 ? (double)c.k / c.E : 1.0, c.tied ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->adapted.decoder.tp);
     cp_begin(r, &w->adapted.decoder.cp, CP_CHUNKS);
     w->qwen.config = config_part(&c, w->qwen.model.tp.size);

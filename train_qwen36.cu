@@ -74,6 +74,12 @@ typedef struct {
     ExpertStatistics experts;
 } Statistics;
 
+// with --pp, of a micro-batch whose backward pass is still to come
+typedef struct {
+    ImageSplice images;
+    VisionTower tower;  // with activations of its own, where it learns
+} WaitingImages;
+
 typedef struct {
     Model model;    // the first member: a run finds its tensors here
     Config config;  // with --tp heads, channels of the shared expert and rows of the vocabulary that this rank has
@@ -81,6 +87,8 @@ typedef struct {
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
     VisionTower tower;  // of a model that reads images
     ImageSplice images; // of the batches that come; N 0: they have none
+    WaitingImages* waiting;  // with --pp, (n_waiting) of the micro-batches that are under way, but for number `at_hand`
+    int n_waiting, at_hand;
     TextSight* sights;  // in generation, of each row of the cache
     int n_sights;
     CarriedLine line;   // with --cp: the ranks that have the positions before and behind
@@ -94,11 +102,19 @@ static RouterShape router_shape(const Config* c) {
     return s;
 }
 
-// does a pass go through the MTP module?
-static int has_mtp(const Qwen36* qwen, Purpose purpose) { return qwen->model.learns_mtp && purpose == TO_TRAIN; }
+// do passes of this rank go through the MTP module?
+static int holds_mtp(const Qwen36* qwen, Purpose purpose) {
+    const Model* m = &qwen->model;
+    return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
+}
 
-// layers that a pass goes through
-static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.L + has_mtp(qwen, purpose); }
+// ... those of the stage whose turn it is?
+static int has_mtp(const Qwen36* qwen, Purpose purpose) {
+    return holds_mtp(qwen, purpose) && model_has_head(&qwen->model);
+}
+
+// layers that a pass goes through, on whatever ranks
+static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.L + holds_mtp(qwen, purpose); }
 
 static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
@@ -162,7 +178,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     const Config* c = &qwen->config;
     const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
-    const int L = layers_of(qwen, purpose), mtp = has_mtp(qwen, purpose);
+    const int L = layers_of(qwen, purpose), mtp = holds_mtp(qwen, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
@@ -215,7 +231,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
 static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
-    const int mtp = has_mtp(qwen, purpose);
+    const int mtp = holds_mtp(qwen, purpose);
     const int L_block = activations_kept(how, layers_of(qwen, purpose), purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(qwen, purpose, how);
     const DeltaSizes delta = delta_sizes(c, how->cp);
@@ -275,7 +291,7 @@ static double activations_layout(Activations* acts, const Qwen36* qwen, int B, i
     const ExpertSizes experts = expert_sizes(qwen, purpose, &how);
     activations_begin(acts, B, T, purpose, how);
     acts->has_states = config_layers(c, LINEAR_LAYER) > 0;
-    acts->has_mtp = has_mtp(qwen, purpose);
+    acts->has_mtp = holds_mtp(qwen, purpose);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, qwen, B, T, purpose, &how);
@@ -522,19 +538,23 @@ static void sights_forward(const Qwen36* qwen, const Activations* acts, floatX* 
     }
 }
 
+// the rows of the embedding, and of images in place of their placeholders
+static void encode(const Qwen36* qwen, const Activations* acts, floatX* encoded, int N, const Device* dev) {
+    vocabulary_rows(encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), 0), N, dev);
+    if (!has_images(qwen)) { return; }
+    if (acts->batch.n_texts > 0) { sights_forward(qwen, acts, encoded, dev); }
+    else {
+        image_splice_forward(encoded, vision_tower_forward(&qwen->tower, dev), &qwen->images, qwen->config.D, dev);
+    }
+}
+
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
 static void qwen36_forward(const Qwen36* qwen, Activations* acts, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const Model* m = &qwen->model;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
-    if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), 0), N, dev);
-    }
-    if (has_images(qwen) && acts->batch.n_texts > 0) { sights_forward(qwen, acts, a.encoded, dev); }
-    else if (has_images(qwen)) {
-        image_splice_forward(a.encoded, vision_tower_forward(&qwen->tower, dev), &qwen->images, c->D, dev);
-    }
+    if (model_has_embedding(m)) { encode(qwen, acts, a.encoded, N, dev); }
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < end_layer(qwen); l++) {
         mixer_forward(qwen, acts, l, residual, 0, N, dev);
@@ -680,7 +700,8 @@ static void block_backward(Qwen36* qwen, Activations* acts, int l, const floatX*
 // From the gradient of the first layer's stream to those of the tower, if any of it learns; without images they are 0
 static void images_backward(Qwen36* qwen, Activations* acts, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, 0);
-    if (!qwen->config.has_vision || !vision_tower_learns(&qwen->tower)) { return; }
+    if (!qwen->config.has_vision || !model_has_embedding(&qwen->model)) { return; }
+    if (!vision_tower_learns(&qwen->tower)) { return; }
     if (has_images(qwen)) {
         image_splice_backward(a.branch, a.dresidual, &qwen->images, qwen->config.D, dev);
         vision_tower_backward(&qwen->tower, a.branch, dev);
@@ -693,7 +714,7 @@ static void images_backward(Qwen36* qwen, Activations* acts, const Device* dev) 
 static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const Model* m = &qwen->model;
-    const int first = model_first_layer(m), end = end_layer(qwen), mtp = has_mtp(qwen, acts->purpose);
+    const int first = model_first_layer(m), end = end_layer(qwen);
     const ActivationTensors a = layer_activations(acts, end - 1);
     if (model_has_head(m)) {
         norm_backward(qwen, acts, a.dresidual, lm_head(qwen, acts).dnorm, stream_behind(qwen, acts, end - 1, N, dev),
@@ -706,7 +727,7 @@ static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device
         model_layer_done(&qwen->model, l, dev);
     }
     const int* tokens = has_images(qwen) ? qwen->images.tokens : acts->batch.tokens;
-    vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied || mtp, a.dresidual, tokens,
+    vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied || m->learns_mtp, a.dresidual, tokens,
                                   linear(qwen, acts, AT(embedding), 0), N, dev);
     images_backward(qwen, acts, dev);
 }
@@ -717,7 +738,8 @@ static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device
 static void next_forward(const Qwen36* qwen, const Activations* acts, floatX* next, int N, const Device* dev) {
     vocabulary_rows(next, acts->mtp.batch.tokens, linear(qwen, acts, AT(embedding), 0), N, dev);
     if (has_images(qwen)) {
-        image_splice_next(next, vision_tower_out(&qwen->tower), &qwen->images, qwen->config.D, dev);
+        const floatX* rows = qwen->images.rows ? qwen->images.rows : vision_tower_out(&qwen->tower);
+        image_splice_next(next, rows, &qwen->images, qwen->config.D, dev);
     }
 }
 
@@ -763,8 +785,8 @@ static void mtp_backward(Qwen36* qwen, Activations* acts, int N, const Device* d
     mtp_part(a.dbranch, a.mtp_joined, MTP_NEXT, N, D, dev);
     next_forward(qwen, acts, a.branch, N, dev);
     norm_backward(qwen, acts, a.dresidual, a.dbranch, a.branch, s.mtp_next_rstd, AT(mtp_next_norm), 0, 0, N, D, dev);
-    vocabulary_embedding_backward(&qwen->model, AT(embedding), qwen->config.tied, a.dresidual, next_tokens, embedding,
-                                  N, dev);
+    vocabulary_embedding_share(&qwen->model, AT(embedding), qwen->config.tied, a.dresidual, next_tokens, embedding, N,
+                               dev);
     if (has_images(qwen)) { image_splice_next_backward(&qwen->images, a.dresidual, D, dev); }
     mtp_part(a.dbranch, a.mtp_joined, MTP_HIDDEN, N, D, dev);
     norm_backward(qwen, acts, a.dhidden, a.dbranch, a.norm, s.mtp_hidden_rstd, AT(mtp_hidden_norm), 0, 1, N, D, dev);
@@ -776,7 +798,7 @@ static void mtp_leaf(Qwen36* qwen, Activations* acts, int N, const Device* dev) 
     const LmHead head = mtp_head(qwen, acts);
     const float dloss = qwen->config.mtp_weight * (1.0f / qwen->model.mtp_counted);
     lm_head_losses(&head, &acts->mtp.batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
-    crossentropy_losses_sum(acts->numbers + mtp_number(qwen), head.losses, N, dev);
+    crossentropy_losses_sum(dp_numbers(&qwen->model.dp) + mtp_number(qwen), head.losses, N, dev);
     mtp_backward(qwen, acts, N, dev);
 }
 
@@ -784,13 +806,13 @@ static void mtp_leaf(Qwen36* qwen, Activations* acts, int N, const Device* dev) 
 
 // how its texts have images; axis has room for that of each pair
 static ImageText image_text(const Config* c, int* axis) {
-    const ImageText text = {{c->image_token, c->video_token}, c->vision.merge, c->rotated, c->theta, axis, 0};
+    const ImageText text = {{c->image_token, c->video_token}, c->vision.merge, c->rotated, c->theta, axis, 0, 0};
     for (int i = 0; i < c->rotated / 2; i++) { axis[i] = config_axis(c, i); }
     return text;
 }
 
-// What images the batch (B, T) has that comes next, and those after it, until this is called again; NULL: none.
-// document_start: documents.h. 0 with the reason
+// What images the batch (B, T) has that comes next, and those after it, until this is called again; NULL: none. Without
+// pixels: this rank has no tower. document_start: documents.h. 0 with the reason
 static int qwen36_images(Qwen36* qwen, const ImageRows* x, const int* inputs, const int* targets, int document_start,
                          int B, int T, const Device* dev, ErrorText* error) {
     const Config* c = &qwen->config;
@@ -803,13 +825,14 @@ static int qwen36_images(Qwen36* qwen, const ImageRows* x, const int* inputs, co
     ImageText text = image_text(c, axis);
     if (x->n_frames == 0) { text.placeholders[1] = -1; }  // what stands for videos is a token as others
     text.ahead = qwen->model.learns_mtp ? c->D : 0;
+    text.is_far = !x->pixels;
     if (!image_rows_check(x, &c->vision, error)) { return 0; }
     segments_init(&segments, B, T);
     segments.document_start = document_start;
     segments_find_marked(&segments, inputs, targets, B, T);
     const int good = image_splice_take(&qwen->images, inputs, &segments, B, T, x, &text, dev, error);
     free(segments.at);
-    if (good) { vision_tower_take(&qwen->tower, x, dev); }
+    if (good && x->pixels) { vision_tower_take(&qwen->tower, x, dev); }
     return good;
 }
 
@@ -980,12 +1003,9 @@ static void qwen36_choose(Run* r) {
     if (c.has_vision) { vision_tower_store(&w->qwen.tower); }
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    options_refuse(c.mtp && w->adapted.decoder.pp > 1, "pp", "is not for a model with a module that predicts the token "
-                   "after the next: --mtp 0 leaves it out");
-    options_refuse(c.has_vision && w->adapted.decoder.pp > 1, "pp",
-                   "is not for a model that reads images: --vision 0 leaves their tower out");
-    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, c.Vp, c.D, (double)c.k / c.E,
-             c.tied ? AT(embedding) : TENSOR_NO_FIELD);
+    const double head = (double)c.Vp * c.D, behind = learns_mtp ? head + 2.0 * c.D * c.D : 0.0;
+    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, head + behind, c.D, (double)c.k / c.E,
+             c.tied || learns_mtp ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->adapted.decoder.tp);
     w->qwen.config = config_part(&c, w->qwen.model.tp.size);
     cp_begin(r, &w->adapted.decoder.cp, 1);
@@ -995,12 +1015,18 @@ static void qwen36_choose(Run* r) {
 
 static int has_image_data(const Run* r) { return r->data.train.images.n + r->data.val.images.n > 0; }
 
+// has this rank the tower of a model that reads images? With --pp the first stage's have
+static int has_tower(const Run* r) {
+    return config_of(r)->has_vision && (!model_has_pp(r->model) || pp_has_first(&r->model->pp));
+}
+
 // Of a model with a tower
 static const ImageMeasure* qwen36_image_measure(Run* r) {
     VisionRun* v = &workplace(r)->images;
     const Config* c = config_of(r);
     if (!c->has_vision) { return NULL; }
     vision_run_init(v, r, &c->vision, c->image_token);
+    v->grids_alone = !has_tower(r);
     return &v->measure;
 }
 
@@ -1017,6 +1043,29 @@ static void qwen36_check_images(Run* r) {
     model_find_lowest(m);
 }
 
+static double qwen36_flops_per_token(const Run* r);
+
+// of a position, on average over the training data
+static double qwen36_image_flops(const Run* r) {
+    const TokenImages* images = &r->data.train.images;
+    const VisionTower* tower = &workplace(r)->qwen.tower;
+    if (images->n == 0) { return 0.0; }
+    const int block = vision_block(&tower->c);
+    const double patches = (double)block * (double)token_images_placeholders(images) / (double)images->n;
+    return block * vision_run_share(r) * vision_tower_flops(tower, patches);
+}
+
+// With --pp the tower is the first stage's work. MTP reads its rows on the last one; what it asks of them comes back
+static void qwen36_share_images(Run* r) {
+    PpRanks* pp = &r->model->pp;
+    const double share = model_has_pp(r->model) ? qwen36_image_flops(r) / qwen36_flops_per_token(r) : 0.0;
+    pp->work = pp->work * (1.0 - share) + (pp_has_first(pp) ? share : 0.0);
+    if (!r->model->learns_mtp || r->data.train.images.n == 0) { return; }
+    const double rows = vision_run_share(r) * run_positions(r) * config_of(r)->D;
+    pp->row_bytes[0] = sizeof(floatX) * rows;
+    pp->row_bytes[1] = vision_tower_learns(&workplace(r)->qwen.tower) ? pp->row_bytes[0] : 0.0;
+}
+
 static void qwen36_check(Run* r) {
     Workplace* w = workplace(r);
     qwen36_check_images(r);
@@ -1027,6 +1076,7 @@ static void qwen36_check(Run* r) {
     cp_check_by(r, w->adapted.decoder.cp_by, w->qwen.config.NH, w->qwen.config.NKV);
     experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);
     graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
+    qwen36_share_images(r);
 }
 
 // does a row of the table belong to what stands beside the model of the text?
@@ -1102,6 +1152,45 @@ static void qwen36_images_of_rows(Run* r, const DataLoader* rows, int64_t first,
     }
 }
 
+// With --pp each micro-batch whose backward pass is still to come has images. A tower that does not learn is done with
+// them when its rows stand in the text, if no MTP module asks for these
+static int waiting_towers(const Run* r) {
+    const int waits = vision_tower_learns(&workplace(r)->qwen.tower) || r->model->pp.row_bytes[0] > 0.0;
+    return has_tower(r) && waits ? pp_kept(r) : 1;
+}
+
+static void open_waiting_images(Run* r, int most) {
+    Qwen36* qwen = &workplace(r)->qwen;
+    const size_t n_bytes = sizeof(WaitingImages) * (size_t)pp_kept(r);
+    qwen->n_waiting = pp_kept(r);
+    qwen->waiting = (WaitingImages*)memset(malloc_check(n_bytes, "images under way"), 0, n_bytes);
+    for (int i = 1; i < waiting_towers(r); i++) {
+        qwen->waiting[i].tower = qwen->tower;
+        vision_tower_room(&qwen->waiting[i].tower, most);
+    }
+}
+
+static void qwen36_turn_images(Run* r, int kept) {
+    Qwen36* qwen = &workplace(r)->qwen;
+    if (!qwen->waiting || kept == qwen->at_hand) { return; }
+    WaitingImages *was = &qwen->waiting[qwen->at_hand], *now = &qwen->waiting[kept];
+    was->images = qwen->images, qwen->images = now->images;
+    if (waiting_towers(r) > 1) { was->tower = qwen->tower, qwen->tower = now->tower; }
+    qwen->at_hand = kept;
+}
+
+// for the MTP module, rows that the tower of the first stage has made; back: what is asked of them, if it learns
+static void qwen36_swap_rows(Run* r, int kept, int back) {
+    const Qwen36* qwen = &workplace(r)->qwen;
+    const PpRanks* pp = &r->model->pp;
+    const int is_at_hand = kept == qwen->at_hand;
+    const ImageSplice* s = is_at_hand ? &qwen->images : &qwen->waiting[kept].images;
+    const VisionTower* tower = is_at_hand ? &qwen->tower : &qwen->waiting[kept].tower;
+    if (s->N == 0 || (back && !vision_tower_learns(&qwen->tower))) { return; }
+    floatX* rows = back ? s->dnext : s->rows ? s->rows : (floatX*)vision_tower_out(tower);
+    pp_swap_rows(pp, rows, pp_has_first(pp) != back, s->dnext_bytes, &r->dev);
+}
+
 // activations, with room for the images of as many rows as are computed at once; those of texts find their room when
 // they come
 static void qwen36_open(Run* r, Purpose purpose, int B, int T) {
@@ -1119,7 +1208,9 @@ static void qwen36_open(Run* r, Purpose purpose, int B, int T) {
         qwen->n_sights = B;
         return;
     }
-    vision_tower_room(tower, (int)vision_run_patches(r, &config_of(r)->vision, B));
+    const int most = (int)vision_run_patches(r, &config_of(r)->vision, B);
+    if (model_has_pp(r->model) && most > 0) { open_waiting_images(r, most); }
+    if (has_tower(r)) { vision_tower_room(tower, most); }
 }
 
 // the images of a text that it has not seen yet
@@ -1130,8 +1221,9 @@ static void qwen36_see(Run* r, TextSight* sight, const TextImages* images) {
     ImageRows x;
     while (sight->n_images < images->n) {
         vision_run_file(&w->images, &x, &images->of[sight->n_images]);
-        vision_tower_take(tower, &x, &r->dev);
-        text_sight_add(sight, vision_tower_forward(tower, &r->dev), x.grids[1] / merge, x.grids[2] / merge, D, &r->dev);
+        if (x.pixels) { vision_tower_take(tower, &x, &r->dev); }
+        text_sight_add(sight, x.pixels ? vision_tower_forward(tower, &r->dev) : NULL, x.grids[1] / merge,
+                       x.grids[2] / merge, D, &r->dev);
     }
     text_sight_place(sight, images);
 }
@@ -1160,7 +1252,9 @@ static double qwen36_activation_bytes(const Run* r, Purpose purpose, int B, int 
     if (!config_of(r)->has_vision || purpose == TO_GENERATE || *r->o.probe) { return text; }
     tower.evaluates = !run_is_training(r);
     const double patches = vision_run_patches(r, &config_of(r)->vision, B);
-    return text + vision_tower_bytes(&tower, patches) + vision_run_bytes(&workplace(r)->images, &config_of(r)->vision, patches);
+    const double n_towers = !has_tower(r) ? 0.0 : purpose == TO_TRAIN && run_is_training(r) ? waiting_towers(r) : 1.0;
+    return text + n_towers * vision_tower_bytes(&tower, patches) +
+           vision_run_bytes(&workplace(r)->images, &config_of(r)->vision, patches);
 }
 
 // with --cp, of rank 0, which has the first positions: what linear layers hand on in an update
@@ -1178,7 +1272,7 @@ static double keys_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const int recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
-    const int end = end_layer(&workplace(r)->qwen) + m->learns_mtp;
+    const int end = end_layer(&workplace(r)->qwen) + has_mtp(&workplace(r)->qwen, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = model_first_layer(m); l < end; l++) {
@@ -1260,6 +1354,12 @@ static void qwen36_close(Run* r) {
     Qwen36* qwen = &workplace(r)->qwen;
     carried_line_free(&qwen->line);
     vision_tower_free(&qwen->tower);
+    for (int i = 0; i < qwen->n_waiting; i++) {
+        if (i == qwen->at_hand) { continue; }
+        image_splice_free(&qwen->waiting[i].images);
+        vision_tower_free(&qwen->waiting[i].tower);
+    }
+    free(qwen->waiting);
     vision_run_free(&workplace(r)->images);
     image_splice_free(&qwen->images);
     for (int i = 0; i < qwen->n_sights; i++) { text_sight_clear(&qwen->sights[i], qwen->config.D); }
@@ -1290,26 +1390,17 @@ static double layer_sends(const Run* r, int l, int is_fresh, int N) {
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = run_positions(r), end = end_layer(&workplace(r)->qwen) + m->learns_mtp;
+    const int mtp = has_mtp(&workplace(r)->qwen, TO_TRAIN);
+    const int N = run_positions(r), end = end_layer(&workplace(r)->qwen) + mtp;
     if (!model_has_tp(m)) { return 0.0; }
     double n = streams_send(m, end, workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS, c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end, N); }
     double vocabulary = vocabulary_sends(m, c->D, N);
-    if (m->learns_mtp) { vocabulary += vocabulary + vocabulary_sends_rows(m, c->D, N); }  // backward looks up again
+    if (mtp) { vocabulary += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }  // twice
     return (sizeof(floatX) * n + vocabulary + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
 }
 
 static double qwen36_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
-
-// of a position, on average over the training data
-static double qwen36_image_flops(const Run* r) {
-    const TokenImages* images = &r->data.train.images;
-    const VisionTower* tower = &workplace(r)->qwen.tower;
-    if (images->n == 0) { return 0.0; }
-    const int block = vision_block(&tower->c);
-    const double patches = (double)block * (double)token_images_placeholders(images) / (double)images->n;
-    return block * vision_run_share(r) * vision_tower_flops(tower, patches);
-}
 
 static double qwen36_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
@@ -1405,6 +1496,8 @@ static Trainer qwen36_trainer(void) {
     t.image_measure = qwen36_image_measure;
     t.images = qwen36_take_images;
     t.images_of_rows = qwen36_images_of_rows;
+    t.turn_images = qwen36_turn_images;
+    t.swap_rows = qwen36_swap_rows;
     t.open = qwen36_open;
     t.next_of_each = qwen36_next_of_each;
     t.share_text = qwen36_share_text;

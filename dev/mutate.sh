@@ -265,6 +265,8 @@ mutation "pipeline: an output does not wait for a free place" test_pipeline_sche
     'time = is_free > time \? is_free : time;' '(void)is_free;'
 mutation "pipeline: a tie has one room too few" test_pipeline_schedule "" pipeline_schedule.h:pp_tie_rooms \
     'most = k \+ 1 - sent > most \? k \+ 1 - sent : most;' 'most = k - sent > most ? k - sent : most;'
+mutation "pipeline: rows reach the last stage behind its backward pass" test_pipeline_schedule "" pipeline_schedule.h:pp_rows_ \
+    's->p \* s->v - 1, back\)' 's->p * s->v - 1, 1)'
 mutation "leaf tree: leaves are added from left to right" test_tensor "leaf tree" leaf_tree.h \
     'left_size == right_size \&\& ' 'left_size > 0 || '
 mutation "tp: a rank rounds its columns with the noise of others" test_tensor parts tensor.h:tensor_hold_part \
@@ -368,7 +370,7 @@ mutation "talk: half a line stays before the next answer" test_chat goes questio
 mutation "qwen: of dinp the chain through q, k and v begins anew at v" test_qwen3 "golden dense" \
     linear.h:linear_chain_backward 'chain->n\+\+ > 0' 'chain->n++ == 1'
 mutation "qwen: a tied embedding forgets the gradient of the head" test_qwen3 "golden window" \
-    vocabulary.h:vocabulary_embedding_backward 'else if \(dweight\)' 'if (dweight)'
+    vocabulary.h:vocabulary_embedding_share '!tied && dweight' 'dweight'
 mutation "qwen: the balance is not k times ours" test_qwen3 "golden experts" pooled_routers.h:pooled_weight \
     'balance \* \(float\)k' 'balance'
 mutation "qwen: new keys stand where the first did" test_qwen3 cache rotary_attention.h:rotary_attention_cached \

@@ -501,7 +501,6 @@ for n, (d, s, b) in x.items():
     refuse "a module of which a tensor is missing" '"mtp.layers.0.self_attn.q_norm.weight" is missing' --from broken --train text
     edit mtp.json two.json mtp_num_hidden_layers 2
     refuse "two modules" '"mtp_num_hidden_layers": expected an integer 0..1, found 2' --config two.json --train text
-    refuse "--pp" "--pp: is not for a model with a module that predicts the token after the next: --mtp 0 leaves it out" --config mtp.json --train text --pp 2
     for i in {1..12}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i))\"}]}"; done >asked.jsonl
     edit mtp.json wordy.json vocab_size 300 max_position_embeddings 128
     local talk=(--config wordy.json --train asked.jsonl --chat-template chatml --seq-len 128)
@@ -589,7 +588,6 @@ open("halves", "wb").write(data.replace(struct.pack("<3f", 1, 4, 4), struct.pack
     looks $grids >seen
     refuse "images for a model without a tower" "this model reads no images" --config balance.json --probe seen --probe-out none
     refuse "--vision 1 without vision_config" "--vision: 1 is for a config.json with vision_config" --config balance.json --vision 1 --train text
-    refuse "--pp" "--pp: is not for a model that reads images: --vision 0 leaves their tower out" --config sees.json --train text --pp 2
     sees() { "$python" -c 'import json, sys
 c = json.load(open("sees.json"))
 c["vision_config"][sys.argv[1]] = json.loads(sys.argv[2])
@@ -605,10 +603,12 @@ json.dump(c, open("odd.json", "w"))' "$3" "$4"; refuse "$1" "$2" --config odd.js
 # ---- learning from images ----
 
 # conversations about images: 24 to learn from, 6 to validate with
+shapes() { [ -d shapes ] || "$python" "$root/dev/data/shapes.py" --out shapes --train 24 --val 6 --asked 4 >out 2>err || verdict 1 "dev/data/shapes.py" "$(<err)"; }
+
 eyes() {
     echo "# learning from images"
     local sees i said
-    "$python" "$root/dev/data/shapes.py" --out shapes --train 24 --val 6 --asked 4 >out 2>err || { verdict 1 "dev/data/shapes.py" "$(<err)"; return; }
+    shapes
     sees=(--config shapes/config.json --tokenizer shapes/tokenizer.json --chat-template qwen3.6 --train shapes/train.jsonl --val shapes/val.jsonl
           --seq-len 128 --batch-size 2 --grad-accum 2 --steps 6 --eval-every 3 --save-every 3 --lr 3e-3 --schedule constant --warmup 0)
     rm -rf whole leg && go "${sees[@]}" --run whole && grep -q '^|   images *| 24, [0-9]* placeholders' out
@@ -703,10 +703,18 @@ ranks() {
     need_build launch "" launch
     local run=("${mixed[@]}")
     shared() { on_ranks trainer "$@"; }  # DIVIDED PROMISE RANKS/SIZE... OPTION...
+    shapes
+    # of these rows some have no image
+    for i in {1..8}; do echo '{"messages": [{"role": "user", "content": "'$i$i$i'"}, {"role": "assistant", "content": "a"}]}'; done >said.jsonl
+    local looks=(--config shapes/config.json --tokenizer shapes/tokenizer.json --chat-template qwen3.6 --train shapes/train.jsonl,said.jsonl --val shapes/val.jsonl
+                 --pack 0 --seq-len 64 --batch-size 1 --grad-accum 4 --steps 2 --eval-every 2 --save-every 1 --sample-every 2 --max-new-tokens 4 --lr 3e-3)
     if is_quick; then
         shared --zero "experts that nobody shares" "2/2" --config balance.json --ema 0.9
         shared --ep "experts" "2/2" --config wide.json
         shared --pp "layers" "2/2" --config balance.json
+        shared --pp "layers, MTP" "2/2" --config mtp.json
+        run=("${looks[@]}")
+        shared --pp "layers, images, MTP" "2/2" --mtp 1
         unset COMM_CHECK
         return
     fi
@@ -728,6 +736,21 @@ ranks() {
     edit balance.json deep.json num_hidden_layers 5
     shared --pp "several stages on each rank" "2/2/--pp-chunks,2 4/2/--zero,2,--pp-chunks,2" --config deep.json
     shared --pp "layers and experts" "4/2/--ep,2" --config wide.json
+    edit deep.json deep_mtp.json mtp_num_hidden_layers 1
+    shared --pp "layers, MTP" "2/2/--recompute,0 3/3 4/2/--zero,2,--recompute,3" --config mtp.json --ema 0.9
+    shared --pp "... a tied head, documents" "2/2" --config mtp_tied.json --doc-reset 1 --train documents
+    shared --pp "... several stages on each rank" "2/2/--pp-chunks,2" --config deep_mtp.json
+    shared --pp "... experts" "4/2/--ep,2 4/2/--tp,2" --config wide_mtp.json
+    shared --pp "... which alone learns" "3/3" --config mtp.json --freeze 'model.*,lm_head.*'
+    shared --pp "... which stays, as the embedding does" "2/2" --config mtp.json --freeze 'mtp.*,model.embed*'
+    shared --pp "layers, a tower that has nothing to read" "3/3" --config sees.json
+    run=("${looks[@]}")
+    shared --pp "layers, images" "2/2 4/4/--recompute,3 4/2/--zero,2 2/2/--pp-chunks,2" --ema 0.9
+    shared --pp "... the tower stays" "4/4" --freeze 'model.visual.*'
+    shared --pp "... the tower alone, but for a block" "2/2" --freeze 'model.language_model.*,model.visual.blocks.0.*'
+    shared --pp "... an adapter" "2/2" --lora-rank 2 --lora-dropout 0.2
+    shared --pp "... MTP" "2/2 4/4 4/2/--zero,2 4/2/--tp,2,--pp-chunks,2" --mtp 1
+    shared --pp "... MTP, the tower stays" "4/4/--recompute,3" --mtp 1 --freeze 'model.visual.*'
     unset COMM_CHECK
 
     echo "# ranks: going on, mistakes"
@@ -738,8 +761,17 @@ ranks() {
     verdict $? "written by 2 ranks, --pp 2, resumed by 2, --ep 2: the bytes of one rank" "$(tail -n 1 err)"
     rm -rf several/step_000012 && go --resume --run several --ep 1
     check "... and by one" same_run whole several
+    rm -rf seen others && go "${looks[@]}" --mtp 1 --eval-generate shapes/prompts.jsonl --temperature 0 --run seen --export-hf one_file
+    "$launch" -n 4 "$trainer" "${looks[@]}" --mtp 1 --eval-generate shapes/prompts.jsonl --temperature 0 --pp 4 --run others >out 2>err </dev/null && cmp {seen,others}/answers.jsonl
+    verdict $? "answers about images by four stages: those of one rank" "$(tail -n 1 err)"
+    rm -rf others/step_000002 && "$launch" -n 2 "$trainer" --resume --run others --pp 2 --export-hf their_file >out 2>err </dev/null && same_run seen others && cmp {one,their}_file/model.safetensors
+    verdict $? "... resumed by two, exported: the files of one rank" "$(tail -n 1 err)"
+    "$launch" -n 2 "$trainer" --from seen --eval-only --val shapes/val.jsonl --seq-len 64 --batch-size 2 --pp 2 >losses 2>err </dev/null
+    go --from seen --eval-only --val shapes/val.jsonl --seq-len 64 --batch-size 2
+    check "... --eval-only by two: the loss of one" test -n "$(grep 'val loss' out)" -a "$(grep 'val loss' out)" = "$(grep 'val loss' losses)"
     refused "--ep that does not divide the experts" "--ep: 2: expected a number that divides the 5 experts" "$launch" -n 2 "$trainer" "${mixed[@]}" --ep 2
     refused "more stages than layers" "--pp: 3: expected at most one stage for each of the 2 layers" "$launch" -n 3 "$trainer" "${mixed[@]}" --pp 3
+    refused "... whatever stands before and behind them" "--pp: 4: expected at most one stage for each of the 3 layers" "$launch" -n 4 "$trainer" "${mixed[@]}" --config mtp.json --pp 4
     refused "chunks of more stages than layers" "--pp-chunks: 2: expected at most 1, for 2 layers on 2 ranks" "$launch" -n 2 "$trainer" "${mixed[@]}" --pp 2 --pp-chunks 2
     refused "--pp and --verify-every" "--verify-every: is not for --pp" "$launch" -n 2 "$trainer" "${mixed[@]}" --pp 2 --verify-every 1
     go --config wide.json --export-hf apart && rewrite apart fused 'fuse()'
@@ -750,6 +782,9 @@ ranks() {
     rm -rf several/step_000012 && "$launch" -n 2 "$trainer" --resume --run several --ep 2 >out 2>err </dev/null && same_run one several
     verdict $? "... resumed by 2 from the checkpoint of 4: the bytes of one rank" "$(tail -n 1 err)"
     sends trainer "  idle|stages" 2 --config balance.json --pp 2
+    sends trainer "  idle|stages" 2 --config mtp.json --pp 2
+    run=("${looks[@]}" --steps 16)  # the training data twice
+    sends trainer "  idle|stages" 4 --pp 4 --mtp 1
 }
 
 # ---- kill -9 and --resume ----

@@ -6,7 +6,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_in_layers       it exists in every so many layers only; tensor_in_kinds: in layers of these kinds
     tensor_under           what its name begins with, such as "model.layers.%d."
     tensor_named_from      the numbers in its names begin at a later layer, as those of a second stack do
-    tensor_again           the same tensor in one more layer, whose names begin otherwise
+    tensor_again           the same tensor in one more layer behind all others, whose names begin otherwise
     tensor_experts         E matrices in each layer, as one tensor of the file or each as its own; tensor_hold_experts:
                            some of them, as a rank of expert parallelism has them
     tensor_hold_layers     some of its layers are in memory, as a rank of pipeline parallelism has them;
@@ -75,7 +75,7 @@ typedef struct {
     int first_layer, layer_step;     // tensor_in_layers
     const char *kinds, *of_kinds;    // tensor_in_kinds; NULL: all
     int named_from;                  // the layer whose name has number 0
-    int is_before;                   // tensor_before
+    int is_before, is_behind;        // tensor_before, tensor_again
     int experts, first_expert;       // 0: none; the first of them has this number in names
     int all_experts;                 // of a layer on all ranks; 0: these are all (tensor_hold_experts)
     const char* held;                // of each layer, whether it is in memory (tensor_hold_layers); NULL: all are
@@ -159,6 +159,7 @@ static inline int tensor_is_of_model(const Tensor* t) { return t->named_from == 
 static inline Tensor tensor_again(const Tensor* t, int layer, const char* prefix) {
     Tensor again = *t;
     again.layers = layer + 1;
+    again.is_behind = 1;
     again.kinds = again.of_kinds = NULL;
     tensor_in_layers(&again, layer, 1);
     tensor_named_from(&again, layer);
@@ -449,6 +450,16 @@ static inline size_t tensors_disk_count(const Tensor* table, int n) {
 static inline int tensors_layers(const Tensor* table, int n) {
     int layers = 0;
     for (int i = 0; i < n; i++) { layers = table[i].layers > layers ? table[i].layers : layers; }
+    return layers;
+}
+
+// without those of stacks before layer 0 (tensor_before); with_behind 0: nor what stands behind all (tensor_again)
+static inline int tensors_layers_between(const Tensor* table, int n, int with_behind) {
+    int layers = 0;
+    for (int i = 0; i < n; i++) {
+        const int counts = !table[i].is_before && (with_behind || !table[i].is_behind);
+        layers = counts && table[i].layers > layers ? table[i].layers : layers;
+    }
     return layers;
 }
 

@@ -96,7 +96,7 @@ static inline int experts_layers_(const Model* m, int first) {
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         n += l >= first && tensor_has_layer(&m->table[i], l);
     }
-    return n + m->learns_mtp;
+    return n + (m->learns_mtp && model_has_head(m));
 }
 
 // Inputs and outputs of experts in all layers of this rank; on the way back, as far down as anything learns, inputs

@@ -35,7 +35,8 @@ static inline void gpt2_choose(Run* r) {
                    : config_preset(r->o.model, run_new_vocabulary(r)));
     r->V = r->classes = g->config.V;
     r->max_T = g->config.max_T;
-    pp_begin(r, &g->pp, &g->pp_chunks, g->config.Vp, g->config.C, 1.0, offsetof(Parameters, wte));
+    const Config* c = &g->config;
+    pp_begin(r, &g->pp, &g->pp_chunks, (double)c->Vp * c->C, c->C, 1.0, offsetof(Parameters, wte));
 }
 
 static inline void gpt2_check(Run* r) {

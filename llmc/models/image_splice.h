@@ -32,7 +32,7 @@ typedef struct {
     RopeTable rope;  // (N, rotated / 2)
     size_t n_bytes;  // of tokens, of to and of from
     int *next, *next_tokens, *next_from;  // as to, tokens and from, of the next positions; NULL: nobody reads ahead
-    floatX* dnext;   // (n, D)
+    floatX *dnext, *rows;  // (n, D), of these; rows: the images' where another rank has their tower (--pp), else NULL
     size_t dnext_bytes;
 } ImageSplice;
 
@@ -43,6 +43,7 @@ typedef struct {
     double theta;
     const int* axis;
     int ahead;  // channels of a row where an MTP module reads it too; 0: there is none
+    int is_far; // it reads what another rank has made
 } ImageText;
 
 static inline void image_splice_free(ImageSplice* s) {
@@ -52,6 +53,7 @@ static inline void image_splice_free(ImageSplice* s) {
     if (s->next) {
         device_release(s->next, 3 * s->n_bytes);
         device_release(s->dnext, s->dnext_bytes);
+        if (s->rows) { device_release(s->rows, s->dnext_bytes); }
     }
     memset(s, 0, sizeof *s);
 }
@@ -145,7 +147,7 @@ static inline void image_splice_place(ImageSplice* s, const int* positions, cons
 
 // The same one position further: of rows of T positions, the last of which has its own row. What is asked of that is 0,
 // for nothing is predicted there. In place
-static inline void image_splice_ahead_(ImageSplice* s, int* tokens, int* to, int* from, int T, int D,
+static inline void image_splice_ahead_(ImageSplice* s, int* tokens, int* to, int* from, int T, int D, int is_far,
                                        const Device* dev) {
     for (int i = 0; i < s->N; i++) {
         if (i % T == T - 1) { continue; }
@@ -157,6 +159,7 @@ static inline void image_splice_ahead_(ImageSplice* s, int* tokens, int* to, int
     s->next_tokens = s->next + s->N, s->next_from = s->next_tokens + s->N;
     s->dnext_bytes = sizeof(floatX) * (size_t)s->n * (size_t)D;
     s->dnext = (floatX*)device_alloc(s->dnext_bytes, "gradients of images");
+    if (is_far) { s->rows = (floatX*)device_alloc(s->dnext_bytes, "rows of images"); }
     device_upload(s->next, to, s->n_bytes, dev);
     device_upload(s->next_tokens, tokens, s->n_bytes, dev);
     device_upload(s->next_from, from, s->n_bytes, dev);
@@ -174,7 +177,7 @@ static inline int image_splice_take(ImageSplice* s, const int* inputs, const Seg
     const int good = image_positions_(positions, to, from, inputs, (int)N, segments, x, text, error);
     for (size_t i = 0; i < N && good; i++) { tokens[i] = to[i] < 0 ? inputs[i] : -1; }
     if (good) { image_splice_place(s, positions, tokens, to, from, (int)N, (int)n, text, dev); }
-    if (good && text->ahead > 0) { image_splice_ahead_(s, tokens, to, from, T, text->ahead, dev); }
+    if (good && text->ahead > 0) { image_splice_ahead_(s, tokens, to, from, T, text->ahead, text->is_far, dev); }
     free(host);
     return good;
 }

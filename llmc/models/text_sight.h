@@ -37,18 +37,18 @@ static inline void text_sight_clear(TextSight* s, int D) {
     memset(s, 0, sizeof *s);
 }
 
-// rows (h * w, D) on the device
+// rows (h * w, D) on the device; NULL: this rank puts none into texts (--pp), and only asks where they stand
 static inline void text_sight_add(TextSight* s, const floatX* rows, int h, int w, int D, const Device* dev) {
     const size_t before = text_sight_bytes_(s, D), more = sizeof(floatX) * (size_t)(h * w) * (size_t)D;
-    floatX* all = (floatX*)device_alloc(before + more, "rows of images");
-    if (before > 0) {
+    floatX* all = rows ? (floatX*)device_alloc(before + more, "rows of images") : NULL;
+    if (rows && before > 0) {
         device_copy(all, s->rows, before, dev);
         device_sync(dev);
         device_release(s->rows, before);
     }
-    device_copy((char*)all + before, rows, more, dev);
+    if (rows) { device_copy((char*)all + before, rows, more, dev); }
     s->rows = all;
-    s->n_rows += h * w;
+    s->n_rows += rows ? h * w : 0;
     s->grids = (int*)realloc_check(s->grids, 2 * sizeof(int) * ((size_t)s->n_images + 1), "grids of images");
     s->grids[2 * s->n_images] = h, s->grids[2 * s->n_images + 1] = w;
     s->n_images++;
@@ -96,8 +96,10 @@ static inline void text_sight_share(TextSight* to, const TextSight* from, int D,
     text_sight_clear(to, D);
     if (from->n_images == 0) { return; }
     *to = *from;
-    to->rows = (floatX*)device_alloc(text_sight_bytes_(from, D), "rows of images");
-    device_copy(to->rows, from->rows, text_sight_bytes_(from, D), dev);
+    if (from->n_rows > 0) {
+        to->rows = (floatX*)device_alloc(text_sight_bytes_(from, D), "rows of images");
+        device_copy(to->rows, from->rows, text_sight_bytes_(from, D), dev);
+    }
     to->grids = (int*)memcpy(malloc_check(2 * sizeof(int) * (size_t)from->n_images, "grids of images"), from->grids,
                              2 * sizeof(int) * (size_t)from->n_images);
     to->positions = (int*)memcpy(malloc_check(4 * sizeof(int) * (size_t)from->n, "positions of a text"),

@@ -9,7 +9,7 @@ What a run does beside a model that reads images (vision_tower.h): their files b
     vision_run_bytes    of host memory for so many patches, and for files that threads decode
     vision_run_share    of the positions, that are placeholders
     vision_run_rows     the images of a batch, read again from their files, as the tower takes them; they stay until the
-                        next batch
+                        next batch. A rank without the tower (--pp) asks for their grids alone
     vision_run_file     the same of one file
     vision_run_save     preprocessor_config.json for checkpoints and exports, where none has come along with weights
 Cost:   files are decoded on all threads, one image each; pixel values take 4 bytes each on the host, of a patch of
@@ -27,6 +27,7 @@ typedef struct {
     ImageProcessor processor;
     ImageMeasure measure;
     int max_pixels;        // --image-max-pixels; 0: as the processor has it
+    int grids_alone;       // this rank has no tower, and pixels are of no use
     int* grids;            // (n, 3), of the batch at hand
     float* pixels;
     size_t grids_room, pixels_room;
@@ -142,12 +143,13 @@ static inline double vision_run_patches(const Run* r, const VisionConfig* c, int
 // On the host, of a batch with so many patches, which are in memory twice, and of the largest file on each thread
 static inline double vision_run_bytes(const VisionRun* v, const VisionConfig* c, double patches) {
     const double decoding = (double)omp_get_max_threads() * IMAGE_PIXEL_BYTES * (double)v->most_decoded;
-    return DEVICE_IS_SHARED ? 2.0 * sizeof(float) * patches * vision_columns(c) + decoding : 0.0;
+    const double times = v->grids_alone ? 1.0 : 2.0;
+    return DEVICE_IS_SHARED ? times * sizeof(float) * patches * vision_columns(c) + decoding : 0.0;
 }
 
 // share of all positions of the training data that are placeholders
 static inline double vision_run_share(const Run* r) {
-    const double n = (double)r->data.train_rows.n_rows * r->T;
+    const double n = (double)r->data.train.n_tokens;
     return n > 0.0 ? (double)token_images_placeholders(&r->data.train.images) / n : 0.0;
 }
 
@@ -190,13 +192,16 @@ static inline void vision_run_read_(VisionRun* v, ImageRows* x, const RowImage* 
     }
     const size_t columns = n > 0 ? patches[0].columns : 0;
     v->grids = (int*)vision_room_(v->grids, &v->grids_room, 3 * sizeof(int) * (size_t)n, "grids of images");
-    v->pixels = (float*)vision_room_(v->pixels, &v->pixels_room, sizeof(float) * columns * (size_t)x->P, "pixels");
+    const size_t n_bytes = v->grids_alone ? 0 : sizeof(float) * columns * (size_t)x->P;
+    v->pixels = (float*)vision_room_(v->pixels, &v->pixels_room, n_bytes, "pixels");
     float* at = v->pixels;
     for (int i = 0; i < n; i++) {
         const PatchGrid g = patches[i].grid;
         v->grids[3 * i] = g.t, v->grids[3 * i + 1] = g.h, v->grids[3 * i + 2] = g.w;
-        memcpy(at, patches[i].values, sizeof(float) * columns * patches[i].rows);
-        at += columns * patches[i].rows;
+        if (!v->grids_alone) {
+            memcpy(at, patches[i].values, sizeof(float) * columns * patches[i].rows);
+            at += columns * patches[i].rows;
+        }
         patches_free(&patches[i]);
     }
     x->n = n, x->grids = v->grids, x->pixels = v->pixels;

@@ -7,7 +7,8 @@ nothing is split, every call is that of the op.
     vocabulary_own, vocabulary_gather   the same in two halves, between which the caller writes the rows of the tokens
                                that are this rank's: of others vocabulary_own has -1
     vocabulary_rows_backward   its gradient, which goes on from what it holds; vocabulary_embedding_backward: where it
-                               begins, too, for a head may be tied to it
+                               begins, too, for what comes behind the layers may have a share in it;
+                               vocabulary_embedding_share: such a share
     vocabulary_crossentropy    losses (N) on all ranks from this rank's logits (N, Vp / T), which become their gradient
                                or, without it, anything
     vocabulary_backward        ... and from there to dnorm (N, C), whole on all, and to this rank's rows of dweight
@@ -106,15 +107,21 @@ static inline void vocabulary_rows_backward(float* dweight, const floatX* dout, 
     token_embedding_backward(dweight, dout, vocabulary_own(&w, tokens, N, dev), N, w.C, dev);
 }
 
-// The end of a backward pass, on the stage that has the embedding, whose weight is that of a field of the table: its
-// gradient, to which a tied head has added, goes on; another one begins at 0
-static inline void vocabulary_embedding_backward(Model* m, size_t field, int tied, const floatX* dout,
+// Of an embedding whose weight is that of a field of the table, what is asked of its rows, maybe on the last stage
+// (mtp.h): its gradient, which goes on from what a tied head has written, or begins at 0
+static inline void vocabulary_embedding_share(Model* m, size_t field, int tied, const floatX* dout, const int* tokens,
+                                              Linear embedding, int N, const Device* dev) {
+    float* dweight = model_vector_gradient(m, field, 0);
+    if (!tied && dweight) { device_zero(dweight, sizeof(float) * (size_t)embedding.OC * (size_t)embedding.C, dev); }
+    vocabulary_rows_backward(dweight, dout, tokens, embedding, N, dev);
+}
+
+// The end of a backward pass, on the stage that has the embedding. goes_on: from what the last stage has written
+static inline void vocabulary_embedding_backward(Model* m, size_t field, int goes_on, const floatX* dout,
                                                  const int* tokens, Linear embedding, int N, const Device* dev) {
     if (!model_has_embedding(m)) { return; }
-    float* dweight = model_vector_gradient(m, field, 0);
-    if (tied) { model_receive_shared(m, dev); }  // what the head has written
-    else if (dweight) { device_zero(dweight, sizeof(float) * (size_t)embedding.OC * (size_t)embedding.C, dev); }
-    vocabulary_rows_backward(dweight, dout, tokens, embedding, N, dev);
+    if (goes_on) { model_receive_shared(m, dev); }
+    vocabulary_embedding_share(m, field, goes_on, dout, tokens, embedding, N, dev);
 }
 
 // ---- an output matrix ----

@@ -64,8 +64,8 @@ typedef struct {
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
     char* chunk_layers[PP_CHUNKS_MAX];  // the same of each chunk
     int shared;           // with --pp, the row that the first and the last stage have: the embedding that is the output
-                          // matrix, too; -1: there is none
-    float* shared_grads;  // of the last stage: the head's share of its gradient, of pp.tie_rooms micro-batches
+                          // matrix, too, or that a module behind the head reads; -1: there is none
+    float* shared_grads;  // of the last stage: its share of the gradient, of pp.tie_rooms micro-batches
     Weights w;            // stored, master, moments
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
@@ -181,14 +181,14 @@ static inline void model_hold_all(Model* m, size_t build_bytes) {
 // ---- pipeline parallel ----
 
 // the stage that has slice k of row i, and in training its gradient. What belongs to no layer is the first stage's
-// where it stands in the table before the layers, else the last one's
+// where it stands in the table before the layers or belongs to a stack before them, else the last one's
 static inline int model_stage_of(const Model* m, int i, int k) {
     const int layer = tensor_slice_layer(&m->table[i], k);
     int first = model_is_adapter(m) ? m->n_saved : 0;
     if (!model_has_pp(m)) { return 0; }
     if (layer >= 0) { return pp_stage_of(&m->pp, layer); }
     while (first < m->n_table && m->table[first].layers == 0) { first++; }
-    return i < first ? 0 : m->pp.n_stages - 1;
+    return i < first || m->table[i].is_before ? 0 : m->pp.n_stages - 1;
 }
 
 // has a stage of this rank it?
@@ -202,16 +202,21 @@ static inline void model_turn_to(Model* m, int chunk) {
     dp_turn_to(&m->dp_experts, chunk);
 }
 
-// of each of L layers: is it one of begin .. end - 1? On the heap
-static inline char* model_mark_layers_(int L, int begin, int end) {
+// of each of L layers: is it of a chunk of this rank, with -1 of any of them? On the heap
+static inline char* model_mark_layers_(const PpRanks* x, int L, int chunk) {
     char* marks = (char*)malloc_check((size_t)L + 1, "stages");
-    for (int l = 0; l < L; l++) { marks[l] = l >= begin && l < end ? LAYER_HELD : '.'; }
+    for (int l = 0; l < L; l++) {
+        const int stage = pp_stage_of(x, l);
+        const int is_own = pp_place_of(x, stage) == x->place && (chunk < 0 || stage / x->size == chunk);
+        marks[l] = is_own ? LAYER_HELD : '.';
+    }
     marks[L] = '\0';
     return marks;
 }
 
-// After model_layout, all ranks call. begin (size * n_chunks + 1): where the stages begin. shared: the field of the
-// first stage that the last one reads, too; or TENSOR_NO_FIELD. channels: of the residual stream
+// After model_layout, all ranks call. begin (size * n_chunks + 1): where the stages begin, and the end of what the last
+// one has. shared: the field of the first stage that the last one reads, too; or TENSOR_NO_FIELD. channels: of the
+// residual stream
 static inline void model_begin_pp(Model* m, Comm* world, int size, int n_chunks, const int* begin, size_t shared,
                                   int channels) {
     m->pp = pp_ranks_init(world, size, n_chunks, begin);
@@ -220,12 +225,8 @@ static inline void model_begin_pp(Model* m, Comm* world, int size, int n_chunks,
     if (size == 1) { return; }
     m->world = world;
     const int L = tensors_layers(m->table, m->n_table);
-    m->held_layers = model_mark_layers_(L, 0, 0);
-    for (int c = 0; c < n_chunks; c++) {
-        const int first = begin[c * size + m->pp.place], end = begin[c * size + m->pp.place + 1];
-        m->chunk_layers[c] = model_mark_layers_(L, first, end);
-        memset(m->held_layers + first, LAYER_HELD, (size_t)(end - first));
-    }
+    m->held_layers = model_mark_layers_(&m->pp, L, -1);
+    for (int c = 0; c < n_chunks; c++) { m->chunk_layers[c] = model_mark_layers_(&m->pp, L, c); }
     for (int i = 0; i < m->n_table; i++) {
         Tensor* t = &m->table[i];
         const int is_shared = t->field == shared && shared != TENSOR_NO_FIELD;
@@ -427,8 +428,8 @@ static inline int* model_frozen_held_(const Model* m, int experts) {
 // chunks of this rank's layers, whose leaves are told by turns
 static inline void model_plan_chunks_(Model* m, DataParallel* dp) {
     const PpRanks* x = &m->pp;
-    int* chunks = (int*)malloc_check(sizeof(int) * (size_t)x->begin[x->n_stages], "stages");
-    for (int l = 0; l < x->begin[x->n_stages]; l++) { chunks[l] = pp_stage_of(x, l) / x->size; }
+    int* chunks = (int*)malloc_check(sizeof(int) * (size_t)dp->n_layers, "stages");
+    for (int l = 0; l < dp->n_layers; l++) { chunks[l] = pp_stage_of(x, l) / x->size; }
     dp_divide(dp, x->n_chunks, chunks, pp_has_last(x) ? x->n_chunks - 1 : 0);
     dp_turn_to(dp, pp_chunk(x));
     free(chunks);
@@ -482,7 +483,7 @@ static inline void model_plan_free(Model* m) {
     m->frozen_held[0] = m->frozen_held[1] = NULL;
 }
 
-// has this rank, with the last stage, the head's share of a gradient that the first stage keeps?
+// has this rank, with the last stage, a share of a gradient that the first stage keeps?
 static inline int model_sends_shared(const Model* m) {
     return model_has_pp(m) && m->shared >= 0 && pp_has_last(&m->pp) &&
            !slice_is_frozen(m->frozen, tensors_slices(m->table, m->shared));
@@ -503,7 +504,7 @@ static inline double model_shared_bytes(const Model* m) {
 static inline void model_init_training(Model* m, Comm* comm, int n_batches, int zero, int has_masters) {
     model_plan(m, comm, n_batches, zero);
     if (model_sends_shared(m)) {
-        m->shared_grads = (float*)device_alloc((size_t)model_shared_bytes(m), "gradients of the output matrix");
+        m->shared_grads = (float*)device_alloc((size_t)model_shared_bytes(m), "gradients of the embedding");
     }
     const size_t kept = sizeof(float) * m->n_kept;
     dp_want_numbers(&m->dp, m->n_numbers);

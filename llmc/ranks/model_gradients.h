@@ -112,6 +112,7 @@ static inline double model_stage_bytes(const Model* m, double stream) {
         n += (s + 1 < x->n_stages) * n_leaves * (stream + numbers);
         n += (s > 0 && m->lowest < x->begin[s]) * n_leaves * (stream + numbers);
     }
+    n += pp_has_first(x) ? n_leaves * x->row_bytes[0] : pp_has_last(x) ? n_leaves * x->row_bytes[1] : 0.0;
     if (model_sends_shared(m)) { n += n_leaves * sizeof(float) * (double)tensor_elements(&m->held[m->shared]); }
     if (model_receives_shared(m)) {
         n += (double)m->held[m->shared].stored_bytes * (double)tensor_elements(&m->held[m->shared]);

@@ -6,6 +6,7 @@ counted goes along, for the last stage adds it up, and with gradients comes back
     pp_receive, pp_send   of a pass without gradients: before its layers, and behind them
     pp_swap               with one neighbour: something goes there, something else comes from there, or neither
     pp_wait               it has come and gone
+    pp_swap_rows          n_bytes from the first stage to the last one, or back; the host waits
     pp_tell               what the last stage knows, on the host, to all
 Order:  messages of a pair are swapped in the order in which both ask for them. `pp_swap` is one call for both
         directions, for neither of two ranks may wait for the other to receive first.
@@ -49,6 +50,12 @@ static inline void pp_wait(const PpSwap* s, const PpStreams* e, const Device* de
     if (!s->pair) { return; }
     comm_wait_device(s->pair, s->stream, dev);
     if (e->n_number_bytes > 0) { comm_wait_device(s->pair, s->numbers, dev); }
+}
+
+// here: sent or received, as `sends` says; on the first and the last stage
+static inline void pp_swap_rows(const PpRanks* x, void* here, int sends, size_t n_bytes, const Device* dev) {
+    const CommTicket ticket = rank_pair_exchange(x->tie, sends ? here : NULL, sends ? NULL : here, n_bytes, dev);
+    comm_wait_device(x->tie, ticket, dev);
 }
 
 // ---- a pass without gradients ----

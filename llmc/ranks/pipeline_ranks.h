@@ -2,7 +2,8 @@
 Who has which layers. With --pp P the layers of a model are cut into stages that follow each other, and P ranks in a
 *line* have them in turn: with --pp-chunks V there are P*V, of which the rank at place p has p, p + P, p + 2P, ...,
 each a chunk of its layers. Of W ranks those from p * W/P on are at place p. They share the work of their stages as
-ranks without stages do (data_parallel.h), each with micro-batches of its own, which go through its line.
+ranks without stages do (data_parallel.h), each with micro-batches of its own, which go through its line. A stack before
+layer 0 (tensor_before), such as a vision tower, is the first stage's, a layer behind all (tensor_again) the last one's.
     pp_ranks_init   the groups; P = 1: every rank has all layers, and nothing here is used
     pp_turn_to      what is computed from now on is the stage of this chunk
     pp_cut          from the cost of each layer where the stages begin, so that the most costly one costs least
@@ -24,10 +25,12 @@ typedef struct {
     int size, place;            // ranks of a line, and this one's place
     int n_chunks, n_stages;     // of a rank, of all
     int stage;                  // of this rank, whose turn it is
-    int begin[PP_MAX + 1];      // the first layer of each stage, and the end
+    int begin[PP_MAX + 1];      // the first layer of each stage, and the end; others are of a stack before layer 0
+    int n_cut;                  // layers that stages divide; the last one may have more behind them
     int channels;               // of the stream that goes from stage to stage
     int tie_rooms;              // pp_tie_rooms, once it is known how many micro-batches an update has
     double work;                // of the multiplications of all stages those of this rank
+    double row_bytes[2];        // of a micro-batch, on average: what the first stage sends the last besides; and back
     Comm* place_ranks;          // that have the same layers
     Comm* line;                 // one rank of each place, in their order
     Comm *previous, *next;      // two ranks: this one and its line's with the stage before, or behind; NULL: none
@@ -48,6 +51,7 @@ static inline int pp_has_last(const PpRanks* x) { return x->place == x->size - 1
 
 static inline int pp_stage_of(const PpRanks* x, int layer) {
     int stage = 0;
+    if (layer >= x->begin[x->n_stages]) { return 0; }  // of a stack before layer 0
     while (x->begin[stage + 1] <= layer) { stage++; }
     return stage;
 }
@@ -82,7 +86,7 @@ static inline void pp_cut(int* begin, int n, const double* cost, int L, double h
     free(from);
 }
 
-// n: ranks of a line, which divide all. begin: of pp_cut, for so many chunks on each. All ranks call
+// n: ranks of a line, which divide all. begin: of pp_cut, for so many chunks on each, but for the end. All ranks call
 static inline PpRanks pp_ranks_init(Comm* world, int n, int n_chunks, const int* begin) {
     PpRanks x;
     memset(&x, 0, sizeof x);

@@ -32,8 +32,10 @@ Messages: each has a time, and a rank comes to it after its operations of this t
         its buffer is needed. An output stays where it lies until the rank behind has given up the activations of an
         earlier micro-batch, whose place it takes. So both often go in one tick, as one swap. Of three stages and four
         micro-batches, the first with the second: send 0, send 1, send 2 for the gradient of 0, send 3 for that of 1,
-        receive that of 2, of 3. A row that the first and the last stage share (the embedding that is the output matrix)
-        has its gradient sent to the first stage when this comes to its own share of it: a tie.
+        receive that of 2, of 3. A row that the first and the last stage share (the embedding that is the output
+        matrix) has its gradient sent to the first stage when this comes to its own share of it: a tie. Where a module
+        behind the head reads rows of the first stage, such as images' (has_rows), these come to the last one between
+        its forward and its backward pass, and their gradient goes back behind that.
 Source: 1F1B: Narayanan et al. 2019 (PipeDream), arXiv:1806.03377; chunks: Narayanan et al. 2021, arXiv:2104.04473
 */
 #ifndef LLMC_PIPELINE_SCHEDULE_H
@@ -56,9 +58,10 @@ typedef struct {
     int n_ticks;      // -1: somebody waits for ever
     PpOp* ops;        // (p, n_ops)
     int* ticks;       // (m, 2, v p): of the operations of a micro-batch, its forwards by stage, then its backwards
+    int has_rows;     // 0 as it is opened
 } PpSchedule;
 
-typedef enum { PP_TIE, PP_STREAM, PP_GRADIENT } PpKind;
+typedef enum { PP_TIE, PP_STREAM, PP_GRADIENT, PP_ROWS, PP_ROWS_BACK } PpKind;
 
 // of a rank with a neighbour, or with that at the other end
 typedef struct {
@@ -154,6 +157,7 @@ static inline void pp_open(PpSchedule* x, PpShape shape) {
     const size_t n = 2 * (size_t)shape.v * shape.m, n_bytes = sizeof(int) * n * shape.p;
     assert(!pp_check(&shape));
     x->shape = shape;
+    x->has_rows = 0;
     x->n_ops = (int)n;
     x->ops = (PpOp*)malloc_check(sizeof(PpOp) * n * shape.p, "pipeline");
     for (int rank = 0; rank < shape.p; rank++) { pp_order(x->ops + rank * n, &shape, rank); }
@@ -234,6 +238,20 @@ static inline PpMessage* pp_gradients_(const PpSchedule* x, int edge, int rank, 
     return list;
 }
 
+// rows of the first stage for the last one, and back, on both
+static inline PpMessage* pp_rows_(const PpSchedule* x, int rank, PpMessage* list) {
+    const PpShape* s = &x->shape;
+    const int last = s->p - 1;
+    for (int k = 0; k < s->m && x->has_rows && (rank == 0 || rank == last); k++) {
+        for (int back = 0; back < 2; back++) {
+            const PpMessage message = {pp_tick(x, k, s->p * s->v - 1, back), back ? PP_ROWS_BACK : PP_ROWS, last,
+                                       (rank == last) == back, k, rank == 0 ? 0 : s->v - 1, k};
+            *list++ = message;
+        }
+    }
+    return list;
+}
+
 static inline int pp_compare_(const void* left, const void* right) {
     const PpMessage *a = (const PpMessage*)left, *b = (const PpMessage*)right;
     if (a->time != b->time) { return a->time - b->time; }
@@ -247,7 +265,7 @@ static inline int pp_compare_(const void* left, const void* right) {
 static inline PpMessage* pp_messages(const PpSchedule* x, int rank, int* n) {
     const PpShape* s = &x->shape;
     const int edge = (rank + s->p - 1) % s->p;  // with the rank before
-    const size_t most = 4 * (size_t)s->v * s->m + s->m;
+    const size_t most = 4 * (size_t)s->v * s->m + 3 * (size_t)s->m;
     PpMessage *list = (PpMessage*)malloc_check(sizeof(PpMessage) * most, "pipeline"), *end = list;
     assert(s->p > 1);
     end = pp_gradients_(x, rank, rank, pp_streams_(x, rank, rank, end));
@@ -256,6 +274,7 @@ static inline PpMessage* pp_messages(const PpSchedule* x, int rank, int* n) {
         const PpMessage tie = {pp_tick(x, k, 0, 1), PP_TIE, rank, 1, k, s->v - 1, k};
         *end++ = tie;
     }
+    end = pp_rows_(x, rank, end);
     *n = (int)(end - list);
     qsort(list, (size_t)*n, sizeof *list, pp_compare_);
     return list;

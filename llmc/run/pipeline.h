@@ -41,13 +41,13 @@ static inline Option pp_chunks_option(int* n) {
     return row;
 }
 
-// multiplications of a position with the matrices of each layer: cost (layers). active: the share of experts that a
-// position takes
-static inline void pp_costs_(double* cost, const Model* m, double active) {
-    const int L = tensors_layers(m->table, m->n_table);
+// Multiplications of a position with the matrices of each layer: cost (L). What stands before layer 0 costs nothing: a
+// tower's is a matter of the data. active: the share of experts that a position takes
+static inline void pp_costs_(double* cost, int L, const Model* m, double active) {
     for (int l = 0; l < L; l++) { cost[l] = 0.0; }
     for (int i = 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
+        if (t->is_before || (t->is_behind && !m->learns_mtp)) { continue; }
         for (int l = 0; l < t->layers; l++) {
             if (t->on_disk == VECTOR || !tensor_has_layer(t, l)) { continue; }
             cost[l] += (double)tensor_layer_elements(t) * (t->experts > 0 ? active : 1.0);
@@ -81,12 +81,13 @@ static inline void pp_begin_chunks_(Run* r, int size, int* n, int L) {
     }
 }
 
-// V, C: of the output matrix, C channels. active: the share of experts that a position takes. shared: the field of the
-// embedding where that is the output matrix, else TENSOR_NO_FIELD. A number that was not typed but comes from an
-// earlier run is given up where it does not fit
-static inline void pp_begin(Run* r, int* size, int* n_chunks, int V, int C, double active, size_t shared) {
+// head: multiplications of a position behind all layers; C: channels of the stream. active: the share of experts that a
+// position takes. shared: the field of the embedding where the last stage reads it, too, else TENSOR_NO_FIELD. A number
+// that was not typed but comes from an earlier run is given up where it does not fit
+static inline void pp_begin(Run* r, int* size, int* n_chunks, double head, int C, double active, size_t shared) {
     Model* m = r->model;
-    const int P = r->comm->size, L = tensors_layers(m->table, m->n_table), is_typed = run_is_typed(r, "pp");
+    const int P = r->comm->size, is_typed = run_is_typed(r, "pp"), n = m->n_table;
+    const int L = tensors_layers_between(m->table, n, 0), end = tensors_layers_between(m->table, n, 1);
     const int is_alone = run_is_generating(r) || *r->o.probe, was = *size;
     const int fits = P / run_kept_cp(r, P) % *size == 0 && *size <= L && !is_alone;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
@@ -106,12 +107,15 @@ static inline void pp_begin(Run* r, int* size, int* n_chunks, int V, int C, doub
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --pp");
     options_refuse(!run_will_train(r) && *r->o.export_hf, "export-hf", "with --pp only at the end of training: else by "
                    "one process, --from RUN --export-hf DIR");
-    double* cost = (double*)malloc_check(sizeof(double) * (size_t)L, "layers");
+    double *cost = (double*)malloc_check(sizeof(double) * (size_t)end, "layers"), behind = head;
     int begin[PP_MAX + 1];
-    pp_costs_(cost, m, active);
-    pp_cut(begin, *size * *n_chunks, cost, L, (double)V * C);
+    pp_costs_(cost, end, m, active);
+    for (int l = L; l < end; l++) { behind += cost[l]; }
+    pp_cut(begin, *size * *n_chunks, cost, L, behind);
+    begin[*size * *n_chunks] = end;
     model_begin_pp(m, r->comm, *size, *n_chunks, begin, shared, C);
-    m->pp.work = pp_work_of_(&m->pp, cost, (double)V * C);
+    m->pp.n_cut = L;
+    m->pp.work = pp_work_of_(&m->pp, cost, head);
     free(cost);
 }
 
@@ -219,7 +223,7 @@ static inline void pp_rooms_close(Run* r) {
 // "0-3, 7" behind text: layers of a stage
 static inline void pp_name_layers(char* text, size_t n_bytes, const PpRanks* x, int stage, const char* between) {
     const size_t n = strlen(text);
-    const int first = x->begin[stage], last = x->begin[stage + 1] - 1;
+    const int first = x->begin[stage], end = x->begin[stage + 1], last = (end < x->n_cut ? end : x->n_cut) - 1;
     between = n > 0 ? between : "";
     if (first == last) { snprintf(text + n, n_bytes - n, "%s%d", between, first); }
     else { snprintf(text + n, n_bytes - n, "%s%d-%d", between, first, last); }
@@ -323,6 +327,10 @@ static inline void pp_exchange_(PpWork* w, int time) {
             model_send_shared(r->model, a->micro, &r->dev);
             continue;
         }
+        if (a->kind == PP_ROWS || a->kind == PP_ROWS_BACK) {
+            r->trainer->swap_rows(r, a->micro % w->n_kept, a->kind == PP_ROWS_BACK);
+            continue;
+        }
         const int is_swap = w->next < w->n_messages && a->kind == PP_STREAM && b->kind == PP_GRADIENT &&
                             b->edge == a->edge && b->time == a->time && pp_goes_(w, b);
         if (!pp_goes_(w, a)) { continue; }
@@ -363,6 +371,7 @@ static inline void pp_compute_(PpWork* w, const PpOp* op, float dloss,
     const int slot = pp_slot_(w, op->chunk, op->micro), k = op->micro, kept = k % w->n_kept;
     model_turn_to(r->model, op->chunk);
     r->trainer->turn(r, slot);
+    if (r->trainer->turn_images) { r->trainer->turn_images(r, kept); }
     // of --tp, where all layers write to one stream
     if (model_has_tp(r->model) && w->n_unsent == 0) { pp_wait(&w->sent_stream, &w->at[0], &r->dev); }
     if (!op->is_backward) {
@@ -386,6 +395,7 @@ static inline void pp_work_open_(PpWork* w, Run* r) {
     w->slots = pp_slots(r, TO_TRAIN);
     w->n_kept = w->slots.slots[0];
     pp_open(&w->schedule, pp_shape_of_(r, model_batches(r->model)));
+    w->schedule.has_rows = x->row_bytes[0] > 0.0;
     w->messages = pp_messages(&w->schedule, x->place, &w->n_messages);
     w->n_rooms = pp_rooms(&w->schedule.shape, 1);
     w->n_unsent = pp_unsent_rooms_(r, &w->schedule);

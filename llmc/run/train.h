@@ -69,21 +69,21 @@ static inline void train_measure_noise_(Run* r, const float* grads) {
     free(counted);
 }
 
-// micro-batch k of this rank, of the update that goes on
+// micro-batch k of this rank, of the update that goes on, with its images
 static inline void train_batch_(Run* r, int k, const int** inputs, const int** targets) {
     const double start = seconds_now(CLOCK_MONOTONIC);
     prefetch_batch(&r->prefetch, train_batch_number(r, k), inputs, targets);
     r->seconds_waited += seconds_now(CLOCK_MONOTONIC) - start;
+    if (r->trainer->images_of_rows) {
+        const int64_t first = train_row(r, train_batch_number(r, k));
+        r->trainer->images_of_rows(r, &r->data.train_rows, first, *inputs, *targets, r->o.batch_size, r->T);
+    }
 }
 
 static inline void train_leaves_(Run* r, float dloss) {
     for (int k = 0; k < model_batches(r->model); k++) {
         const int *inputs, *targets;
         train_batch_(r, k, &inputs, &targets);
-        if (r->trainer->images_of_rows) {
-            const int64_t first = train_row(r, train_batch_number(r, k));
-            r->trainer->images_of_rows(r, &r->data.train_rows, first, inputs, targets, r->o.batch_size, r->T);
-        }
         r->trainer->leaf(r, k, inputs, targets, dloss, r->o.batch_size, r->T);
         comm_watch(r->comm, HERE);
     }

@@ -78,7 +78,7 @@ typedef struct {
     void (*open)(Run* r, Purpose purpose, int B, int T);  // activations; TO_TRAIN: and what else training needs
     // or NULL, both, the model reads none: what images the batch has that comes next. The probe's
     void (*images)(Run* r, const ProbeBatch* batch);
-    // ... and those of rows first .. first + B - 1 of the data; rows NULL: it has none
+    // ... and those of rows first .. first + B - 1 of the data; rows NULL: it has none. All ranks of a line (--pp) ask
     void (*images_of_rows)(Run* r, const DataLoader* rows, int64_t first, const int* inputs, const int* targets, int B,
                            int T);
     // forward, loss (dp_loss), backward
@@ -97,6 +97,11 @@ typedef struct {
     // ---- or NULL, all: --pp, for which a pass is cut between two layers (pipeline.h) ----
     void (*turn)(Run* r, int slot);                // to the activations of one of those that are under way, pp_slots;
                                                    // the layers are those of the stage whose turn it is
+    // or NULL: to what images_of_rows has left of the micro-batch with this number of pp_kept; asked before it, too
+    void (*turn_images)(Run* r, int kept);
+    // or NULL, where pp.row_bytes are 0: rows of this micro-batch, which the first stage has made, go to the last one;
+    // back: their gradients. Both ask
+    void (*swap_rows)(Run* r, int kept, int back);
     PpStreams (*streams)(const Run* r, int N);     // where its stream of N positions comes in and goes out
     // leaf in two parts, with the layers of this stage; the last one's loss is part of backward
     void (*forward_leaf)(Run* r, int k, const int* inputs, const int* targets, int B, int T);
