@@ -315,6 +315,128 @@ static void test_reading(Test* t) {
     temp_remove(&folder);
 }
 
+// Three experts of (130, 129), 2 x 2 blocks each, as one tensor or each as its own; or one matrix of 300 rows, of which
+// the file has 130. Odd slices go through floats
+enum { FP8_E = 3, FP8_R = 130, FP8_C = 129, FP8_MOST = 300 };
+
+typedef struct {
+    uint8_t bytes[FP8_E][FP8_MOST * FP8_C];
+    float scales[FP8_E][6], floats[FP8_E][FP8_MOST * FP8_C];
+    int takes;
+    size_t most;  // bytes of the file that are memory when a slice is done
+} Fp8To;
+
+static void fp8_done(void* to, const Tensor* t, int k) {
+    (void)t, (void)k;
+    ((Fp8To*)to)->most = file_pages_in_memory(HF_WEIGHTS);
+}
+
+static float* fp8_room(void* to, const Tensor* t, int k) {
+    (void)t;
+    return ((Fp8To*)to)->floats[k];
+}
+
+static uint8_t* fp8_bytes(void* to, const Tensor* t, int k, float** scales) {
+    Fp8To* x = (Fp8To*)to;
+    (void)t;
+    *scales = x->scales[k];
+    return x->takes && k % 2 == 0 ? x->bytes[k] : NULL;
+}
+
+typedef struct {
+    uint8_t codes[FP8_E][FP8_R * FP8_C];
+    float scales[FP8_E][4];
+} Fp8File;
+
+static TempPath fp8_write(const TempPath* folder, const Fp8File* x, ExpertsOnDisk how, int n) {
+    const TempPath path = temp_path(folder, HF_WEIGHTS);
+    const int is_fused = how == FUSED, n_dims = is_fused ? 3 : 2, first = is_fused ? 0 : 1;
+    const int64_t shape[] = {n, FP8_R, FP8_C}, blocks[] = {n, 2, 2};
+    char name[64];
+    SafeWriter w;
+    safewriter_init(&w);
+    for (int k = 0; k < 2 * n; k += is_fused ? n : 1) {
+        const int is_codes = k >= n;
+        snprintf(name, sizeof name, "0.w");
+        if (!is_fused) { snprintf(name, sizeof name, "0.w.%d", k % n); }
+        if (!is_codes) { snprintf(name + strlen(name), sizeof name - strlen(name), "_scale_inv"); }
+        safewriter_declare(&w, name, is_codes ? DTYPE_F8_E4M3 : DTYPE_F32, n_dims, (is_codes ? shape : blocks) + first);
+    }
+    safewriter_open(&w, path.s);
+    safewriter_put(&w, x->scales, sizeof x->scales[0] * (size_t)n);
+    safewriter_put(&w, x->codes, sizeof x->codes[0] * (size_t)n);
+    safewriter_close(&w);
+    return path;
+}
+
+static void fp8_load(const TempPath* path, const Tensor* row, Fp8To* to) {
+    const SliceSink sink = {fp8_room, fp8_done, to, NULL, NULL, NULL, NULL, fp8_bytes};
+    SafeSet set;
+    safeset_open(&set, path->s);
+    tensors_load_into(&sink, &set, row, 1, "", NULL);
+    safeset_close(&set);
+}
+
+static void fp8_check(Test* t, const Fp8File* x, const Fp8To* to, int k) {
+    const int is_straight = to->takes && k % 2 == 0;
+    int n_wrong = 0;
+    for (int i = 0; i < FP8_R * FP8_C; i++) {
+        const float want = fp8_widen(x->codes[k][i]) * x->scales[k][i / FP8_C / 128 * 2 + i % FP8_C / 128];
+        n_wrong += is_straight ? to->bytes[k][i] != x->codes[k][i] : to->floats[k][i] != want;
+    }
+    check(t, n_wrong == 0, "slice %d, %s: %d others", k, is_straight ? "bytes" : "floats", n_wrong);
+    const int same = !is_straight || memcmp(to->scales[k], x->scales[k], sizeof x->scales[k]) == 0;
+    check(t, same, "slice %d: other scales", k);
+}
+
+static const TempPath* fp8_bad;  // for a process that ends
+
+static void read_bad_fp8(void* of) {
+    static Fp8To to;
+    fp8_load(fp8_bad, (const Tensor*)of, &to);
+}
+
+static void test_fp8(Test* t) {
+    static Fp8File x;
+    static Fp8To to;
+    TempPath folder = temp_folder(), path;
+    for (int k = 0; k < FP8_E; k++) {
+        for (int i = 0; i < FP8_R * FP8_C; i++) {
+            x.codes[k][i] = (uint8_t)((i + k) * 7 % 127 + i % 2 * 128);  // no NaN
+        }
+        for (int i = 0; i < 4; i++) { x.scales[k][i] = 0.001f * (float)(4 * k + i + 1); }
+    }
+    for (int i = 0; i < 4; i++) {
+        const ExpertsOnDisk how = i % 2 ? FUSED : APART;
+        const char* name = how == FUSED ? "%d.w" : "%d.w.%d";
+        Tensor row = tensor(name, 0, 1, FP8_R, FP8_C, INIT_NONE, 0.0f, DECAY, AS_IS);
+        tensor_experts(&row, FP8_E, how);
+        tensors_layout(&row, 1);
+        path = fp8_write(&folder, &x, how, FP8_E);
+        memset(&to, 0xee, sizeof to);
+        to.takes = i / 2;
+        fp8_load(&path, &row, &to);
+        for (int k = 0; k < FP8_E; k++) { fp8_check(t, &x, &to, k); }
+        check(t, to.most == 0, "%zu bytes of the file are in memory", to.most);
+    }
+    Tensor row = tensor("0.w.0", 0, 0, FP8_MOST, FP8_C, INIT_NONE, 0.0f, DECAY, AS_IS);
+    row.disk_rows = FP8_R;
+    path = fp8_write(&folder, &x, APART, 1);
+    memset(&to, 0xee, sizeof to);
+    to.takes = 1;
+    fp8_load(&path, &row, &to);
+    fp8_check(t, &x, &to, 0);
+    int n_wrong = to.scales[0][4] != 0.0f || to.scales[0][5] != 0.0f;
+    for (int i = FP8_R * FP8_C; i < FP8_MOST * FP8_C; i++) { n_wrong += to.bytes[0][i] != 0; }
+    check(t, n_wrong == 0, "%d bytes of padding rows are not zero", n_wrong);
+    x.codes[0][FP8_R * FP8_C - 1] = 0xff;
+    path = fp8_write(&folder, &x, APART, 1);
+    fp8_bad = &path;
+    check_exit(t, "NaN", read_bad_fp8, &row, 2,
+               "tensor \"0.w.0\": expected numbers of e4m3, found 1 bytes that are NaN");
+    temp_remove(&folder);
+}
+
 // a tensor that is stored as fp8 comes by bands, in order and some at a time, its padding rows as zeros
 static int takes_bands(void* to, const Tensor* t, int k) {
     (void)to, (void)k;
@@ -833,6 +955,7 @@ int main(int argc, char** argv) {
          test_bf16},
         {"reading", "as floats or bf16, by any number of threads; pages that were read are no memory of the process",
          test_reading},
+        {"fp8", "what a file has in fp8 is its bytes and scales where a sink takes them, else floats", test_fp8},
         {"bands", "what is stored as fp8 comes by bands of 128 rows, in order, padded with zeros", test_bands},
         {"bar", "of a file that takes long, on a terminal; it goes when all is read", test_bar},
         {"false index", "each lie of an index is refused with its own message", test_false_index},

@@ -312,9 +312,9 @@ static void test_fp8(Test* t) {
     const struct { unsigned char byte; float x; } known[] = {  // deepseek_v4.md 5.2
         {0x01, 0.001953125f}, {0x08, 0.015625f}, {0x38, 1.0f}, {0x7e, 448.0f}, {0xb8, -1.0f}};
     for (int i = 0; i < 5; i++) {
-        check(t, f8_e4m3_value_(known[i].byte) == known[i].x, "byte %02x is %g", known[i].byte, (double)known[i].x);
+        check(t, fp8_widen(known[i].byte) == known[i].x, "byte %02x is %g", known[i].byte, (double)known[i].x);
     }
-    check(t, isnan(f8_e4m3_value_(0xff)) && isnan(f8_e4m3_value_(0x7f)), "bytes that are no number");
+    check(t, isnan(fp8_widen(0xff)) && isnan(fp8_widen(0x7f)), "bytes that are no number");
 }
 
 // which slices are frozen, as their numbers "1,5,6"

@@ -141,6 +141,13 @@ mutation "fp8: the last band of a matrix is whole" test_tables bands tensor.h:te
     'left < FP8_BLOCK \? left : FP8_BLOCK' 'FP8_BLOCK'
 mutation "fp8: scales lie over the next tensor" test_tables bands tensor.h:tensors_store \
     'tensor_slices\(t\)' '0'
+mutation "fp8: experts of one tensor have the scales of the first" test_hf_folder fp8 tensorfile.h:read_scales_ \
+    '\(size_t\)k % n_joined' '0 * (size_t)k'
+mutation "fp8: later rows have the scales of the first 128" test_hf_folder fp8 tensorfile.h:read_fp8_rows_ \
+    '\(r / FP8_BLOCK\)' '(r / FP8_BLOCK * 0)'
+mutation "fp8: a file's NaN is a number" test_hf_folder fp8 tensorfile.h:read_fp8_rows_ '== 0x7f' '== 0x80'
+mutation "fp8: padding rows of bytes keep what was there" test_hf_folder fp8 tensorfile.h:read_fp8_as_it_is_ \
+    'memset\(bytes \+ found->n, 0, tensor_slice_elements\(t\) - found->n\);' ''
 mutation "fp8: padding rows keep what was in the buffer" test_hf_folder bands tensorfile.h:read_bands_ \
     'memset\(room \+ n_read, 0, sizeof\(float\) \* \(end - first - n_read\)\);' ''
 mutation "fp8: later bands are read from the file's first rows" test_hf_folder bands tensorfile.h:read_bands_ \

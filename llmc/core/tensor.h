@@ -667,6 +667,9 @@ typedef struct {
     void (*bands)(void* to, const Tensor* t, int k, int band, int n, const float* x);
     // does anybody here need slice k? One that nobody needs is not read. No function: all are needed
     int (*needs)(void* to, const Tensor* t, int k);
+    // Room for the bytes and scales of a slice that its file has in fp8, where it is stored so; NULL: it goes through
+    // `room`. No function: all do
+    uint8_t* (*fp8)(void* to, const Tensor* t, int k, float** scales);
 } SliceSink;
 
 static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
@@ -674,7 +677,7 @@ static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
 }
 
 static inline SliceSink slice_sink(float* arena) {
-    SliceSink sink = {slice_in_arena_, NULL, arena, NULL, NULL, NULL, NULL};
+    SliceSink sink = {slice_in_arena_, NULL, arena, NULL, NULL, NULL, NULL, NULL};
     return sink;
 }
 

@@ -263,6 +263,13 @@ static inline int safeset_is_bf16(const SafeSet* set) {
     return is_bf16;
 }
 
+// is any tensor of this type?
+static inline int safeset_has(const SafeSet* set, Dtype dtype) {
+    int found = 0;
+    for (int i = 0; i < set->n_tensors && !found; i++) { found = set->by_name[i]->dtype == dtype; }
+    return found;
+}
+
 // Constants that some versions of transformers kept in their files; models compute them.
 static inline int safeset_is_constant_(const char* name) {
     const char* ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};

@@ -4,6 +4,7 @@ The tensor table against safetensors: every parameter, gradient or moment under 
     tensors_load                   every tensor out of a SafeSet; tensor_load_slice is one step of it
     tensors_load_layers            the same into a model with more layers than the file: where each one was
     tensor_is_in                   does a SafeSet have this tensor? For those that a model may or may not come with
+    tensor_stored_in               as what its matrices can lie in memory and be, bit for bit, those of a SafeSet
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last;
                                    as floats, or as bf16: the nearest, but for tensors that the table stores as F32;
                                    tensors_save_slices: not from an arena, but slice by slice
@@ -11,9 +12,10 @@ In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D),
 or woven, or have more dimensions, and lacks the padding rows. Slices of fused experts are one tensor, (E, rows,
 columns). A file has its tensors in the order of their names, as Hugging Face's writer lays it out, those of F32 before
 those of BF16: an export equals, byte by byte, what save_pretrained writes for the same parameters.
-Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; for a tensor that the table
-says is stored in fp8 also F8_E4M3 with the scales of its blocks, which multiply: F32 or F8_E8M0, named "..._scale_inv"
-or, in place of ".weight", ".scale". Whether a file has experts fused or apart is asked with tensor_is_in.
+Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; of matrices, fused experts too,
+also F8_E4M3 with a scale for each block of 128 x 128, which multiplies: F32, BF16 or F8_E8M0, named "..._scale_inv" or,
+in place of ".weight", ".scale". They become floats or, where a sink stores them so, stay as they are (SliceSink.fp8).
+Whether a file has experts fused or apart is asked with tensor_is_in.
 Cost:   files are read at the rate of disk or memory, in blocks by all threads, and do not count as memory of the
         process; what is bf16 on disk and as it is stored goes there without becoming floats.
 Errors: fail_input names the file, the tensor and both shapes; fail_run names path and errno text when writing fails.
@@ -325,56 +327,6 @@ static inline const SafeTensor* find_tensor_(SafeSet* set, const char* prefix, c
     return found || !dot ? found : safeset_find(set, dot + 1);
 }
 
-// the number that a byte of e4m3 is: no infinity, 448 is the largest
-static inline float f8_e4m3_value_(unsigned char byte) {
-    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-    float x = exponent > 0 ? ldexpf(1.0f + (float)mantissa / 8.0f, exponent - 7) : ldexpf((float)mantissa, -9);
-    if ((byte & 127) == 127) { x = NAN; }
-    return byte & 128 ? -x : x;
-}
-
-static inline float f8_scale_(const SafeTensor* scales, size_t i) {
-    float x;
-    const unsigned char* at = (const unsigned char*)scales->data + i * dtype_size(scales->dtype);
-    if (scales->dtype == DTYPE_F8_E8M0) { return *at == 255 ? NAN : ldexpf(1.0f, *at - 127); }
-    memcpy(&x, at, sizeof x);
-    return x;
-}
-
-// the scales of an fp8 tensor of (rows, columns), one for each block of 128 x 128
-static inline const SafeTensor* find_scales_(SafeSet* set, const char* name, int64_t rows, int64_t columns) {
-    char of_name[2 * NAME_BYTES];
-    const int n = (int)strlen(name) - (ends_with(name, ".weight") ? 7 : 0);
-    snprintf(of_name, sizeof of_name, "%s_scale_inv", name);
-    const SafeTensor* found = safeset_find(set, of_name);
-    snprintf(of_name, sizeof of_name, "%.*s.scale", n, name);
-    found = found ? found : safeset_find(set, of_name);
-    if (!found) { fail_input("%s: tensor \"%s\" is F8_E4M3 and has no scales \"%s_scale_inv\"", set->path, name,
-                             name); }
-    const int64_t blocks[2] = {(rows + 127) / 128, (columns + 127) / 128};
-    const int fits = found->n_dims == 2 && memcmp(found->shape, blocks, sizeof blocks) == 0;
-    if (!fits || (found->dtype != DTYPE_F32 && found->dtype != DTYPE_F8_E8M0)) {
-        fail_input("%s: tensor \"%s\": expected a scale of F32 or F8_E8M0 for each block of 128 x 128", set->path,
-                   found->name);
-    }
-    return found;
-}
-
-// an fp8 tensor of two dimensions, each element times the scale of its block
-static inline void f8_to_f32_(float* out, SafeSet* set, const SafeTensor* t) {
-    const int64_t rows = t->shape[0], columns = t->shape[1], blocks = (columns + 127) / 128;
-    const SafeTensor* scales = find_scales_(set, t->name, rows, columns);
-    const unsigned char* from = (const unsigned char*)t->data;
-    float value[256];
-    for (int byte = 0; byte < 256; byte++) { value[byte] = f8_e4m3_value_((unsigned char)byte); }
-    for (int64_t r = 0; r < rows; r++) {
-        for (int64_t c = 0; c < columns; c++) {
-            const float scale = f8_scale_(scales, (size_t)(r / 128 * blocks + c / 128));
-            out[r * columns + c] = value[from[r * columns + c]] * scale;
-        }
-    }
-}
-
 // "(257, 32)"
 static inline ShortText shape_text_(const int64_t* shape, int n_dims) {
     ShortText out;
@@ -407,8 +359,49 @@ static inline int tensor_is_in(SafeSet* set, const Tensor* t, const char* prefix
     return found;
 }
 
+// files may have it in fp8: a matrix, or one of each expert, as it lies in memory
+static inline int tensor_takes_fp8_(const Tensor* t) {
+    return t->on_disk == AS_IS && t->dims[0] == 0 && (t->experts == 0 || tensor_experts_are_slices(t));
+}
 static inline int is_fp8_(const Tensor* t, const SafeTensor* found) {
-    return t->stored == STORED_FP8 && found->dtype == DTYPE_F8_E4M3 && found->n_dims == 2;
+    return found->dtype == DTYPE_F8_E4M3 && tensor_takes_fp8_(t);
+}
+
+// As what the slices of a matrix lie in memory without a digit lost: fp8 or bf16, if all of them are that in the file,
+// else as floats
+static inline Stored tensor_stored_in(SafeSet* set, const Tensor* t, const char* prefix) {
+    char name[NAME_BYTES];
+    Dtype dtype = DTYPE_F32;
+    for (int k = 0, n = tensor_slices(t); k < n; k++) {
+        const SafeTensor* found = find_tensor_(set, prefix, tensor_slice_name(name, sizeof name, t, k));
+        if (!found || (k > 0 && found->dtype != dtype)) { return STORED_BY_BUILD; }
+        dtype = found->dtype;
+    }
+    return dtype == DTYPE_BF16 ? STORED_BF16 : dtype == DTYPE_F8_E4M3 ? STORED_FP8 : STORED_BY_BUILD;
+}
+
+// the scales of an fp8 tensor (rows, columns) or (E, rows, columns): of each matrix one for each block of 128 x 128
+static inline const SafeTensor* find_scales_(SafeSet* set, const SafeTensor* t) {
+    char of_name[2 * NAME_BYTES];
+    int64_t blocks[SAFETENSORS_MAX_DIMS] = {0};
+    const int n = (int)strlen(t->name) - (ends_with(t->name, ".weight") ? 7 : 0), n_dims = t->n_dims;
+    snprintf(of_name, sizeof of_name, "%s_scale_inv", t->name);
+    const SafeTensor* found = safeset_find(set, of_name);
+    snprintf(of_name, sizeof of_name, "%.*s.scale", n, t->name);
+    found = found ? found : safeset_find(set, of_name);
+    if (!found) {
+        fail_input("%s: tensor \"%s\" is F8_E4M3 and has no scales \"%s_scale_inv\"", set->path, t->name, t->name);
+    }
+    for (int i = 0; i < n_dims; i++) {
+        blocks[i] = i < n_dims - 2 ? t->shape[i] : (t->shape[i] + FP8_BLOCK - 1) / FP8_BLOCK;
+    }
+    const int fits = found->n_dims == n_dims && memcmp(found->shape, blocks, sizeof blocks[0] * (size_t)n_dims) == 0;
+    if (!fits || (found->dtype != DTYPE_F32 && found->dtype != DTYPE_BF16 && found->dtype != DTYPE_F8_E8M0)) {
+        fail_input("%s: tensor \"%s\": expected scales of blocks of 128 x 128, F32, BF16 or F8_E8M0 %s, found %s %s",
+                   set->path, found->name, shape_text_(blocks, n_dims).s, dtype_name(found->dtype),
+                   shape_text_(found->shape, found->n_dims).s);
+    }
+    return found;
 }
 
 // of a tensor of fused experts the part that is slice k, as if it were one by itself; any other is its slice
@@ -433,6 +426,7 @@ static inline SafeTensor find_slice_(SafeSet* set, const Tensor* t, int k, const
                    dtype_name(found->dtype));
     }
     check_shape_(set, found, t);
+    if (is_fp8_(t, found)) { find_scales_(set, found); }  // on ranks that do not read the slice, too
     return slice_of_tensor_(found, t, k);
 }
 
@@ -480,15 +474,92 @@ static inline void tensor_read_(SafeSet* set, const SafeTensor* t, float* floats
     }
 }
 
-// as floats; padding rows of `slice` are left as they are
-static inline void read_slice_(SafeSet* set, const Tensor* t, const SafeTensor* found, float* slice, float* turned) {
-    float* to = tensor_is_turned_(t) ? turned : slice;
-    if (is_fp8_(t, found)) {
-        f8_to_f32_(to, set, found);
-        safeset_was_read(set, safeset_file(set, found), found->data, found->n_bytes);
-    } else {
-        tensor_read_(set, found, to, NULL);
+// ---- fp8 ----
+
+// of slice k, as floats
+static inline void read_scales_(float* out, SafeSet* set, const Tensor* t, int k, const SafeTensor* found) {
+    const SafeTensor* scales = find_scales_(set, found);
+    const size_t n_joined = (size_t)tensor_joined(t), n = scales->n / n_joined, first = n * ((size_t)k % n_joined);
+    const unsigned char* exponents = (const unsigned char*)scales->data + first;  // of F8_E8M0, which has no mantissa
+    const size_t width = dtype_size(scales->dtype);
+    if (scales->dtype != DTYPE_F8_E8M0) { safetensors_to_f32(out, scales, first, n); }
+    for (size_t i = 0; i < n; i++) {
+        if (scales->dtype == DTYPE_F8_E8M0) { out[i] = exponents[i] == 255 ? NAN : ldexpf(1.0f, exponents[i] - 127); }
+        if (!isfinite(out[i])) {
+            fail_input("%s: tensor \"%s\": expected finite scales, found %g", set->path, scales->name, (double)out[i]);
+        }
     }
+    safeset_was_read(set, safeset_file(set, scales), (const unsigned char*)scales->data + width * first, width * n);
+}
+
+// Rows first .. first + n of a matrix of e4m3, by all threads: as bytes or, each a number times the scale of its block,
+// as floats. Returns how many bytes are no number
+static inline size_t read_fp8_rows_(uint8_t* bytes, float* floats, const unsigned char* from, const float* scales,
+                                    int first, int n, int columns) {
+    size_t n_bad = 0;
+    #pragma omp parallel for if ((size_t)n * (size_t)columns > READ_BLOCK) reduction(+ : n_bad)
+    for (int r = first; r < first + n; r++) {
+        const size_t at = (size_t)r * (size_t)columns;
+        const float* of_row = scales + (size_t)(r / FP8_BLOCK) * (size_t)fp8_blocks(columns);
+        for (int c = 0; c < columns; c++) { n_bad += (from[at + c] & 0x7f) == 0x7f; }
+        for (int c = 0; floats && c < columns; c++) {
+            floats[at + c] = fp8_widen(from[at + c]) * of_row[c / FP8_BLOCK];
+        }
+        if (bytes) { memcpy(bytes + at, from + at, (size_t)columns); }
+    }
+    return n_bad;
+}
+
+// slice k, with `scales` (blocks of rows, blocks of columns), into `bytes` or `floats`: the other is NULL
+static inline void read_fp8_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
+                             float* scales, float* floats) {
+    const MappedFile* file = safeset_file(set, found);
+    const unsigned char* data = (const unsigned char*)found->data;
+    const int rows = (int)found->shape[found->n_dims - 2], columns = t->columns;
+    const int most = columns < READ_PART ? READ_PART / columns : 1;
+    size_t n_bad = 0;
+    read_scales_(scales, set, t, k, found);
+    for (int first = 0, n; first < rows; first += n) {
+        n = rows - first < most ? rows - first : most;
+        const size_t begin = (size_t)first * (size_t)columns, n_bytes = (size_t)n * (size_t)columns;
+        if (n_bytes > READ_BLOCK) {
+            file_ahead(file, data + begin + READ_AHEAD, n_bytes);
+            file_here(file, data + begin, n_bytes);
+        }
+        n_bad += read_fp8_rows_(bytes, floats, data, scales, first, n, columns);
+        safeset_was_read(set, file, data + begin, n_bytes);
+    }
+    if (n_bad > 0) {
+        fail_input("%s: tensor \"%s\": expected numbers of e4m3, found %zu bytes that are NaN", set->path, found->name,
+                   n_bad);
+    }
+}
+
+// The same to where fp8 is stored; padding rows are zero. A scale times FP8_UNIT must be a float
+static inline void read_fp8_as_it_is_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
+                                      float* scales) {
+    const size_t n_scales = tensor_scales(t);
+    memset(scales, 0, sizeof(float) * n_scales);
+    read_fp8_(set, t, k, found, bytes, scales, NULL);
+    memset(bytes + found->n, 0, tensor_slice_elements(t) - found->n);
+    for (size_t i = 0; i < n_scales; i++) {
+        if (fabsf(scales[i]) <= FP8_LARGEST_SCALE) { continue; }
+        fail_input("%s: tensor \"%s\": expected scales of at most %g for --weights fp8, found %g: --weights fp32 has "
+                   "room for it", set->path, find_scales_(set, found)->name, (double)FP8_LARGEST_SCALE,
+                   (double)scales[i]);
+    }
+}
+
+// as floats; padding rows of `slice` are left as they are
+static inline void read_slice_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, float* slice,
+                               float* turned) {
+    if (is_fp8_(t, found)) {
+        float* scales = (float*)malloc_check(sizeof(float) * tensor_scales(t), "scales of a tensor");
+        read_fp8_(set, t, k, found, NULL, scales, slice);
+        free(scales);
+        return;
+    }
+    tensor_read_(set, found, tensor_is_turned_(t) ? turned : slice, NULL);
     if (tensor_is_turned_(t)) { tensor_turn_(slice, turned, t, 0); }
 }
 
@@ -521,7 +592,7 @@ static inline void read_bands_(SafeSet* set, const Tensor* t, int k, const SafeT
 static inline void tensor_load_slice(SafeSet* set, const Tensor* t, int k, const char* prefix, float* slice,
                                      float* turned) {
     const SafeTensor found = find_slice_(set, t, k, prefix);
-    read_slice_(set, t, &found, slice, turned);
+    read_slice_(set, t, k, &found, slice, turned);
 }
 
 // which slice of the file slice k of the model was; -1: none. The layers of a model that grows have the same tensors
@@ -547,18 +618,22 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
                 safeset_passes_over(set, &found);
                 continue;
             }
-            const int is_plain = !tensor_is_turned_(t) && !is_fp8_(t, &found);
+            const int is_fp8 = is_fp8_(t, &found), is_plain = !tensor_is_turned_(t) && !is_fp8;
+            float* scales = NULL;
+            uint8_t* bytes = is_fp8 && sink->fp8 ? sink->fp8(sink->to, t, k, &scales) : NULL;
             const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);
             uint16_t* halves = is_plain && !by_bands && sink->halves
                                    ? sink->halves(sink->to, t, k, found.dtype == DTYPE_BF16) : NULL;
-            if (by_bands) {
+            if (bytes) {
+                read_fp8_as_it_is_(set, t, from, &found, bytes, scales);
+            } else if (by_bands) {
                 const size_t n_bytes = sizeof(float) * bands_room_(t);
                 if (n_bytes > room_bytes) { room = (float*)realloc_check(room, room_bytes = n_bytes, "bands"); }
                 read_bands_(set, t, k, &found, sink, room);
             } else if (halves) {
                 tensor_read_(set, &found, NULL, halves);
             } else {
-                read_slice_(set, t, &found, sink->room(sink->to, t, k), turned);
+                read_slice_(set, t, from, &found, sink->room(sink->to, t, k), turned);
             }
             slice_sink_done(sink, t, k);
         }

@@ -12,7 +12,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_init            the stored parameters, zero
     model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
-                          of bf16 straight to where they are stored so; to fp8 by bands of 128 rows
+                          of bf16 or fp8 straight to where they are stored so; else to fp8 by bands of 128 rows
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
                           dp_point, or model_point_gradients
@@ -535,7 +535,7 @@ typedef struct {
     int sums;              // does somebody want the sums?
     uint64_t sum, sum_of_experts;  // of what this rank has: of experts that it shares, and of all else
     uint16_t* halves;      // the slice that is under way as bf16; NULL: it is in `room`
-    int is_banded;         // it comes as bands of fp8, and nothing of it is in `room`
+    int is_banded;         // it is stored as fp8 as it comes, and nothing of it is in `room`
 } ModelStream;
 
 static inline float* model_stream_room_(void* stream, const Tensor* t, int k) {
@@ -554,15 +554,39 @@ static inline char* model_stream_place_(const ModelStream* s, const Tensor* t, i
     return (char*)m->w.stored + tensor_stored_place(&m->held[row], model_part_elements(m, row) * (size_t)held);
 }
 
-// ---- fp8: straight from bands of floats ----
+// ---- fp8: as a file has it, or straight from bands of floats ----
+
+static inline float* model_stream_scales_(const ModelStream* s, const Tensor* t, int k) {
+    const int row = (int)(t - s->m->table);
+    return (float*)((char*)s->m->w.stored + tensor_scales_place(&s->m->held[row], model_held_slice(s->m, row, k)));
+}
+
+static inline uint8_t* model_stream_fp8_(void* stream, const Tensor* t, int k, float** scales) {
+    ModelStream* s = (ModelStream*)stream;
+    const int row = (int)(t - s->m->table), is_wanted = s->whole && model_is_saved_(s->m, t);
+    char* place = model_stream_place_(s, t, k);
+    s->halves = NULL;
+    s->is_banded = place && s->m->held[row].stored == STORED_FP8 && !model_row_has_tp(s->m, row) && !is_wanted;
+    if (!s->is_banded) { return NULL; }
+    *scales = model_stream_scales_(s, t, k);
+    return (uint8_t*)place;
+}
+
+// of a slice that is there: what ranks compare
+static inline void model_stream_sum_fp8_(ModelStream* s, const Tensor* t, int k) {
+    const int row = (int)(t - s->m->table);
+    const uint64_t slice = (uint64_t)(tensors_slices(s->m->table, row) + k);
+    uint64_t* sum = model_row_has_ep(s->m, row) ? &s->sum_of_experts : &s->sum;
+    *sum += XXH3_64bits_withSeed(model_stream_place_(s, t, k), tensor_slice_elements(t), slice);
+    *sum += XXH3_64bits_withSeed(model_stream_scales_(s, t, k), sizeof(float) * tensor_scales(t), slice);
+}
 
 // n bands from number `band` on, of which x has the floats
 static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int band, int n, const float* x) {
     const ModelStream* s = (const ModelStream*)stream;
-    const Tensor* held = &s->m->held[t - s->m->table];
-    const int slice = model_held_slice(s->m, (int)(t - s->m->table), k), n_blocks = fp8_blocks(t->columns);
+    const int n_blocks = fp8_blocks(t->columns);
     uint8_t* bytes = (uint8_t*)model_stream_place_(s, t, k);
-    float* scales = bytes ? (float*)((char*)s->m->w.stored + tensor_scales_place(held, slice)) : NULL;
+    float* scales = bytes ? model_stream_scales_(s, t, k) : NULL;
     int n_rows;
     const size_t origin = tensor_band(t, band, &n_rows);
     #pragma omp parallel for
@@ -606,6 +630,7 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
     const size_t whole = tensor_slice_elements(t), n = model_part_elements(m, row);
     char* stored = model_stream_place_(s, t, k);
+    if (s->is_banded && s->sums) { model_stream_sum_fp8_(s, t, k); }
     if (s->is_banded) { return; }
     if (s->halves) {
         if (!DEVICE_IS_SHARED) { device_upload(stored, s->halves, sizeof *s->halves * n, s->dev); }
@@ -648,7 +673,7 @@ static inline int model_stream_needs_(void* stream, const Tensor* t, int k) {
 static inline SliceSink model_stream_open(ModelStream* s, Model* m, float* whole, int updates, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
     const SliceSink sink = {model_stream_room_, model_stream_done_, s, model_stream_halves_, model_stream_takes_bands_,
-                            model_stream_bands_, model_stream_needs_};
+                            model_stream_bands_, model_stream_needs_, model_stream_fp8_};
     ModelStream opened = {m, updates, dev, NULL, NULL, whole, 0, 0, 0, NULL, 0};
     *s = opened;
     s->room = (float*)device_pinned(n_bytes, "a tensor on its way to the device");

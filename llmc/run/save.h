@@ -234,7 +234,7 @@ typedef struct {
     SliceSink sink;
     float* room;
     uint16_t* halves;  // the slice that is under way as bf16; NULL: it is in `room`
-    int is_banded;     // it comes as bands of fp8
+    int is_banded;     // it is stored as fp8 as it comes
     const Model* m;
     int rank;
     NotFinite *found, *beyond;  // (N_SOURCES); beyond: in tensors that are stored as fp8, what that cannot be either
@@ -255,6 +255,15 @@ static inline float* counting_room_(void* stream, const Tensor* t, int k) {
 static inline uint16_t* counting_halves_(void* stream, const Tensor* t, int k, int is_exact) {
     CountingStream* s = (CountingStream*)stream;
     return s->halves = s->sink.halves(s->sink.to, t, k, is_exact);
+}
+
+// of what a file has in fp8 the reader has refused what is no number
+static inline uint8_t* counting_fp8_(void* stream, const Tensor* t, int k, float** scales) {
+    CountingStream* s = (CountingStream*)stream;
+    uint8_t* bytes = s->sink.fp8(s->sink.to, t, k, scales);
+    s->halves = NULL;
+    s->is_banded = bytes != NULL;
+    return bytes;
 }
 
 static inline int counting_takes_bands_(void* stream, const Tensor* t, int k) {
@@ -367,7 +376,8 @@ static inline void save_open_model(Run* r) {
     if (!in_place) { counting.sink = model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev); }
     if (!in_place && r->comm->size > 1) { model_stream_sum(&stream); }
     const SliceSink counted = {counting_room_,  counting_done_,        &counting,
-                               counting_halves_, counting_takes_bands_, counting_bands_, counting_needs_};
+                               counting_halves_, counting_takes_bands_, counting_bands_, counting_needs_,
+                               counting_fp8_};
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
