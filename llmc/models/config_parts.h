@@ -3,13 +3,14 @@ Pieces of Hugging Face's config.json that more than one model has.
     config_is_absent     a key that is not there, or null
     config_parse_kinds, config_kinds_json   a list with a name for each layer, such as "layer_types", as letters and
                          back
-    config_refuse_quantized   weights of 4 or 8 bits with scales, which are not read
+    config_check_quantized   weights in fp8 with a scale for each block of 128 x 128 are read, no other quantized ones
     config_parse_balance, config_put_balance   the weight of the routers' balance in the loss (pooled_routers.h)
 Errors: 0 with the reason.
 */
 #ifndef LLMC_CONFIG_PARTS_H
 #define LLMC_CONFIG_PARTS_H
 #include "../core/choice.h"    // choice_find, choice_name
+#include "../core/fp8.h"       // FP8_BLOCK
 #include "../core/jsonfile.h"  // json_switch, json_number, error_set
 #include "../core/print.h"     // shortest_double
 
@@ -45,10 +46,23 @@ static inline json_t* config_kinds_json(const char* kinds, int L, const char* na
     return list;
 }
 
-static inline int config_refuse_quantized(const json_t* json, ErrorText* error) {
-    return config_is_absent(json, "quantization_config") ||
-           error_set(error, "\"quantization_config\": expected null; quantized weights are not read here: take the "
-                     "model's folder in bf16 or float");
+static inline int config_says_(const json_t* json, const char* key, const char* text) {
+    const char* found = json_string_value(json_object_get(json, key));
+    return found && strcmp(found, text) == 0;
+}
+
+// which matrices are in fp8, their files say; exports are floats or bf16, and have no such key
+static inline int config_check_quantized(const json_t* json, ErrorText* error) {
+    const json_t* q = json_object_get(json, "quantization_config");
+    const json_t* block = json_object_get(q, "weight_block_size");
+    int fits = config_says_(q, "quant_method", "fp8") && json_array_size(block) == 2;
+    fits &= config_is_absent(q, "fmt") || config_says_(q, "fmt", "e4m3");
+    fits &= config_is_absent(q, "activation_scheme") || config_says_(q, "activation_scheme", "dynamic");
+    for (size_t i = 0; i < 2; i++) { fits &= json_integer_value(json_array_get(block, i)) == FP8_BLOCK; }
+    return config_is_absent(json, "quantization_config") || fits ||
+           error_set(error, "\"quantization_config\": expected null, or quant_method fp8 with fmt e4m3, "
+                     "activation_scheme dynamic and weight_block_size [128, 128]; other quantized weights are not read "
+                     "here: take the model's folder in bf16 or float");
 }
 
 // 0 where "output_router_logits" is not true

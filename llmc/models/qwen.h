@@ -231,7 +231,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
                              {"intermediate_size", &F, 1, 1 << 22}};
     if (!json_choice(&type, json, "model_type", MODEL_TYPES, error)) { return 0; }
     if (type < 0) { return error_set(error, "\"model_type\": expected one of %s, found nothing", MODEL_TYPES); }
-    if (!config_refuse_quantized(json, error) || !json_ints(json, sizes, 7, error)) { return 0; }
+    if (!config_check_quantized(json, error) || !json_ints(json, sizes, 7, error)) { return 0; }
     *c = config_make(type, max_T, V, L, D, NH, NKV, 0, F);
     if (!json_number(&eps, json, "rms_norm_eps", 1e-12, 0.1, error) ||
         !rope_theta_parse(&theta, json, "other kinds of RoPE, as YaRN, are not computed here", error) ||

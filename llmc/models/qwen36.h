@@ -202,7 +202,7 @@ static inline int config_parse_text_(Config* c, const json_t* json, ErrorText* e
         {"linear_value_head_dim", &c->DV, 1, 1024}, {"linear_conv_kernel_dim", &c->K, 1, CONV1D_MOST_TAPS},
         {"num_experts", &c->E, 1, ROUTER_MOST_EXPERTS}, {"num_experts_per_tok", &c->k, 1, ROUTER_MOST_CHOSEN},
         {"moe_intermediate_size", &c->FE, 1, 1 << 22}, {"shared_expert_intermediate_size", &c->FS, 1, 1 << 22}};
-    if (!config_refuse_quantized(json, error) || !json_ints(json, sizes, sizeof sizes / sizeof sizes[0], error)) {
+    if (!config_check_quantized(json, error) || !json_ints(json, sizes, sizeof sizes / sizeof sizes[0], error)) {
         return 0;
     }
     config_set_vocabulary_(c, c->V);
@@ -257,7 +257,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     if (!json_choice(&type, json, "model_type", "qwen3_5_moe_text|qwen3_5_moe", error)) { return 0; }
     if (type < 0) { return error_set(error, "\"model_type\": expected qwen3_5_moe_text, found nothing"); }
     if (text && !json_is_object(text)) { return json_refuse_value(error, "text_config", "an object", text); }
-    return json_switch(&c->tied, json, "tie_word_embeddings", error) &&
+    return config_check_quantized(json, error) && json_switch(&c->tied, json, "tie_word_embeddings", error) &&
            config_parse_text_(c, text ? text : json, error) && config_parse_vision_(c, json, error);
 }
 
