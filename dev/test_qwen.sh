@@ -2,8 +2,8 @@
 # train_qwen3 as its user meets it: presets, options, config.json of five architectures, files, ranks, kills, generation. About a
 # minute of one core after the build. What it computes is held against transformers by dev/ref/check_hf.py --model qwen.
 #     dev/test_qwen.sh                       all parts
-#     dev/test_qwen.sh options ranks         some of them: presets options configs files bits ranks kills text lora fp8
-#     dev/test_qwen.sh quick                 presets, configs, files and bits, of ranks, kills, lora and fp8 a few
+#     dev/test_qwen.sh options ranks         some of them: presets options configs files bits ranks kills text lora fp8 releases
+#     dev/test_qwen.sh quick                 presets, configs, files and bits, of ranks, kills, lora, fp8 and releases a few
 #     KILLS=300 dev/test_qwen.sh kills       more random kills than 20
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
@@ -11,7 +11,7 @@
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 2 || echo 20)}
-parts=${*:-$(is_quick && echo presets configs files bits ranks kills lora fp8 || echo presets options configs files bits ranks kills text lora fp8)}
+parts=${*:-$(is_quick && echo presets configs files bits ranks kills lora fp8 releases || echo presets options configs files bits ranks kills text lora fp8 releases)}
 
 need_build trainer "CPU=1" train_qwen3
 limit=120  # seconds of a run
@@ -160,7 +160,12 @@ configs() {
     changed "another activation" '"hidden_act": this trainer computes "silu", found "gelu"' hidden_act '"gelu"'
     changed "dropout" '"attention_dropout": this trainer computes 0.0, found 0.1' attention_dropout 0.1
     changed "positions that see what follows" '"is_causal": this trainer computes true, found false' is_causal false
-    changed "quantized weights" '"quantization_config": expected null; quantized weights are not read here' quantization_config '{"quant_method":"awq"}'
+    local block='"weight_block_size":[128,128]'
+    for i in '"quant_method":"awq"' '"quant_method":"fp8"' "\"quant_method\":\"fp8\",${block/128/64}" "\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",$block" \
+        "\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",$block" "$block"; do
+        changed "quantized weights, $i" '"quantization_config": expected null, or quant_method fp8 with fmt e4m3, activation_scheme dynamic and weight_block_size [128, 128]; other' quantization_config "{$i}"
+    done
+    becomes "... of fp8 in blocks of 128 x 128 the files decide: settings do not keep it" 'quantization_config' 0 tiny quantization_config "{\"quant_method\":\"fp8\",$block}"
     changed "layer_types without the window" '"layer_types": sliding_attention: expected "use_sliding_window" true and a "sliding_window"' \
         layer_types '["sliding_attention","full_attention"]' sliding_window 5
     changed "layer_types of other layers" '"layer_types": expected a list of 2, one for each layer' layer_types '["full_attention"]'
@@ -654,6 +659,81 @@ fp8() {
     done
     poke 57344
     check "57344 is none too large" eval 'go --from broken --weights fp8 --eval-only --val text --seq-len 15 --batch-size 1 && ! [ -s err ]'
+}
+
+# ---- folders in fp8, as they are published ----
+
+# Beside one in fp8, `release`, the same numbers as floats: what is computed is the same, and the matrices stay in memory what they are
+releases() {
+    local name i text start shapes="dense sparse fused tied"
+    is_quick && shapes="sparse fused"
+    edit tiny.json dense.json hidden_size 160 intermediate_size 200 head_dim 66
+    edit dense.json tied.json tie_word_embeddings true model_type '"qwen2"' hidden_size 132
+    edit moe.json sparse.json hidden_size 144 moe_intermediate_size 136 intermediate_size 129
+    need_build launch "" launch
+    evaluated() { go --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
+    write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" "$@" && cat out; }
+    parameters_kib() { awk '/memory: parameters/ { print int($5 * ($6 == "MiB" ? 1024 : 1)) }' out; }
+    start=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
+    for name in $shapes; do
+        echo "# a folder in fp8: $name"
+        rm -rf base begun floats release run other full learned
+        go --config ${name/fused/sparse}.json "${start[@]}" --steps 20 --export-hf begun
+        [ $name = fused ] && rewrite begun base 'fuse()' || mv begun base
+        i=()
+        case $name in
+            sparse) i=(--shards 3) ;;  # scales are in other files than their matrices
+            fused) i=(--scales BF16) ;;
+            tied) i=(--scales F8_E8M0 --keep '^$') ;;  # the embedding too
+        esac
+        "$python" "$root/dev/ref/fp8.py" base release --release floats "${i[@]}"
+        text=$(evaluated --from floats)
+        check "the loss of validation, $(echo "$text" | cut -d'|' -f2), is that of floats" test -n "$text" -a "$text" = "$(evaluated --from release --threads 2)" -a "$text" = "$(evaluated --from release --weights fp32)"
+        check "... and the text" test "$(write --from floats)" = "$(write --from release)"
+        batch >in
+        go --from floats --probe in --probe-out before && go --from release --probe in --probe-out after && cmp before after
+        verdict $? "... without an adapter all of it learns, as floats: the gradients" "$(<err)"
+        go "${start[@]}" --from floats --lora-rank 3 --run run && kept=$(parameters_kib) && go "${start[@]}" --from release --lora-rank 3 --run other --threads 2 && same_model run other && cmp <(columns run) <(columns other)
+        verdict $? "an adapter learns the same" "$(<err)"
+        check "... beside a third of the memory ($(parameters_kib) of $kept KiB)" test "$(boxed matrices "fp8 and all else as in the files") $(grep -c '"weights": "fp8"' other/settings.json) $((3 * $(parameters_kib) < kept))" = "1 1 1"
+        go --from floats --lora run --probe in --probe-out before && go --from release --lora other --probe in --probe-out after && cmp before after
+        verdict $? "... logits, loss and gradients of a probe: the same bytes" "$(<err)"
+        go --from floats --export-hf full && go --from release --export-hf learned && cmp {full,learned}/model.safetensors && cmp {full,learned}/config.json && ! grep -q quantization learned/config.json
+        verdict $? "--export-hf: the same folder of floats, whose config.json has no quantization_config" "$(<err)"
+        is_quick && continue
+        rm -rf run other && go "${start[@]}" --from floats --run run && go "${start[@]}" --from release --run other && same_run run other
+        verdict $? "training all of it: the bytes of floats" "$(<err)"
+        check "--weights bf16: the nearest" test "$(evaluated --from floats --weights bf16)" = "$(evaluated --from release --weights bf16)"
+    done
+
+    echo "# a folder in fp8: ranks, refusals"
+    edit moe.json wide.json hidden_size 160 moe_intermediate_size 136 num_experts 4 mlp_only_layers '[]' head_dim 66
+    go --config wide.json --export-hf begun --train text --seq-len 16 --batch-size 2 --steps 4 && "$python" "$root/dev/ref/fp8.py" begun release --release floats
+    for name in apart fused; do
+        [ $name = fused ] && rewrite begun base 'fuse()' && "$python" "$root/dev/ref/fp8.py" base release --release floats
+        run=("${start[@]}" --grad-accum 4 --from release --lora-rank 3)
+        rm -rf one other && go "${run[@]}" --run one && go "${run[@]}" --from floats --run other && same_model one other
+        verdict $? "$name: an adapter learns what it learns beside floats" "$(<err)"
+        for i in "--ep 2" "--zero 2" "--pp 2" "--tp 2"; do
+            is_quick && [ "$i" != "--ep 2" ] && continue
+            rm -rf several && COMM_CHECK=1 timeout 60 "$launch" -n 2 "$trainer" "${run[@]}" $i --run several >out 2>err </dev/null
+            verdict "$(same_run one several && [ ! -s err ]; echo $?)" "$name, 2 ranks, $i: the bytes of one" "$(tail -n 2 err)"
+        done
+    done
+    local up=model.layers.1.mlp.up_proj.weight
+    go --config dense.json --export-hf begun && "$python" "$root/dev/ref/fp8.py" begun release --release floats
+    broken() {  # PROMISE TEXT PYTHON
+        rewrite release broken 'W = "'$up'"; S = W + "_scale_inv"; d, s, x = t[S]; '"$3"
+        for i in fp8 fp32; do refuse "$1, --weights $i" "broken/model.safetensors: tensor \"$2" --from broken --weights $i --generate x; done
+    }
+    broken "no scales" "$up\" is F8_E4M3 and has no scales \"${up}_scale_inv\"" 'del t[S]'
+    broken "scales of other blocks" "${up}_scale_inv\": expected scales of blocks of 128 x 128, F32, BF16 or F8_E8M0 (2, 2), found F32 (1, 2)" 't[S] = d, [1, 2], x[:8]'
+    broken "... of another type" "${up}_scale_inv\": expected scales of blocks of 128 x 128, F32, BF16 or F8_E8M0 (2, 2), found I32 (2, 2)" 't[S] = "I32", s, x'
+    broken "a scale that is NaN" "${up}_scale_inv\": expected finite scales, found nan" 't[S] = d, s, x[:12] + struct.pack("<f", float("nan"))'
+    broken "bytes that are NaN" "$up\": expected numbers of e4m3, found 2 bytes that are NaN" 'd, s, x = t[W]; t[W] = d, s, x[:99] + b"\x7f" + x[100:-1] + b"\xff"'
+    rewrite release broken 't["'$up'_scale_inv"] = "F32", [2, 2], struct.pack("<4f", 1, 1, -1, 200)'
+    refuse "a scale that bytes in memory cannot have" "${up}_scale_inv\": expected scales of at most 128 for --weights fp8, found 200: --weights fp32 has room for it" --from broken --generate x
+    check "... and floats can" go --from broken --weights fp32 --generate x --max-new-tokens 1
 }
 
 run_parts $parts

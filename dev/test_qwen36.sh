@@ -2,8 +2,8 @@
 # train_qwen36 as its user meets it: presets, options, config.json, files, ranks, kills, generation. About two minutes of one core after the
 # build. What it computes is held against transformers by dev/ref/check_hf.py --model qwen36.
 #     dev/test_qwen36.sh                     all parts
-#     dev/test_qwen36.sh options ranks       some of them: presets options configs files mtp vision eyes bits ranks kills text
-#     dev/test_qwen36.sh quick               presets, configs, files, mtp, vision, eyes and bits, of ranks, kills and text a few
+#     dev/test_qwen36.sh options ranks       some of them: presets options configs files mtp vision eyes bits ranks kills text releases
+#     dev/test_qwen36.sh quick               presets, configs, files, mtp, vision, eyes and bits, of ranks, kills, text and releases a few
 #     KILLS=300 dev/test_qwen36.sh kills     more random kills than 20
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
@@ -11,7 +11,7 @@
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 2 || echo 20)}
-parts=${*:-$(is_quick && echo presets configs files mtp vision eyes bits ranks kills text || echo presets options configs files mtp vision eyes bits ranks kills text)}
+parts=${*:-$(is_quick && echo presets configs files mtp vision eyes bits ranks kills text releases || echo presets options configs files mtp vision eyes bits ranks kills text releases)}
 
 need_build trainer "CPU=1" train_qwen36
 limit=120  # seconds of a run
@@ -248,7 +248,9 @@ print(json.dumps({**json.load(open("nested.json"))["text_config"], "tie_word_emb
     changed "no architecture" '"model_type": expected qwen3_5_moe_text, found nothing' model_type -
     changed "text_config that is none" '"text_config": expected an object, found 5' text_config 5
     changed "... that is empty" '"max_position_embeddings": expected an integer' text_config '{}'
-    changed "quantized weights" '"quantization_config": expected null; quantized weights are not read here' quantization_config '{"quant_method":"fp8"}'
+    local quantized='"quantization_config": expected null, or quant_method fp8 with fmt e4m3, activation_scheme dynamic and weight_block_size [128, 128]; other'
+    changed "quantized weights" "$quantized" quantization_config '{"quant_method":"fp8"}'
+    base=nested.json changed "... beside text_config" "$quantized" quantization_config '{"quant_method":"fp8","weight_block_size":[64,128]}'
     changed "heads that are no multiple" '"num_attention_heads" 4: expected a multiple of "num_key_value_heads" 3' num_key_value_heads 3
     changed "... of linear layers" '"linear_num_value_heads" 4: expected a multiple of "linear_num_key_heads" 3' linear_num_key_heads 3
     changed "layer_types of other layers" '"layer_types": expected a list of 2, one for each layer' layer_types '["full_attention"]'
@@ -854,6 +856,49 @@ PYTHON
     check "... a text that goes on where it ended says what one says that begins anew: $one" \
         test "$(tr '|' '\n' <<<"$one" | grep . | sort -u | wc -l)" -gt 1 -a "$("$python" -c 'import json
 for line in open("out"): print(json.loads(line)["answer"], end="|")')" = "$one"
+}
+
+# ---- folders in fp8, as they are published ----
+
+# Beside one in fp8, `release`, the same numbers as floats: linear layers and full ones, MTP, a tower
+releases() {
+    local form grids='[[1,4,4],[1,2,6],[1,2,2]]'
+    need_build launch "" launch
+    looks $grids >seen
+    "$python" -c 'import json
+c = json.load(open("sees.json"))
+c["text_config"].update(hidden_size=144, moe_intermediate_size=136, shared_expert_intermediate_size=130, linear_value_head_dim=40, num_experts=4, mtp_num_hidden_layers=1)
+c["vision_config"].update(out_hidden_size=144, intermediate_size=132)
+json.dump(c, open("large.json", "w"))'
+    go --config large.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4 --export-hf begun
+    for form in apart fused; do
+        echo "# a folder in fp8, experts $form"
+        rm -rf base release floats run other several
+        if [ $form = apart ]; then
+            cp -r begun base && "$python" "$root/dev/ref/fp8.py" base release --release floats --shards 2
+        else  # all that can be fp8 is: gates of a head, routers, the embedding, the tower
+            rewrite begun base 'fuse()' && "$python" "$root/dev/ref/fp8.py" base release --release floats --scales BF16 --keep 'patch_embed|conv1d'
+        fi
+        run=("${start[@]:2}" --grad-accum 2 --lora-rank 3)
+        go "${run[@]}" --from floats --run run && go "${run[@]}" --from release --run other && [ ! -s err ] && same_model run other && cmp <(columns run) <(columns other)
+        verdict $? "an adapter learns what it learns beside floats" "$(<err)"
+        check "... and the model stays as it is in the files" test "$(boxed matrices "fp8 and all else as in the files")" = 1
+        go --from floats --lora run --probe seen --probe-out before && go --from release --lora other --probe seen --probe-out after && cmp before after
+        verdict $? "... logits, loss and gradients of a probe with images: the same bytes" "$(<err)"
+        go --from floats --export-hf before_hf && go --from release --export-hf after_hf && cmp {before,after}_hf/model.safetensors && cmp {before,after}_hf/config.json && ! grep -q quantization after_hf/config.json
+        verdict $? "--export-hf: the same floats" "$(<err)"
+        COMM_CHECK=1 timeout 60 "$launch" -n 2 "$trainer" "${run[@]}" --from release --ep 2 --run several >out 2>err </dev/null
+        verdict "$(same_run other several && [ ! -s err ]; echo $?)" "2 ranks, --ep 2: the bytes of one" "$(tail -n 2 err)"
+        is_quick && continue
+        go --from floats --probe seen --probe-out before && go --from release --probe seen --probe-out after && cmp before after
+        verdict $? "all of it learns, as floats: the gradients" "$(<err)"
+        check "the text" test "$(go --from floats --generate "line 7" --max-new-tokens 20 && cat out)" = "$(go --from release --generate "line 7" --max-new-tokens 20 && cat out)"
+        rm -rf several && COMM_CHECK=1 timeout 60 "$launch" -n 2 "$trainer" "${run[@]}" --from release --tp 2 --run several >out 2>err </dev/null
+        verdict "$(same_run other several; echo $?)" "2 ranks, --tp 2, as floats: the bytes of one" "$(tail -n 2 err)"
+    done
+    rewrite release broken 't["model.language_model.layers.0.mlp.experts.down_proj_scale_inv"] = "F32", [4, 2, 1], bytes(32)'
+    refuse "scales of other blocks of fused experts" 'tensor "model.language_model.layers.0.mlp.experts.down_proj_scale_inv": expected scales of blocks of 128 x 128, F32, BF16 or F8_E8M0 (4, 2, 2), found F32 (4, 2, 1)' \
+        --from broken --train text --lora-rank 3
 }
 
 run_parts $parts

@@ -1,19 +1,25 @@
 """
 What train_qwen3 --base-dtype fp8 makes of a model, as a folder of floats or bf16: the reference that it must equal bit
-for bit. NumPy and the standard library only; nothing is shared with llmc/core/fp8.h, for the nearest number is found in
-the sorted list of all of them.
+for bit; and folders in fp8 as they are published. NumPy and the standard library only; nothing is shared with
+llmc/core/fp8.h, for the nearest number is found in the sorted list of all of them.
 
     python dev/ref/fp8.py DIR OUT [--bf16]    a Hugging Face folder with one F32 file, its matrices rounded; config.json and
                                               all else go along. --bf16: matrices as BF16, which loses nothing of them
+    python dev/ref/fp8.py DIR OUT --release FLOATS [--scales F32|BF16|F8_E8M0] [--keep REGEX] [--shards N]
+                                              OUT: matrices in F8_E4M3 with "<name>_scale_inv", scales that are no powers of
+                                              two, the tensors dealt out over N files; what REGEX finds, and vectors, in
+                                              BF16. FLOATS: the same numbers in F32
 
 e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): sign, 4 bits of exponent with the bias 7, 3 of mantissa, no infinity,
 largest 448. A matrix has one scale for each block of 128 x 128, the smallest power of two with which no element is above
 448, and an element becomes the nearest number times the scale; of two as near the one whose mantissa is even. Experts that
 share a tensor (E, rows, columns) have blocks each. The embedding and routers become the nearest bf16; vectors stay.
+A release's scale is any float with which no element is above 448, and a weight is its number times that, rounded once.
 """
 import argparse
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -64,37 +70,124 @@ def round_tensor(name, x):
     return round_matrix(x) if x.ndim == 2 else np.stack([round_matrix(matrix) for matrix in x])
 
 
+KEEP = r"embed_tokens|lm_head|\bgate\.weight|shared_expert_gate|in_proj_[ab]\.|conv1d|visual|mtp\.fc"
+
+
+def release_matrix(x, scales_as, rng):
+    """Bytes and scales of a matrix, and its numbers as float32"""
+    rows, columns = x.shape
+    codes = np.empty(x.shape, np.uint8)
+    scales = np.empty((-(-rows // BLOCK), -(-columns // BLOCK)), np.float32)
+    for r in range(0, rows, BLOCK):
+        for c in range(0, columns, BLOCK):
+            block = x[r:r + BLOCK, c:c + BLOCK].astype(np.float64)
+            scale = np.float32(max(np.abs(block).max(), 1e-30) / 448 * rng.uniform(1.01, 2))
+            if scales_as == "BF16":
+                scale = to_bf16(np.array([scale]))[0]
+            if scales_as == "F8_E8M0":
+                scale = np.float32(2.0 ** np.ceil(np.log2(scale)))
+            codes[r:r + BLOCK, c:c + BLOCK] = nearest(np.minimum(np.abs(block) / scale, 448)) + 128 * np.signbit(block)
+            scales[r // BLOCK, c // BLOCK] = scale
+    signed = np.concatenate([NUMBERS, [np.nan], -NUMBERS, [np.nan]]).astype(np.float32)
+    spread = scales.repeat(BLOCK, 0)[:rows].repeat(BLOCK, 1)[:, :columns]
+    return codes, scales, signed[codes] * spread
+
+
+def of_scales(x, dtype):
+    if dtype == "F8_E8M0":
+        return (np.log2(x) + 127).astype(np.uint8)
+    return (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else x
+
+
+def release(tensors, options):
+    """Of float32 arrays: {name: (dtype, array)} in fp8, and as floats"""
+    rng = np.random.default_rng(7)
+    out, floats = {}, {}
+    for name, x in tensors.items():
+        if x.ndim < 2 or re.search(options.keep, name):
+            x = to_bf16(x)
+            out[name] = "BF16", (x.view(np.uint32) >> 16).astype(np.uint16)
+            floats[name] = "F32", x
+            continue
+        parts = [release_matrix(matrix, options.scales, rng) for matrix in (x if x.ndim == 3 else [x])]
+        codes, scales, x = ((p if x.ndim == 3 else p[0]) for p in map(np.stack, zip(*parts)))
+        out[name] = "F8_E4M3", codes
+        out[name + "_scale_inv"] = options.scales, of_scales(scales, options.scales)
+        floats[name] = "F32", x
+    return out, floats
+
+
+def read(path):
+    """{name: float32 array} of a file of F32"""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        data = file.read()
+    header.pop("__metadata__", None)
+    assert all(entry["dtype"] == "F32" for entry in header.values())
+    return {name: np.frombuffer(data[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
+            for name, entry in header.items()}
+
+
+def write(path, tensors):
+    """tensors: {name: (dtype, array)}"""
+    header, body = {}, b""
+    for name, (dtype, x) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": x.shape, "data_offsets": [len(body), len(body) + x.nbytes]}
+        body += x.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + body)
+
+
+def write_folder(folder, source, tensors, n_shards=1, quantization=None):
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("manifest.json", "model.safetensors"))
+    if n_shards == 1:
+        write(os.path.join(folder, "model.safetensors"), tensors)
+    else:
+        names = list(tensors)
+        files = {name: f"model-{i % n_shards + 1:05}-of-{n_shards:05}.safetensors" for i, name in enumerate(names)}
+        for file in set(files.values()):
+            write(os.path.join(folder, file), {name: tensors[name] for name in names if files[name] == file})
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
+            json.dump({"weight_map": files}, file)
+    if quantization:
+        path = os.path.join(folder, "config.json")
+        with open(path) as file:
+            config = json.load(file)
+        with open(path, "w") as file:
+            json.dump({**config, "quantization_config": quantization}, file)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("out")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--release")
+    parser.add_argument("--scales", choices=["F32", "BF16", "F8_E8M0"], default="F32")
+    parser.add_argument("--keep", default=KEEP)
+    parser.add_argument("--shards", type=int, default=1)
     options = parser.parse_args()
-    shutil.rmtree(options.out, ignore_errors=True)
-    shutil.copytree(options.folder, options.out, ignore=shutil.ignore_patterns("manifest.json"))
-    path = os.path.join(options.out, "model.safetensors")
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        data = file.read()
-    body, places = b"", {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            places[name] = entry
-            continue
-        assert entry["dtype"] == "F32", name
-        begin, end = entry["data_offsets"]
-        x = round_tensor(name, np.frombuffer(data[begin:end], np.float32).reshape(entry["shape"]))
+    tensors = read(os.path.join(options.folder, "model.safetensors"))
+    if options.release:
+        out, floats = release(tensors, options)
+        kept = [name for name, (dtype, _) in out.items() if dtype == "BF16"]
+        write_folder(options.release, options.folder, floats)
+        write_folder(options.out, options.folder, out, options.shards,
+                     {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                      "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": kept})
+        return
+    rounded = {}
+    for name, x in tensors.items():
+        x = round_tensor(name, x)
         is_half = options.bf16 and x.ndim > 1
         if is_half:
             assert np.array_equal(to_bf16(x), x), name
             x = (x.view(np.uint32) >> 16).astype(np.uint16)
-        places[name] = {"dtype": "BF16" if is_half else "F32", "shape": entry["shape"],
-                        "data_offsets": [len(body), len(body) + x.nbytes]}
-        body += x.tobytes()
-    text = json.dumps(places).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + body)
+        rounded[name] = "BF16" if is_half else "F32", x
+    write_folder(options.out, options.folder, rounded)
 
 
 if __name__ == "__main__":
