@@ -20,6 +20,7 @@ write_configs 3 4 '[1]'
 edit dense.json llama.json model_type '"llama"' attention_bias true num_key_value_heads 4 hidden_size 24 tie_word_embeddings true
 edit experts.json tied_experts.json tie_word_embeddings true num_key_value_heads 4 hidden_size 24
 edit experts.json five.json num_local_experts 5
+edit experts.json all_experts.json num_experts_per_tok 4  # each expert has as many rows as the others
 # 257 tokens in 384 rows: of four ranks the third has 65, and the fourth none
 edit llama.json apart.json tie_word_embeddings false
 edit dense.json fifths.json num_attention_heads 5 num_key_value_heads 5 hidden_size 20
@@ -33,7 +34,7 @@ echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":16,"num_hi
 edit hybrid.json four.json num_key_value_heads 4 linear_num_key_heads 4 linear_num_value_heads 8
 edit hybrid.json hybrid_tied.json tie_word_embeddings true
 edit hybrid_tied.json mtp.json mtp_num_hidden_layers 1 mtp_weight 0.5
-edit hybrid.json all.json num_experts_per_tok 4  # each expert has as many rows as the others
+edit hybrid.json all.json num_experts_per_tok 4
 edit all.json all_mtp.json mtp_num_hidden_layers 1
 edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_num_key_heads 1
 "$python" -c 'import json
@@ -180,18 +181,7 @@ sends qwen "  parts sent|matrices" 4 --tp 4 --head-rows 8 --config apart.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --freeze 'first:1' --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
-sends_experts() {  # the same of experts, which are not equally busy
-    local ranks=$1
-    shift
-    local all=(--config experts.json "${run[@]}" --grad-accum 4 --eval-every 0 --sample-every 0 --save-every 0 "$@")
-    rm -rf sent
-    COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$moe" "${all[@]}" --run sent >out 2>err </dev/null
-    check "$ranks ranks $*, experts: rank 0 sends what the box has said, within 5%" \
-        awk -v a="$(kib 'sent per update *\| *')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.05 && b / a < 1.05) }'
-}
-sends_experts 2 --tp 2
-sends_experts 8 --tp 2 --pp 2 --ep 4
-sends_experts 4 --tp 2 --ep 4 --recompute 3
+sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
 equally() { sends qwen36 "  parts sent|matrices" "$@" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
 equally 2 --tp 2 --config all.json
 equally 2 --tp 2 --recompute 3 --config all.json
