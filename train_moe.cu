@@ -700,7 +700,10 @@ static double keys_sent(const Run* r) {
     return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + experts_counts_sent(r, c->E, c->L);
 }
 
-static double moe_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
+static double moe_rows_sent(const Run* r) {
+    const Config* c = config_of(r);
+    return experts_sent_bytes(r, c->E, c->D, c->k);
+}
 
 static double moe_flops_per_token(const Run* r) {
     const Config* c = config_of(r);

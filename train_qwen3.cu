@@ -730,7 +730,10 @@ static double keys_sent(const Run* r) {
     return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + (c->E > 0 ? experts_counts_sent(r, c->E, c->L) : 0.0);
 }
 
-static double qwen_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
+static double qwen_rows_sent(const Run* r) {
+    const Config* c = config_of(r);
+    return experts_sent_bytes(r, c->E, c->D, c->k);
+}
 
 static double qwen_flops_per_token(const Run* r) {
     const Config* c = config_of(r);

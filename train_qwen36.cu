@@ -1400,7 +1400,10 @@ static double parts_sent(const Run* r) {
     return (sizeof(floatX) * n + vocabulary + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
 }
 
-static double qwen36_rows_sent(const Run* r) { return experts_sent_bytes(r, config_of(r)->D, config_of(r)->k); }
+static double qwen36_rows_sent(const Run* r) {
+    const Config* c = config_of(r);
+    return experts_sent_bytes(r, c->E, c->D, c->k);
+}
 
 static double qwen36_flops_per_token(const Run* r) {
     const Config* c = config_of(r);

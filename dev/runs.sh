@@ -392,7 +392,8 @@ on_ranks() {  # TRAINER DIVIDED PROMISE "RANKS/SIZE[/MORE] ..." OPTION...
     done
 }
 
-kib() { sed -nE "s/.*$1 ([0-9.]+) [KM]iB.*/\1/p" out | tail -n 1; }  # of a row of the box or a line, the last such
+# of a row of the box or a line of `out`, the last such
+kib() { sed -nE "s/.*$1 ([0-9.]+) ([KM])iB.*/\1 \2/p" out | tail -n 1 | awk '{ print $1 * ($2 == "M" ? 1024 : 1) }'; }
 
 # What RANKS of TRAINER and these options send is what the box has said, within 1%; --plan says it without ranks, ROWS of the box, too
 sends() {  # TRAINER "ROW|ROW" RANKS OPTION...

@@ -188,6 +188,7 @@ rest() {
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
     part "positions on several ranks" dev/test_context.sh
+    part "three ways to share on 8 ranks" dev/test_grids.sh
     part "train_qwen3, checkpoints and faults, quick" env TRAINER=train_qwen3 dev/test_faults.sh quick
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_mamba_hpn, as their user starts
 # them. The same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
-# update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its neighbour.
+# update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its neighbour. --cp beside two other
+# ways to share: test_grids.sh.
 #     dev/test_context.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
@@ -92,7 +93,7 @@ if is_quick; then
     finish
     exit
 fi
-shared qwen "norms of heads" "2/2 2/2 4/2 8/2 4/2/--tp,2 4/2/--pp,2 8/2/--tp,2,--pp,2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,3 4/4 8/4 8/4/--tp,2" --config dense.json
+shared qwen "norms of heads" "2/2 2/2 8/2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,3 4/4 8/4 8/4/--tp,2" --config dense.json
 shared qwen "output matrix = embedding" "2/2 4/2/--pp,2 8/8" --config tied.json --ema 0.9 --seq-len 32
 shared qwen "biases and windows" "2/2 4/2/--tp,2,--recompute,2 4/4" --config bias.json
 shared qwen "rows one by one" "4/4 8/4/--pp,2" --config dense.json --batch-size 1 --grad-accum 3
@@ -100,9 +101,9 @@ shared qwen "conversations" "2/2 4/2/--pp,2 4/4" --config dense.json --train tal
 answers 7 text >examples
 shared qwen "documents, answering examples" "2/2 4/2 4/2/--tp,2 4/4" --config dense.json --train documents --doc-reset 1 --hellaswag examples
 shared qwen "some does not learn" "2/2 4/2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
-shared qwen "an adapter" "2/2 4/2 4/2/--tp,2 4/2/--pp,2 2/2/--recompute,3 4/4" --config dense.json --lora-rank 3
+shared qwen "an adapter" "2/2 2/2/--recompute,3 4/4" --config dense.json --lora-rank 3
 shared qwen "an adapter beside a base in fp8" "2/2 4/2" --config dense.json --lora-rank 3 --base-dtype fp8
-shared gpt2 "GPT-2" "2/2 4/2 8/2 4/2/--tp,2 4/2/--pp,2 8/2/--tp,2,--pp,2 2/2/--recompute,3 2/2/--recompute,1 4/4 8/8" --config gpt2.json --ema 0.9
+shared gpt2 "GPT-2" "2/2 8/2 2/2/--recompute,3 2/2/--recompute,1 4/4 8/8" --config gpt2.json --ema 0.9
 shared gpt2 "GPT-2, documents, some does not learn" "2/2 4/2/--tp,2" --config gpt2.json --train documents --doc-reset 1 --freeze '*.h.0.*,*c_attn*,*wpe*'
 echo "# --cp-by heads"
 shared qwen "norms of heads" "2/2/--cp-by,heads 2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3 4/4/--cp-by,heads 8/4/--cp-by,heads" --config dense.json
@@ -114,10 +115,10 @@ shared qwen "norms of heads" "2/2/--cp-by,ring 2/2/--cp-by,ring 4/2/--cp-by,ring
 shared qwen "windows, documents" "2/2/--cp-by,ring 2/2/--cp-by,ring 4/4/--cp-by,ring" --config bias.json --train documents --doc-reset 1
 shared gpt2 "GPT-2" "2/2/--cp-by,ring 4/2/--cp-by,ring,--recompute,3 4/4/--cp-by,ring" --config gpt2.json
 echo "# experts, Mamba"
-shared moe "experts" "2/2 4/2 4/2/--ep,2 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 8/2/--tp,2,--pp,2 8/2/--tp,2,--ep,4 2/2/--recompute,3 2/2/--recompute,0 4/4" --config experts.json --ema 0.9
+shared moe "experts" "2/2 4/2/--ep,2 4/2/--ep,4 2/2/--recompute,3 2/2/--recompute,0 4/4" --config experts.json --ema 0.9
 shared moe "experts, balanced by biases" "2/2 4/2/--ep,4 4/2/--pp,2" --config experts.json --balance bias
 shared moe "experts, balanced by a loss" "2/2 4/2/--ep,4 4/2/--pp,2 4/4" --config experts.json --balance loss --aux-alpha 0.05
-shared qwen "Qwen3 with experts" "2/2 4/2/--ep,2 4/2/--tp,2 8/2/--pp,2,--ep,4" --config sparse.json
+shared qwen "Qwen3 with experts" "2/2 4/2/--ep,2" --config sparse.json
 shared mamba "Mamba" "2/2 2/2 4/2 6/2 2/2/--recompute,scan 2/2/--recompute,layer 2/2/--scan-chunk,3 4/4 8/4" "${tiny[@]}" --ema 0.9
 shared mamba "Mamba, fewer positions on each rank than the taps reach" "8/8" "${tiny[@]}" --batch-size 1 --head ce
 shared mamba "Mamba, documents, answering examples" "2/2 4/2 4/4" "${tiny[@]}" --train documents --doc-reset 1 --hellaswag examples
@@ -131,7 +132,7 @@ shared mamba "Mamba, some does not learn" "2/2 4/2" "${tiny[@]}" --freeze '*.lay
 shared mamba "Mamba, fixed prototypes" "2/2 4/2" "${tiny[@]}" --head hpn --proto fixed --proto-dim 256
 shared mamba "Mamba, prototypes with a softmax" "2/2 3/3" "${tiny[@]}" --head hpn-softmax --proto-dim 64 --seq-len 18
 echo "# linear layers"
-shared qwen36 "linear and full layers" "2/2 2/2 4/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--pp,2 4/2/--pp,2,--pp-chunks,2,--recompute,3 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--head-rows,3" "${chunks[@]}" --config linear.json --ema 0.9
+shared qwen36 "linear and full layers" "2/2 2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--pp,2,--pp-chunks,2,--recompute,3 4/2/--ep,4 2/2/--head-rows,3" "${chunks[@]}" --config linear.json --ema 0.9
 shared qwen36 "... 4 ranks" "4/4 4/4/--recompute,3 8/4/--ep,2" "${chunks[@]}" --seq-len 256 --config linear.json
 shared qwen36 "... rows one by one" "4/4 8/4/--pp,2" "${chunks[@]}" --seq-len 256 --config linear.json --batch-size 1 --grad-accum 3
 shared qwen36 "... heads" "2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3" "${chunks[@]}" --config linear.json

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # --tp: matrices on several ranks, of train_gpt2cu, train_moe, train_qwen3 and train_qwen36 as their user starts them: the bytes of one
 # rank, whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals.
-# COMM_CHECK=1: no rank may come by another call than its neighbour. About a minute of one core after the build.
+# COMM_CHECK=1: no rank may come by another call than its neighbour. --tp beside two other ways to share: test_grids.sh. About a minute of
+# one core after the build.
 #     dev/test_parts.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
@@ -20,6 +21,7 @@ write_configs 3 4 '[1]'
 edit dense.json llama.json model_type '"llama"' attention_bias true num_key_value_heads 4 hidden_size 24 tie_word_embeddings true
 edit experts.json tied_experts.json tie_word_embeddings true num_key_value_heads 4 hidden_size 24
 edit experts.json five.json num_local_experts 5
+edit experts.json all_experts.json num_experts_per_tok 4  # each expert has as many rows as the others
 # 257 tokens in 384 rows: of four ranks the third has 65, and the fourth none
 edit llama.json apart.json tie_word_embeddings false
 edit dense.json fifths.json num_attention_heads 5 num_key_value_heads 5 hidden_size 20
@@ -33,7 +35,7 @@ echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":16,"num_hi
 edit hybrid.json four.json num_key_value_heads 4 linear_num_key_heads 4 linear_num_value_heads 8
 edit hybrid.json hybrid_tied.json tie_word_embeddings true
 edit hybrid_tied.json mtp.json mtp_num_hidden_layers 1 mtp_weight 0.5
-edit hybrid.json all.json num_experts_per_tok 4  # each expert has as many rows as the others
+edit hybrid.json all.json num_experts_per_tok 4
 edit all.json all_mtp.json mtp_num_hidden_layers 1
 edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_num_key_heads 1
 "$python" -c 'import json
@@ -70,8 +72,8 @@ if is_quick; then
     finish
     exit
 fi
-parts qwen "norms of heads" "2/2 4/2 4/2/--zero,1 6/2/--zero,2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,7" --config dense.json
-parts qwen "output matrix = embedding" "2/2 4/2/--zero,2 4/2/--pp,2 6/2/--pp,3 8/2/--pp,2,--zero,2" --config tied.json --ema 0.9
+parts qwen "norms of heads" "2/2 4/2/--zero,1 6/2/--zero,2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,7" --config dense.json
+parts qwen "output matrix = embedding" "2/2 4/2/--zero,2 6/2/--pp,3 8/2/--pp,2,--zero,2" --config tied.json --ema 0.9
 parts qwen "biases and windows" "2/2 4/2/--pp,2,--recompute,2" --config bias.json
 parts qwen "biases of o, four parts" "4/4 8/4/--zero,2 8/4/--pp,2" --config llama.json
 parts qwen "an output matrix of its own, four parts" "4/4 4/4/--head-rows,3 8/4/--pp,2,--zero,1" --config apart.json
@@ -80,18 +82,18 @@ answers 7 text >examples
 parts qwen "documents, answering examples" "2/2 4/2" --config dense.json --train documents --doc-reset 1 --hellaswag examples
 parts qwen "some matrices do not learn" "2/2 4/2/--zero,2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
 parts qwen "only norms learn" "2/2 4/2/--zero,1" --config tied.json --freeze '*_proj*,*embed*'
-parts gpt2 "GPT-2" "2/2 4/4 4/2/--zero,2 4/2/--pp,2 8/4/--pp,2 2/2/--recompute,3 2/2/--recompute,1" --config gpt2.json --dropout 0.1 --ema 0.9
+parts gpt2 "GPT-2" "2/2 4/4 4/2/--zero,2 8/4/--pp,2 2/2/--recompute,3 2/2/--recompute,1" --config gpt2.json --dropout 0.1 --ema 0.9
 parts gpt2 "GPT-2, documents, some does not learn" "2/2 4/2/--zero,1" --config gpt2.json --train documents --doc-reset 1 --freeze '*.h.0.*,*c_attn*,*wpe*'
-parts qwen "an adapter" "2/2 4/2/--zero,2 4/2/--pp,2 2/2/--recompute,3" --config dense.json --lora-rank 3
+parts qwen "an adapter" "2/2 4/2/--zero,2 2/2/--recompute,3" --config dense.json --lora-rank 3
 parts qwen "an adapter with dropout, of some" "2/2 8/4/--pp,2" --config llama.json --lora-rank 4 --lora-dropout 0.3 --lora-targets q_proj,down_proj,up_proj
 # 13 positions: no two ranks bring as many
 some=(--grad-accum 4 --batch-size 1 --seq-len 13)
-parts moe "experts" "2/2 4/2 4/2/--ep,4 8/2/--ep,4 6/2/--pp,3 8/2/--pp,2,--ep,4 2/2/--recompute,0 2/2/--recompute,3" --config experts.json "${some[@]}" --ema 0.9
+parts moe "experts" "2/2 4/2/--ep,4 8/2/--ep,4 6/2/--pp,3 2/2/--recompute,0 2/2/--recompute,3" --config experts.json "${some[@]}" --ema 0.9
 parts moe "experts, balanced by biases, embedding = output matrix" "2/2 4/4 8/4 4/2/--pp,2" --config tied_experts.json "${some[@]}" --balance bias
 parts moe "experts, some do not learn" "4/2 4/2/--ep,4" --config experts.json "${some[@]}" --freeze '*.layers.0.*,*.experts.2.*,*k_proj*'
-parts qwen "Qwen3 with experts" "2/2 4/2 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--recompute,3" --config sparse.json "${some[@]}"
-parts qwen "an adapter of Qwen3 with experts" "2/2 8/2/--pp,2,--ep,4" --config sparse.json "${some[@]}" --lora-rank 3
-parts qwen36 "Qwen3.6" "2/2 4/2 4/2/--ep,4 8/2/--pp,2,--ep,4 6/2/--pp,3 2/2/--recompute,0 2/2/--recompute,3" --config hybrid.json "${some[@]}" --ema 0.9
+parts qwen "Qwen3 with experts" "2/2 4/2/--ep,4 2/2/--recompute,3" --config sparse.json "${some[@]}"
+parts qwen "an adapter of Qwen3 with experts" "2/2" --config sparse.json "${some[@]}" --lora-rank 3
+parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4 6/2/--pp,3 2/2/--recompute,0 2/2/--recompute,3" --config hybrid.json "${some[@]}" --ema 0.9
 parts qwen36 "Qwen3.6, four parts, rows of two chunks" "4/4 8/4/--pp,2" --config four.json --grad-accum 4 --batch-size 1 --seq-len 70
 parts qwen36 "Qwen3.6, documents, embedding = output matrix" "2/2 4/2/--pp,2,--recompute,3" --config hybrid_tied.json --grad-accum 4 --train documents --doc-reset 1
 parts qwen36 "Qwen3.6, MTP" "2/2 4/2/--recompute,3 4/2/--ep,4" --config mtp.json "${some[@]}"
@@ -180,18 +182,7 @@ sends qwen "  parts sent|matrices" 4 --tp 4 --head-rows 8 --config apart.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --freeze 'first:1' --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
-sends_experts() {  # the same of experts, which are not equally busy
-    local ranks=$1
-    shift
-    local all=(--config experts.json "${run[@]}" --grad-accum 4 --eval-every 0 --sample-every 0 --save-every 0 "$@")
-    rm -rf sent
-    COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$moe" "${all[@]}" --run sent >out 2>err </dev/null
-    check "$ranks ranks $*, experts: rank 0 sends what the box has said, within 5%" \
-        awk -v a="$(kib 'sent per update *\| *')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.05 && b / a < 1.05) }'
-}
-sends_experts 2 --tp 2
-sends_experts 8 --tp 2 --pp 2 --ep 4
-sends_experts 4 --tp 2 --ep 4 --recompute 3
+sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
 equally() { sends qwen36 "  parts sent|matrices" "$@" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
 equally 2 --tp 2 --config all.json
 equally 2 --tp 2 --recompute 3 --config all.json

@@ -2,7 +2,7 @@
 # Ranks that die or stand still at random instants, many times: kill -9 or SIGSTOP of any of 4, in each grid of ranks. All others must
 # say so and end within --comm-timeout (here 2 s) and 2 s more, and what is left goes on to the bytes of a run that nobody touched.
 # A table at the end: one line for each grid.
-#     dev/faults/ranks_campaign.sh              10 strikes in each of 7 grids, some minutes
+#     dev/faults/ranks_campaign.sh              10 strikes in each of 9 grids, some minutes
 #     STRIKES=200 dev/faults/ranks_campaign.sh  SEED=3: other instants; GRIDS="--tp_2 --ep_2": only these, "dp" is the one without an option
 . "$(dirname "$0")/../promises.sh"
 . "$root/dev/runs.sh"
@@ -67,7 +67,7 @@ strike() {
     was_early=$early
 }
 
-grid() {  # NAME PROGRAM OPTION...
+grid() {  # NAME PROGRAM --config MODEL OPTION...
     local name=$1 program=${!2} killed=0 stopped=0 slowest=0 wrong=0 runs=0 lost=0 early=0 was_early=0 strange=0 begun
     local -a options=("${run[@]}" "${@:3}")
     [ -z "${GRIDS-}" ] || [[ " $GRIDS " == *" ${name// /_} "* ]] || return 0
@@ -77,7 +77,7 @@ grid() {  # NAME PROGRAM OPTION...
     whole_time=$(seconds $EPOCHREALTIME $begun)
     # with --cp the bits are those of as many positions on each rank
     if [[ $name == *--cp* ]]; then timeout 60 "$launch" -n 2 "$program" "${options[@]}" --run whole >out 2>err </dev/null
-    else timeout 60 "$program" "${options[@]//--[tpe]p/--threads}" --run whole >out 2>err </dev/null; fi || { verdict 1 "$name: nobody touched" "$(cat err)"; return; }
+    else timeout 60 "$program" "${run[@]}" "${@:3:2}" --run whole >out 2>err </dev/null; fi || { verdict 1 "$name: nobody touched" "$(cat err)"; return; }
     same_run whole several || lost=1
     rm -rf several
     while [ $((killed + stopped)) -lt "$strikes" ] && [ $((lost + wrong + strange)) -lt 5 ]; do
@@ -93,7 +93,7 @@ grid() {  # NAME PROGRAM OPTION...
         runs=$((runs + 1))
         same_run whole several || { lost=$((lost + 1)); echo "      other bytes: $(cat err)"; }
     fi
-    table+=$(printf '%-14s %5d %7d %8d %15s %6d %10d %5d' "$name" $runs $killed $stopped "$slowest" $early $wrong $lost)$'\n'
+    table+=$(printf '%-21s %5d %7d %8d %15s %6d %10d %5d' "$name" $runs $killed $stopped "$slowest" $early $wrong $lost)$'\n'
     check "$name: $((killed + stopped)) strikes, $runs whole runs: the others say so and end in time, the bytes of a run that nobody touched" \
         test $((wrong + lost + strange)) = 0
 }
@@ -102,11 +102,13 @@ table=""
 grid "dp 4" qwen --config dense.json
 grid "--tp 2" qwen --config dense.json --tp 2
 grid "--pp 2" qwen --config dense.json --pp 2
+grid "--pp 2 --pp-chunks 2" qwen --config dense.json --pp 2 --pp-chunks 2
 grid "--tp 2 --pp 2" qwen --config dense.json --tp 2 --pp 2
 grid "--cp 2" qwen --config dense.json --cp 2
+grid "--cp 2 --cp-by ring" qwen --config dense.json --cp 2 --cp-by ring
 grid "--ep 2" moe --config experts.json --ep 2
 grid "--tp 2 --ep 4" moe --config experts.json --tp 2 --ep 4
 echo "# early: before the first step or behind the last; slowest: of the others, of strikes between them; lost: whole runs with other bytes"
-printf '%-14s %5s %7s %8s %15s %6s %10s %5s\n' grid runs killed stopped "slowest exit, s" early "badly ended" lost
+printf '%-21s %5s %7s %8s %15s %6s %10s %5s\n' grid runs killed stopped "slowest exit, s" early "badly ended" lost
 printf '%s' "$table"
 finish

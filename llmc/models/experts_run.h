@@ -101,16 +101,17 @@ static inline int experts_layers_(const Model* m, int first) {
 
 // Inputs and outputs of experts in all layers of this rank; on the way back, as far down as anything learns, inputs
 // again (but for the last layer of all, where they are still there), gradients of outputs and inputs, and weights of
-// rows there and back
-static inline double experts_sent_bytes(const Run* r, int D, int k) {
+// rows there and back. Before inputs go how many there are for each expert
+static inline double experts_sent_bytes(const Run* r, int E, int D, int k) {
     const Model* m = r->model;
     if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.ep.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
+    const double again = down - (down > 0.0 && model_has_head(m));
     const double n = (double)run_positions(r) / m->tp.size;  // of rank 0, when T divides them
-    const double R = n * k * (G - 1.0) / G;
-    const double each = up * 2.0 * width + down * (3.0 * width + 8.0) - (down > 0.0 && model_has_head(m) ? width : 0.0);
-    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * R * each;
+    const double rows = n * k * (up * 2.0 * width + down * (2.0 * width + 8.0) + again * width);
+    const double counts = (up + again) * sizeof(int) * E;
+    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * (G - 1.0) / G * (rows + counts);
 }
 
 // bytes: what experts say forward; back the gradients of their inputs and of the weights that rows have
@@ -133,7 +134,7 @@ static inline void experts_box(const Run* r, int E, int D, int k) {
     if (ranks == 1) { return; }
     box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
     if (!run_is_training(r)) { return; }
-    box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, D, k)).s);
+    box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, E, D, k)).s);
 }
 // bytes in an update: with --cp, of what the routers of layers below L count
 static inline double experts_counts_sent(const Run* r, int E, int L) {

@@ -447,7 +447,7 @@ static inline void model_plan_stages_(Model* m, Comm* world, int n_batches) {
     if (model_has_ep(m)) { model_plan_chunks_(m, &m->dp_experts); }
 }
 
-// Sizes only: who keeps what. Arguments as those of model_init_training
+// Sizes only: who keeps what, and how many numbers a leaf has. Arguments as those of model_init_training
 static inline void model_plan(Model* m, Comm* world, int n_batches, int zero) {
     const int n_leaves = model_leaves(m, n_batches);
     Comm* comm = world;
@@ -458,6 +458,7 @@ static inline void model_plan(Model* m, Comm* world, int n_batches, int zero) {
     if (model_has_pp(m)) { m->frozen_held[0] = model_frozen_held_(m, 0); }
     if (!model_has_ep(m)) {
         dp_init(&m->dp, comm, m->held, m->n_table, model_has_pp(m) ? m->frozen_held[0] : m->frozen, n_leaves, zero);
+        dp_want_numbers(&m->dp, m->n_numbers);
         m->n_kept = m->dp.n_kept;
         if (model_has_pp(m)) { model_plan_stages_(m, world, n_batches); }
         return;
@@ -468,6 +469,7 @@ static inline void model_plan(Model* m, Comm* world, int n_batches, int zero) {
     if (!m->frozen_held[0]) { m->frozen_held[0] = model_frozen_held_(m, 0); }
     m->frozen_held[1] = model_frozen_held_(m, 1);
     dp_init(&m->dp, comm, m->held, m->n_table, m->frozen_held[0], n_leaves, zero);
+    dp_want_numbers(&m->dp, m->n_numbers);
     dp_init(&m->dp_experts, holders, m->held, m->n_table, m->frozen_held[1], n_leaves / of_group, zero);
     // they lie behind the rest
     for (int i = 0; i < m->dp_experts.n_stretches; i++) { m->dp_experts.kept[i].at += m->dp.n_kept; }
@@ -507,7 +509,6 @@ static inline void model_init_training(Model* m, Comm* comm, int n_batches, int 
         m->shared_grads = (float*)device_alloc((size_t)model_shared_bytes(m), "gradients of the embedding");
     }
     const size_t kept = sizeof(float) * m->n_kept;
-    dp_want_numbers(&m->dp, m->n_numbers);
     dp_open(&m->dp);
     if (model_has_ep(m)) { dp_open(&m->dp_experts); }
     model_find_lowest(m);

@@ -177,7 +177,6 @@ typedef struct {
 // of this rank
 static inline double ranks_gradients_(Model* m, Comm* c, int n_leaves, int zero) {
     model_plan(m, c, n_leaves, zero);
-    dp_want_numbers(&m->dp, m->n_numbers);
     const double n_bytes = dp_gradient_bytes(&m->dp) + (model_has_ep(m) ? dp_gradient_bytes(&m->dp_experts) : 0.0) +
                            dp_numbers_bytes(&m->dp) + model_shared_bytes(m);
     model_plan_free(m);
