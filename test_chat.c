@@ -645,7 +645,7 @@ typedef struct {
 
 // step: of the checkpoint it goes on with, -1: it begins
 static void seen_open(Seen* x, const char* folder, int step) {
-    static const ImageMeasure measure = {NULL, seen_tokens, SEEN_PAD};
+    static const ImageMeasure measure = {NULL, seen_tokens, SEEN_PAD, 0};
     char run[PATH_BYTES], train[PATH_BYTES];
     const char* argv[] = {"test", "--train", path_join(train, folder, "a.jsonl"), "--run",
                           path_join(run, folder, "run"), "--val-fraction", "0.25", "--chat-template", "qwen3.6",

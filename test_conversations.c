@@ -393,7 +393,7 @@ static void check_seen(Test* t, const Sets* s, int64_t i, int n, const char* nam
 static void test_images(Test* t) {
     Sets s;
     int n_looks = 0;
-    const ImageMeasure measure = {&n_looks, image_tokens, PAD};
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD, 0};
     if (!sets_see(t, &s, 0, TRUNCATE_DROP, &measure)) { return; }
     char lines[4000];
     snprintf(lines, sizeof lines,
@@ -443,7 +443,7 @@ static const struct { SampleReason reason; ChatKind kind; const char *content, *
 static void test_unseen(Test* t) {
     Sets s;
     int n_looks = 0;
-    const ImageMeasure measure = {&n_looks, image_tokens, PAD}, other = {&n_looks, image_tokens, PAD + 1};
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD, 0}, other = {&n_looks, image_tokens, PAD + 1, 0};
     for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++) {
         char lines[1000];
         if (!sets_see(t, &s, 0, TRUNCATE_DROP, &measure)) { return; }
@@ -472,7 +472,7 @@ static void test_unseen(Test* t) {
 static void test_cut_images(Test* t) {
     Sets s;
     int n_looks = 0, n_used = 0, whole = 0;
-    const ImageMeasure measure = {&n_looks, image_tokens, PAD};
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD, 0};
     for (int most = 0; most <= whole; most++) {  // 0: any number
         if (!sets_see(t, &s, most, TRUNCATE_END, &measure)) { return; }
         TempPath path = sets_file(
@@ -514,7 +514,7 @@ static void test_touched(Test* t) {
     TokenImages images;
     ErrorText error;
     int n_looks = 0;
-    const ImageMeasure measure = {&n_looks, image_tokens, PAD};
+    const ImageMeasure measure = {&n_looks, image_tokens, PAD, 0};
     RowImage* of = (RowImage*)malloc_check(sizeof(RowImage) * 4, "images");
     for (int i = 0; i < 4; i++) {  // the last is the first again
         char name[8] = {(char)('a' + i % 3), '\0'}, text[8] = {(char)('1' + i % 3), '\0'};

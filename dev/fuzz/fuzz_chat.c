@@ -137,7 +137,7 @@ static void try_line(const unsigned char* bytes, size_t n_bytes, ChatKind kind) 
 
 // the room that its tokenizer takes stays for the next line, as it does in a file
 static void try_line_of_images(const unsigned char* bytes, size_t n_bytes, ChatKind kind) {
-    static const ImageMeasure measure = {NULL, image_tokens, PAD};
+    static const ImageMeasure measure = {NULL, image_tokens, PAD, 0};
     static Conversations c;
     ChatTemplate t;
     chat_template_init(&t, kind);

@@ -423,7 +423,7 @@ static void print_chat(const Tokenizer* k, const Settings* o, const OptionWords*
     const char* trained = *o->chat_template || !*folder ? NULL : checkpoint_option(folder, "chat-template");
     chat_template_open(&t, folder, trained && strcmp(trained, "auto") != 0 ? trained : o->chat_template);
     conversations_init(&c, &t, k, most, (Truncate)o->truncate);
-    ImageMeasure measure = {NULL, one_placeholder, 0};
+    ImageMeasure measure = {NULL, one_placeholder, 0, 0};
     if (tokenizer_encode_with(k, &c.work, CHAT_IMAGE_PAD, strlen(CHAT_IMAGE_PAD), TOKENIZER_ADDED) == 1) {
         measure.pad = c.work.tokens[0];
         c.measure = &measure;
