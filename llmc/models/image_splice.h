@@ -103,8 +103,8 @@ static inline int image_positions_(int* positions, int* to, int* from, const int
                     continue;
                 }
                 if (queue->next == queue->end) {
-                    return error_set(error, "position %d: expected no more placeholders than the %s have tokens, found one", i,
-                                     is_video ? "videos" : "images");
+                    return error_set(error, "position %d: expected no more placeholders than the %s have tokens, found "
+                                     "one", i, is_video ? "videos" : "images");
                 }
                 const int* g = x->grids + 3 * queue->next;
                 const int n = image_place_(positions, to, from, queue, inputs, N, i, end, now, x, text->merge, error);

@@ -12,6 +12,7 @@ Source: Jacobs et al. 2023, arXiv:2309.14509
 #ifndef LLMC_SEGMENT_HEADS_H
 #define LLMC_SEGMENT_HEADS_H
 #include "segment_spans.h"  // SegmentAttention, segment_each_forward, segment_each_backward
+#include <assert.h>
 
 // as large as one rank's heads of all positions: of q out landing | dout dq, and of k v | dk dv; behind | with backward
 enum { HEADS_Q, HEADS_OUT, HEADS_LANDING, HEADS_DOUT, HEADS_DQ, HEADS_QUERIES };

@@ -14,8 +14,8 @@ What a run does beside a model that reads images (vision_tower.h): their files b
     vision_run_save     preprocessor_config.json for checkpoints and exports, where none has come along with weights
 Cost:   files are decoded on all threads, one image each; pixel values take 4 bytes each on the host, of a patch of
         16 x 16 in 2 frames 6 KB.
-Errors: fail_input for a processor whose patches are not the tower's, or that weights have come without; fail_run for a file that is another than when the
-        run began.
+Errors: fail_input for a processor whose patches are not the tower's, or that weights have come without; fail_run for a
+        file that is another than when the run began.
 */
 #ifndef LLMC_VISION_RUN_H
 #define LLMC_VISION_RUN_H
@@ -142,7 +142,7 @@ static inline double vision_run_patches(const Run* r, const VisionConfig* c, int
 
 // On the host, of a batch with so many patches, which are in memory twice, and of the largest file on each thread
 static inline double vision_run_bytes(const VisionRun* v, const VisionConfig* c, double patches) {
-    const double decoding = (double)omp_get_max_threads() * IMAGE_PIXEL_BYTES * (double)v->most_decoded;
+    const double decoding = (double)(device_threads(0) * IMAGE_PIXEL_BYTES) * (double)v->most_decoded;
     const double times = v->grids_alone ? 1.0 : 2.0;
     return DEVICE_IS_SHARED ? times * sizeof(float) * patches * vision_columns(c) + decoding : 0.0;
 }

@@ -202,12 +202,11 @@ static inline void chat_data_say(const ChatData* d) {
 // what the rows follow from beside the files, by the names of options; null: they are no conversations
 static inline json_t* chat_data_to_json(const ChatData* d, const ChatSamples* samples, int T, int seed) {
     if (!d->is_open || samples->n == 0) { return json_null(); }
-    return json_pack("{s:I, s:I, s:f, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i}", "samples", (json_int_t)samples->n, "learned",
-                     (json_int_t)samples->n_learned, "padding", samples->padding, "chat-template",
+    return json_pack("{s:I, s:I, s:f, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i}", "samples", (json_int_t)samples->n,
+                     "learned", (json_int_t)samples->n_learned, "padding", samples->padding, "chat-template",
                      choice_name(CHAT_NAMES, d->t.kind).s, "learn",
                      d->o->learn == LEARN_LAST ? "last" : "answers", "truncate",
                      choice_name(TRUNCATE_NAMES, d->o->truncate).s, "pack", d->o->pack, "preserve-thinking",
-                     d->o->preserve_thinking, "seq-len", T, "seed", seed,
-                     "image-max-pixels", d->most_pixels);
+                     d->o->preserve_thinking, "seq-len", T, "seed", seed, "image-max-pixels", d->most_pixels);
 }
 #endif  // LLMC_CHAT_DATA_H

@@ -76,8 +76,8 @@ static inline void pp_begin_chunks_(Run* r, int size, int* n, int L) {
     options_refuse(*n > 1 && size == 1, "pp-chunks", "is for --pp 2 and more");
     ranks_same(r->comm, "number of chunks (--pp-chunks)", (uint64_t)*n);
     if (*n > most) {
-        options_fail("pp-chunks", "%d: expected at most %d, for %d layers on %d ranks (--pp) and at most %d stages in all",
-                     *n, most, L, size, PP_MAX);
+        options_fail("pp-chunks", "%d: expected at most %d, for %d layers on %d ranks (--pp) and at most %d stages in "
+                     "all", *n, most, L, size, PP_MAX);
     }
 }
 
