@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, about 6 minutes on 2 cores
-#     dev/test.sh rest               `make test-all`: all the rest, about 25 minutes. .ci/run does both
+#     dev/test.sh quick              `make test`: what a person waits for, about 7 minutes on 2 cores
+#     dev/test.sh rest               `make test-all`: all the rest, about 50 minutes. .ci/run does both
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -113,9 +113,9 @@ make_all() {
     return 1
 }
 
-# what scripts share
+# what scripts share; build_shared PROGRAM...: and these
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_moe_faults train_qwen3 train_qwen3_faults train_qwen36 train_qwen36_faults)
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_qwen3 train_qwen36 "$@")
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -124,20 +124,21 @@ python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 quick() {
     build_and_run ""
     build_shared
-    part "what make builds anew" dev/test_make.sh
-    part "command line and runs, quick" dev/test_cli.sh quick
-    part "checkpoints and faults, quick" dev/test_faults.sh quick
-    part "train_bigram.c, as its page says" dev/test_example.sh
-    part "tools: inspect, tokenize, plot" dev/test_tools.sh
-    part "dashboard: what is served, and to whom" $python dev/tools/test_dashboard.py
-    part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
+    # the longest first, so that both cores are busy to the end
+    part "train_qwen36, quick" dev/test_qwen36.sh quick
+    part "train_qwen3, quick" dev/test_qwen.sh quick
     part "several ranks, quick" dev/test_ranks.sh quick
+    part "command line and runs, quick" dev/test_cli.sh quick
+    part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
+    part "tools: inspect, tokenize, plot" dev/test_tools.sh
     part "train_mamba_hpn, quick" dev/test_mamba.sh quick
     part "train_moe, quick" dev/test_moe.sh quick presets bits files
+    part "train_bigram.c, as its page says" dev/test_example.sh
     part "conversations: data, answers, chat" dev/test_sft.sh data answers chat
-    part "train_qwen3, quick" dev/test_qwen.sh quick
-    part "train_qwen36, quick" dev/test_qwen36.sh quick
+    part "checkpoints and faults, quick" dev/test_faults.sh quick
     part "layers on several ranks, quick" dev/test_stages.sh quick
+    part "what make builds anew" dev/test_make.sh
+    part "dashboard: what is served, and to whom" $python dev/tools/test_dashboard.py
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
@@ -168,7 +169,7 @@ rest() {
     build_and_run "ASAN=1 OPT=-Og"
     simt exact
     simt fast
-    build_shared
+    build_shared train_moe_faults train_qwen3_faults train_qwen36_faults
     finish_parts  # scripts measure time and memory
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
     part "golden files are what the reference writes" dev/check_golden.sh
