@@ -66,7 +66,7 @@ help:
 	@echo "make run-qwen36  a small Qwen3.6 on the same: linear attention, two minutes"
 	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
-	@echo "make test        build and run every test of this build: about 7 minutes"
+	@echo "make test        build and run every test of this build: about 8 minutes"
 	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: 50 minutes"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
