@@ -666,6 +666,8 @@ eyes() {
     printf '%s\n' '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}' >said.jsonl
     rm -rf next && go "${sees[@]}" --train said.jsonl --run next --batch-size 1 --grad-accum 1 && cmp <(tensors next/step_000003/model.safetensors visual) <(tensors next/step_000006/model.safetensors visual)
     verdict $? "images to validate with alone: the tower stays" "$(<err)"
+    rm -rf next && go --from blind "${sees[@]:2}" --train said.jsonl --val said.jsonl --batch-size 1 --grad-accum 1 --steps 7 --run next
+    verdict $? "... which conversations without images do not ask for" "$(<err)"
     refuse "--image-max-pixels without a tower" "--image-max-pixels: is for a model that reads images" "${sees[@]}" --vision 0 --image-max-pixels 512 --run none
     if is_quick; then return; fi
     need_build launch "" launch

@@ -14,8 +14,8 @@ What a run does beside a model that reads images (vision_tower.h): their files b
     vision_run_save     preprocessor_config.json for checkpoints and exports, where none has come along with weights
 Cost:   files are decoded on all threads, one image each; pixel values take 4 bytes each on the host, of a patch of
         16 x 16 in 2 frames 6 KB.
-Errors: fail_input for a processor whose patches are not the tower's, or that weights have come without; fail_run for a
-        file that is another than when the run began.
+Errors: fail_input for a processor whose patches are not the tower's, or for the first image where weights have come
+        without one; fail_run for a file that is another than when the run began.
 */
 #ifndef LLMC_VISION_RUN_H
 #define LLMC_VISION_RUN_H
@@ -31,6 +31,7 @@ typedef struct {
     int* grids;            // (n, 3), of the batch at hand
     float* pixels;
     size_t grids_room, pixels_room;
+    const char* lacks_processor;  // the config.json of weights that have come without; NULL: they have one
     size_t most_decoded;   // pixels of the largest file of the data, before it is resized
 } VisionRun;
 
@@ -66,6 +67,10 @@ static inline ImageProcessor vision_processor_(const VisionConfig* c) {
 static inline int vision_run_measure_(void* of, const char* path, ErrorText* error) {
     VisionRun* v = (VisionRun*)of;
     Patches patches;
+    if (v->lacks_processor) {
+        fail_input("%s: expected preprocessor_config.json beside it, which says how images become patches",
+                   v->lacks_processor);
+    }
     if (!image_patches_read(&patches, &v->processor, path, error)) { return 0; }
     const int n = (int)image_processor_tokens(&v->processor, patches.grid);
     if (patches.n_decoded > v->most_decoded) { v->most_decoded = patches.n_decoded; }
@@ -76,10 +81,7 @@ static inline int vision_run_measure_(void* of, const char* path, ErrorText* err
 // pad: the token that is a placeholder
 static inline void vision_run_init(VisionRun* v, const Run* r, const VisionConfig* c, int pad) {
     char path[PATH_BYTES];
-    if (*r->weights && !*vision_processor_path_(path, r)) {
-        fail_input("%s: expected preprocessor_config.json beside it, which says how images become patches",
-                   r->config);
-    }
+    v->lacks_processor = *r->weights && !*vision_processor_path_(path, r) ? r->config : NULL;
     v->processor = *vision_processor_path_(path, r) ? image_processor_load(path, 0) : vision_processor_(c);
     ImageProcessor* p = &v->processor;
     const struct { const char* key; int found, expected; } sizes[] = {
