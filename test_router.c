@@ -498,15 +498,15 @@ static void test_bias(Test* t) {
     float bias[] = {0.5f, 0.25f, -0.5f, -0.25f};
     const float counts[] = {6, 2, 4, 4};  // mean 4
     const float want[] = {0.4375f, 0.3125f, -0.5f, -0.25f}, uneven[] = {1, 2, 0};
-    router_bias_update(bias, counts, 0.0625f, 4);
+    router_bias_update(bias, counts, 0.0625f, 1, 4);
     check_bits(t, "bias", bias, want, 4);
     float three[] = {0, 0, 0};
     const float want_three[] = {0.0f, -0.25f, 0.25f};  // the first has the mean of 1
-    router_bias_update(three, uneven, 0.25f, 3);
+    router_bias_update(three, uneven, 0.25f, 1, 3);
     check_bits(t, "three biases", three, want_three, 3);
     const float skewed[] = {0, 0, 3};
     float moved[] = {0, 0, 0};
-    router_bias_update(moved, skewed, 0.75f, 3);
+    router_bias_update(moved, skewed, 0.75f, 1, 3);
     const float want_moved[] = {0.5f, 0.5f, -1.0f};  // 0.75 0.75 -0.75 less their mean
     check_bits(t, "the mean is subtracted", moved, want_moved, 3);
 }

@@ -74,7 +74,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp};
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp, 0.0f, 0};
     return s;
 }
 
@@ -229,7 +229,7 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
                           linear(moe, acts, AT(router), l), linear(moe, acts, AT(gate_up), l),
                           linear(moe, acts, AT(down), l), layer_weights(moe, l).bias, NO_GRADIENTS, NO_GRADIENTS,
-                          NO_GRADIENTS, layer_numbers(acts, &moe->config, l), N};
+                          NO_GRADIENTS, layer_numbers(acts, &moe->config, l), N, NULL};
     return p;
 }
 
@@ -458,7 +458,8 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
         float* stored = layer_weights(moe, l).bias;
         if (moe->bias_stays[l] || !stored) { continue; }  // NULL: another stage has it
         device_download(bias, stored, sizeof(float) * (size_t)c->E, dev);
-        router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, c->E);
+        router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, 1,
+                           c->E);
         for (int e = 0; e < c->E; e++) {  // neither the loss nor a gradient would show it
             if (!isfinite(bias[e])) { fail_run("layer %d: the bias of expert %d is %g", l, e, (double)bias[e]); }
         }

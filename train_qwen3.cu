@@ -74,7 +74,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp, 0.0f, 0};
     return s;
 }
 
@@ -256,7 +256,7 @@ static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N)
                           linear(qwen, acts, AT(router), NO_BIAS, l),
                           linear(qwen, acts, AT(expert_gate_up), NO_BIAS, l),
                           linear(qwen, acts, AT(expert_down), NO_BIAS, l), NULL, NO_GRADIENTS, NO_GRADIENTS,
-                          NO_GRADIENTS, layer_numbers(acts, &qwen->config, l), N};
+                          NO_GRADIENTS, layer_numbers(acts, &qwen->config, l), N, NULL};
     return p;
 }
 

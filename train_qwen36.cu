@@ -118,7 +118,8 @@ static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.
 
 static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp, 0.0f,
+                           0};
     return s;
 }
 
@@ -390,7 +391,7 @@ static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int 
     const ExpertPass p = {&acts->experts, a.experts, layer_statistics(acts, l).experts,
                           expert_choices(&acts->experts, l), a.norm2, linear(qwen, acts, AT(router), l),
                           linear(qwen, acts, AT(expert_gate_up), l), linear(qwen, acts, AT(expert_down), l), NULL,
-                          NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS, router_numbers(c, acts, l), N};
+                          NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS, router_numbers(c, acts, l), N, NULL};
     return p;
 }
 

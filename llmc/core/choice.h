@@ -4,6 +4,7 @@ A choice is a value of an enum and, for people and files, a name in a list: the 
     typedef enum { SHAPE_ROUND, SHAPE_SQUARE, SHAPE_FLAT } Shape;
     choice_find(SHAPE_NAMES, "square")         SHAPE_SQUARE, as of "quadratic", its other spelling, and of "Square"
     choice_name(SHAPE_NAMES, SHAPE_SQUARE).s   "square"
+    choice_or(SHAPE_NAMES).s                   "round, square or flat", for messages
 The list is also what an option of type OPTION_CHOICE takes (options.h).
 */
 #ifndef LLMC_CHOICE_H
@@ -35,5 +36,18 @@ static inline ShortText choice_name(const char* list, int value) {
     }
     if (value >= 0) { snprintf(name.s, sizeof name.s, "%.*s", (int)strcspn(list, "|,"), list); }
     return name;
+}
+
+typedef struct { char s[256]; } ChoiceText;
+
+static inline ChoiceText choice_or(const char* list) {
+    ChoiceText all = {""};
+    for (size_t n = 0; *list && n < sizeof all.s; list += *list == '|') {
+        const size_t width = strcspn(list, "|,"), end = strcspn(list, "|");
+        const char* after = !list[end] ? "" : strchr(list + end + 1, '|') ? ", " : " or ";
+        n += (size_t)snprintf(all.s + n, sizeof all.s - n, "%.*s%s", (int)width, list, after);
+        list += end;
+    }
+    return all;
 }
 #endif  // LLMC_CHOICE_H

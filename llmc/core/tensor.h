@@ -14,7 +14,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_dims            more dimensions on disk
     tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has
     tensor_stored          in which type releases have it
-    tensor_adaptable       where adapters (LoRA) may be put beside it
+    tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never learns
+    tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_modules_under: what their names begin with
 A *slice* is the matrix of a layer, of one of its experts, or a part of one that has a name of its own on disk. There
 each is a tensor, but for experts that are one tensor together, in which slices of one name follow each other
 (tensor_joined). A tensor of the table holds its slices one after the other, row-major: (layers that have it, experts,
@@ -38,8 +39,8 @@ Cost:   a row owns nothing; what is asked layer by layer is counted anew, for mo
 #include <stdio.h>
 #include <string.h>
 
-// NONE: the trainer's, left alone
-typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL, INIT_UNIFORM, INIT_LOG_UNIFORM, INIT_NONE } Init;
+// NONE: the trainer's, left alone. CHOICES: in each row different whole numbers (tensor_whole_numbers)
+typedef enum { INIT_ZEROS, INIT_ONES, INIT_NORMAL, INIT_UNIFORM, INIT_LOG_UNIFORM, INIT_CHOICES, INIT_NONE } Init;
 typedef enum { NO_DECAY, DECAY } Decay;
 // TRANSPOSED: (columns, rows), as GPT-2's Conv1D; VECTOR: (columns); CONV: (rows, 1, columns), a convolution of each
 // channel by itself
@@ -91,7 +92,9 @@ typedef struct {
                                      // or those of each name in {}
     Stored stored;
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element: tensors_store
+    int whole_below;                 // tensor_whole_numbers; 0: any numbers
     const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter
+    const char* modules_under;       // tensor_modules_under; NULL: what the name begins with
 } Tensor;
 
 static inline Tensor tensor(const char* name, size_t field, int layers, int rows, int columns, Init init, float std,
@@ -203,8 +206,10 @@ static inline void tensor_dims(Tensor* t, int a, int b, int c, int d) {
     memcpy(t->dims, dims, sizeof dims);
 }
 
-// is it a factor of products, neither a vector nor the taps of a convolution?
-static inline int tensor_is_matrix(const Tensor* t) { return t->on_disk != VECTOR && t->on_disk != CONV; }
+// is it a factor of products, neither a vector nor the taps of a convolution nor a table of choices?
+static inline int tensor_is_matrix(const Tensor* t) {
+    return t->on_disk != VECTOR && t->on_disk != CONV && t->whole_below == 0;
+}
 
 // rows of its output: a vector has one for each element
 static inline int tensor_outputs(const Tensor* t) { return t->on_disk == VECTOR ? t->columns : t->rows; }
@@ -224,6 +229,13 @@ static inline void tensor_sections(Tensor* t, int a, int b, int c, int d) {
 
 static inline void tensor_stored(Tensor* t, Stored stored) { t->stored = stored; }
 
+// 0 .. below - 1, floats in memory whatever the build
+static inline void tensor_whole_numbers(Tensor* t, int below) {
+    assert(below > 0 && below <= 1 << 24);
+    t->whole_below = below;
+    tensor_stored(t, STORED_F32);
+}
+
 // The weight of a linear layer, beside which adapters may learn, under the names that PEFT has for it, without the
 // prefix: of the module, as "self_attn.q_proj"; of what is no module there but a parameter, as "mlp.gate.weight". A
 // part in {} of a module is a place of its own. Experts that are one parameter may be modules in older files, with a
@@ -233,6 +245,9 @@ static inline void tensor_adaptable(Tensor* t, const char* module, const char* p
     t->module = module;
     t->parameter = parameter;
 }
+
+// of files whose names are not those of the modules
+static inline void tensor_modules_under(Tensor* t, const char* prefix) { t->modules_under = prefix; }
 
 // ---- slices and layers ----
 
@@ -442,7 +457,10 @@ static inline size_t tensors_count(const Tensor* table, int n) {
 // elements that files hold: without what pads a vocabulary
 static inline size_t tensors_disk_count(const Tensor* table, int n) {
     size_t count = 0;
-    for (int i = 0; i < n; i++) { count += tensor_disk_elements(&table[i]) * (size_t)tensor_slices(&table[i]); }
+    for (int i = 0; i < n; i++) {
+        if (table[i].whole_below > 0) { continue; }  // no parameters
+        count += tensor_disk_elements(&table[i]) * (size_t)tensor_slices(&table[i]);
+    }
     return count;
 }
 
@@ -689,6 +707,19 @@ static inline void slice_sink_done(const SliceSink* sink, const Tensor* t, int k
     if (sink->done) { sink->done(sink->to, t, k); }
 }
 
+// rows of `columns` numbers below `below`, those of a row different as long as there are enough
+static inline void choices_fill_(Mt19937* mt, float* x, size_t n, int columns, int below) {
+    for (size_t i = 0; i < n; i++) {
+        const size_t c = i % (size_t)columns;
+        int is_there = 1;
+        while (is_there) {
+            x[i] = (float)(mt19937_u32(mt) % (uint32_t)below);
+            is_there = 0;
+            for (size_t k = i - c; k < i && c < (size_t)below; k++) { is_there |= x[k] == x[i]; }
+        }
+    }
+}
+
 // start values: layer by layer, in table order within a layer, so that the draws come as PyTorch makes the same
 // network; a tensor without layers is drawn with layer 0. Each slice is a draw of its own
 static inline void tensors_init_into(const SliceSink* sink, const Tensor* table, int n, uint32_t seed) {
@@ -708,6 +739,7 @@ static inline void tensors_init_into(const SliceSink* sink, const Tensor* table,
                 if (t->init == INIT_LOG_UNIFORM) { uniform_fill(&mt, x, n_disk, INIT_LOG_LEAST, t->std); }
                 for (size_t j = 0; t->init == INIT_LOG_UNIFORM && j < n_disk; j++) { x[j] = fm_log(x[j]); }
                 for (size_t j = 0; t->init == INIT_ONES && j < n_disk; j++) { x[j] = 1.0f; }
+                if (t->init == INIT_CHOICES) { choices_fill_(&mt, x, n_disk, t->columns, t->whole_below); }
                 slice_sink_done(sink, t, k);
             }
         }

@@ -1,6 +1,7 @@
 /*
 The tensor table against safetensors: every parameter, gradient or moment under its name and shape on disk.
-    tensors_declare, tensors_put   every tensor into a file that may hold more; tensor_put_slice is one step of it
+    tensors_declare, tensors_put   every tensor that may learn into a file that may hold more: gradients; tensor_put_slice
+                                   is one step of it
     tensors_load                   every tensor out of a SafeSet; tensor_load_slice is one step of it
     tensors_load_layers            the same into a model with more layers than the file: where each one was
     tensor_is_in                   does a SafeSet have this tensor? For those that a model may or may not come with
@@ -11,7 +12,8 @@ The tensor table against safetensors: every parameter, gradient or moment under 
 In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D), a matrix in which experts are stacked
 or woven, or have more dimensions, and lacks the padding rows. Slices of fused experts are one tensor, (E, rows,
 columns). A file has its tensors in the order of their names, as Hugging Face's writer lays it out, those of F32 before
-those of BF16: an export equals, byte by byte, what save_pretrained writes for the same parameters.
+those of BF16: an export equals, byte by byte, what save_pretrained writes for the same parameters. Whole numbers
+(tensor_whole_numbers) are I64 on disk; I32 is read, too.
 Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; of matrices, fused experts too,
 also F8_E4M3 with a scale for each block of 128 x 128, which multiplies: F32, BF16 or F8_E8M0, named "..._scale_inv" or,
 in place of ".weight", ".scale". They become floats or, where a sink stores them so, stay as they are (SliceSink.fp8).
@@ -122,20 +124,25 @@ static inline int slice_by_place_(const void* a, const void* b) {
     return of_x != of_y ? (of_x > of_y ? -1 : 1) : slice_by_name_(a, b);
 }
 
-static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
-    TensorSlices s = {NULL, tensors_slices(table, n)};
-    s.slice = (TensorSlice*)malloc_check(sizeof(TensorSlice) * (size_t)s.n, "names of tensors");
-    for (int i = 0, at = 0; i < n; i++) {
-        for (int k = 0, n_slices = tensor_slices(&table[i]); k < n_slices; k++, at++) {
-            s.slice[at].tensor = &table[i];
-            s.slice[at].k = k;
-            s.slice[at].dtype = DTYPE_F32;
-            tensor_slice_name(s.slice[at].name, NAME_BYTES, &table[i], k);
+// learning: without tables of whole numbers, which never do
+static inline TensorSlices tensors_sorted_(const Tensor* table, int n, int learning) {
+    TensorSlices s = {NULL, 0};
+    s.slice = (TensorSlice*)malloc_check(sizeof(TensorSlice) * (size_t)tensors_slices(table, n), "names of tensors");
+    for (int i = 0; i < n; i++) {
+        if (learning && table[i].whole_below > 0) { continue; }
+        for (int k = 0, n_slices = tensor_slices(&table[i]); k < n_slices; k++) {
+            TensorSlice* slice = &s.slice[s.n++];
+            slice->tensor = &table[i];
+            slice->k = k;
+            slice->dtype = table[i].whole_below > 0 ? DTYPE_I64 : DTYPE_F32;
+            tensor_slice_name(slice->name, NAME_BYTES, &table[i], k);
         }
     }
     qsort(s.slice, (size_t)s.n, sizeof(TensorSlice), slice_by_name_);
     return s;
 }
+
+static inline TensorSlices tensors_sorted(const Tensor* table, int n) { return tensors_sorted_(table, n, 0); }
 
 // ---- writing: declare every tensor of the table, later put every tensor of an arena ----
 
@@ -160,6 +167,13 @@ static inline void put_as_bf16_(SafeWriter* w, const float* x, size_t n) {
     }
 }
 
+static inline void put_as_integers_(SafeWriter* w, const float* x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const int64_t whole = (int64_t)x[i];
+        safewriter_put(w, &whole, sizeof whole);
+    }
+}
+
 static inline void tensor_put_slice_as_(SafeWriter* w, const Tensor* t, const float* slice, float* turned,
                                         Dtype dtype) {
     const size_t n = tensor_disk_elements(t);
@@ -168,6 +182,7 @@ static inline void tensor_put_slice_as_(SafeWriter* w, const Tensor* t, const fl
         slice = turned;
     }
     if (dtype == DTYPE_BF16) { put_as_bf16_(w, slice, n); }
+    else if (dtype == DTYPE_I64) { put_as_integers_(w, slice, n); }
     else { safewriter_put(w, slice, sizeof(float) * n); }
 }
 
@@ -199,21 +214,17 @@ static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, S
 }
 
 static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, const char* prefix) {
-    TensorSlices s = tensors_sorted(table, n);
+    TensorSlices s = tensors_sorted_(table, n, 1);
     slices_declare_(w, s.slice, s.n, prefix);
     free(s.slice);
 }
 
-static inline void tensors_put_from_(SafeWriter* w, const Tensor* table, int n, SliceSource source) {
-    TensorSlices s = tensors_sorted(table, n);
+static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
+    TensorSlices s = tensors_sorted_(table, n, 1);
     float* turned = tensors_turning_room(table, n);
-    slices_put_(w, s.slice, s.n, source, turned);
+    slices_put_(w, s.slice, s.n, slice_source(arena), turned);
     free(turned);
     free(s.slice);
-}
-
-static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
-    tensors_put_from_(w, table, n, slice_source(arena));
 }
 
 // ---- writing a model in shards ----
@@ -304,11 +315,16 @@ static inline void tensors_save_folder(const char* folder, const Tensor* table, 
 
 static inline FileSum tensors_save_from(const char* path, const Tensor* table, int n, SliceSource source) {
     SafeWriter w;
+    TensorSlices s = tensors_sorted(table, n);
+    float* turned = tensors_turning_room(table, n);
+    qsort(s.slice, (size_t)s.n, sizeof(TensorSlice), slice_by_place_);
     safewriter_init(&w);
     safewriter_meta(&w, "format", "pt");
-    tensors_declare(&w, table, n, "");
+    slices_declare_(&w, s.slice, s.n, "");
     safewriter_open(&w, path);
-    tensors_put_from_(&w, table, n, source);
+    slices_put_(&w, s.slice, s.n, source, turned);
+    free(turned);
+    free(s.slice);
     return safewriter_close(&w);
 }
 
@@ -421,7 +437,13 @@ static inline SafeTensor find_slice_(SafeSet* set, const Tensor* t, int k, const
         fail_input("%s: tensor \"%s%s\" is missing: another model than config.json says, or a part of one", set->path,
                    prefix, name);
     }
-    if (!is_fp8_(t, found) && found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 && found->dtype != DTYPE_BF16) {
+    const int is_whole = found->dtype == DTYPE_I64 || found->dtype == DTYPE_I32;
+    if (t->whole_below > 0 && !is_whole) {
+        fail_input("%s: tensor \"%s\": expected I64 or I32, found %s", set->path, found->name,
+                   dtype_name(found->dtype));
+    }
+    if (t->whole_below == 0 && !is_fp8_(t, found) && found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 &&
+        found->dtype != DTYPE_BF16) {
         fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name,
                    dtype_name(found->dtype));
     }
@@ -550,9 +572,33 @@ static inline void read_fp8_as_it_is_(SafeSet* set, const Tensor* t, int k, cons
     }
 }
 
+// of a table of whole numbers
+static inline void read_whole_(SafeSet* set, const Tensor* t, const SafeTensor* found, float* slice) {
+    const unsigned char* data = (const unsigned char*)found->data;
+    for (size_t i = 0; i < found->n; i++) {
+        int64_t wide = 0;
+        int32_t narrow = 0;
+        if (found->dtype == DTYPE_I64) { memcpy(&wide, data + sizeof wide * i, sizeof wide); }
+        else {
+            memcpy(&narrow, data + sizeof narrow * i, sizeof narrow);
+            wide = narrow;
+        }
+        if (wide < 0 || wide >= t->whole_below) {
+            fail_input("%s: tensor \"%s\": expected numbers 0..%d, found %lld", set->path, found->name,
+                       t->whole_below - 1, (long long)wide);
+        }
+        slice[i] = (float)wide;
+    }
+    safeset_was_read(set, safeset_file(set, found), found->data, found->n_bytes);
+}
+
 // as floats; padding rows of `slice` are left as they are
 static inline void read_slice_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, float* slice,
                                float* turned) {
+    if (t->whole_below > 0) {
+        read_whole_(set, t, found, slice);
+        return;
+    }
     if (is_fp8_(t, found)) {
         float* scales = (float*)malloc_check(sizeof(float) * tensor_scales(t), "scales of a tensor");
         read_fp8_(set, t, k, found, NULL, scales, slice);
@@ -618,7 +664,8 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
                 safeset_passes_over(set, &found);
                 continue;
             }
-            const int is_fp8 = is_fp8_(t, &found), is_plain = !tensor_is_turned_(t) && !is_fp8;
+            const int is_fp8 = is_fp8_(t, &found);
+            const int is_plain = !tensor_is_turned_(t) && !is_fp8 && t->whole_below == 0;
             float* scales = NULL;
             uint8_t* bytes = is_fp8 && sink->fp8 ? sink->fp8(sink->to, t, k, &scales) : NULL;
             const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);

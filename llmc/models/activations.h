@@ -37,6 +37,7 @@ typedef struct {
 typedef struct {
     Tradeoffs how;
     int T, N;                // room: positions of a row, and of a pass those of this rank
+    int texts;               // rows: of a batch, of the cache
     Purpose purpose;
     TensorArena tensors;     // floatX
     TensorArena statistics;  // what must not lose digits, always float
@@ -46,6 +47,12 @@ typedef struct {
     RopeTable rope;
     int has_states;          // layers carry a state from position to position: the batch marks where documents begin
     int has_mtp;             // a module predicts the token after the next, too
+    int entry_ratio[ENTRY_KINDS];  // layers attend to entries of so many tokens (entry_attention.h); 0: none do
+    double entry_theta;      // there RoPE has another base,
+    const RopeYarn* yarn;    // and these frequencies; NULL: its own
+    int has_places;          // attention goes by the places of positions, in all layers
+    EntryPlaces entries;     // sizes: of the rooms that batches have
+    RopeTable entry_rope;
     TokenBatch batch;        // of the slot that it is the turn of
     MtpBatch mtp;            // of the same, where there is such a module
     TokenBatch* waiting;     // (slots), of the others
@@ -77,6 +84,7 @@ static inline void activations_begin(Activations* acts, int B, int T, Purpose pu
     memset(acts, 0, sizeof *acts);
     acts->how = how;
     acts->T = T;
+    acts->texts = B;
     acts->N = activations_positions(&how, B, T, purpose);
     acts->purpose = purpose;
     acts->n_slots = arena_slots(&how.slots);
@@ -101,6 +109,18 @@ static inline size_t activations_number_bytes_(const Activations* acts) {
     return sizeof(float) * (size_t)acts->how.numbers * (size_t)(acts->n_slots + 1);
 }
 
+// B: rows of the cache, in generation
+static inline int activations_texts_(const Activations* acts) {
+    return acts->purpose == TO_GENERATE ? acts->texts : 0;
+}
+
+static inline double activations_places_bytes_(Activations* acts) {
+    if (!acts->has_places) { return 0.0; }
+    const double each = entry_places_measure(&acts->entries, acts->entry_ratio, activations_all_(acts),
+                                             activations_texts_(acts));
+    return acts->n_slots * each + (acts->entry_theta > 0.0 ? (double)rope_table_bytes(acts->T, acts->rotated) : 0.0);
+}
+
 // The tables have so many lines. experts NULL: the model has none; rotated, theta: channels that RoPE turns, its base
 static inline double activations_measure(Activations* acts, int n_tensors, int n_statistics, const ExpertSizes* experts,
                                          int rotated, double theta) {
@@ -113,8 +133,19 @@ static inline double activations_measure(Activations* acts, int n_tensors, int n
            (!experts ? 0.0 : expert_layers_layout(&acts->experts, experts, acts->N, acts->purpose, &acts->how.slots)) +
            (double)rope_table_bytes(acts->T, rotated) + acts->n_slots * token_batch_bytes(1, activations_all_(acts)) +
            (acts->has_states ? (double)acts->n_slots * activations_all_(acts) : 0.0) +
-           (acts->has_mtp ? mtp_batch_bytes(1, activations_all_(acts)) : 0.0) +
+           (acts->has_mtp ? mtp_batch_bytes(1, activations_all_(acts)) : 0.0) + activations_places_bytes_(acts) +
            (double)activations_number_bytes_(acts);
+}
+
+// RoPE of layers with entries
+static inline void activations_open_turns_(Activations* acts, const Device* dev) {
+    if (!acts->has_places || acts->entry_theta == 0.0) { return; }
+    const size_t n_bytes = sizeof(float) * (size_t)acts->rotated;
+    float* frequencies = (float*)malloc_check(n_bytes, "frequencies of RoPE");
+    if (acts->yarn) { rope_yarn_frequencies(frequencies, acts->entry_theta, acts->rotated, acts->yarn); }
+    else { rope_frequencies(frequencies, acts->entry_theta, acts->rotated); }
+    rope_table_init(&acts->entry_rope, frequencies, acts->T, acts->rotated, dev);
+    free(frequencies);
 }
 
 // ranks: those that share the experts of the model
@@ -123,7 +154,11 @@ static inline void activations_open(Activations* acts, const ExpertRanks* ranks,
     tensor_arena_open(&acts->statistics, "statistics");
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
     rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev);
+    activations_open_turns_(acts, dev);
     acts->waiting = token_batches_open(acts->n_slots, 1, activations_all_(acts), acts->how.cp);
+    for (int k = 0; k < acts->n_slots && acts->has_places; k++) {
+        token_batch_place(&acts->waiting[k], &acts->entries, acts->T);
+    }
     for (int k = 0; k < acts->n_slots && acts->has_states; k++) { token_batch_mark_starts(&acts->waiting[k]); }
     if (acts->has_mtp) { mtp_batch_open(&acts->mtp, 1, activations_all_(acts), acts->how.cp); }
     acts->batch = acts->waiting[0];
@@ -207,6 +242,7 @@ static inline void activations_free(Activations* acts) {
     tensor_arena_close(&acts->statistics);
     if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
     rope_table_free(&acts->rope);
+    rope_table_free(&acts->entry_rope);
     token_batches_close(acts->waiting, acts->n_slots, &acts->batch, acts->slot);
     if (acts->mtp.next) { mtp_batch_close(&acts->mtp); }
     if (acts->counted) { device_release(acts->counted, activations_number_bytes_(acts)); }

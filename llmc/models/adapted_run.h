@@ -103,7 +103,7 @@ static inline void adapted_store_as_read_(Run* r) {
     SafeSet set;
     safeset_open(&set, r->weights);
     for (Tensor* t = adapted_base_rows_(r); t < m->table + m->n_table; t++) {
-        if (tensor_is_matrix(t)) { tensor_stored(t, tensor_stored_in(&set, t, "")); }
+        if (tensor_is_matrix(t) && t->stored != STORED_F32) { tensor_stored(t, tensor_stored_in(&set, t, "")); }
     }
     safeset_close(&set);
 }

@@ -264,6 +264,7 @@ static inline const AdapterPlace* adapter_find(const Adapters* x, int row, int l
 static inline Tensor adapter_named_(const Tensor* row, int is_parameter) {
     Tensor named = *row;
     named.name = is_parameter ? row->parameter : row->module;
+    named.prefix = row->modules_under ? row->modules_under : row->prefix;
     named.experts_on_disk = is_parameter ? FUSED : APART;
     return named;
 }
@@ -529,12 +530,11 @@ static inline AdapterChoices adapter_choices_(const Tensor* base, int n, int of_
     AdapterChoices out = {""};
     for (int i = 0; i < n; i++) {
         const char* name = of_parameters ? base[i].parameter : base[i].experts > 0 ? NULL : base[i].module;
-        Tensor named = base[i];
-        named.name = name;
+        const Tensor named = adapter_named_(&base[i], of_parameters);
         for (int part = 0; name && part < tensor_names(&named); part++) {
             char path[ADAPTER_NAME_BYTES];
             tensor_name_of(path, sizeof path, &named, part);
-            const char *under = base[i].prefix ? base[i].prefix : "", *last = strrchr(path, '.');
+            const char *under = named.prefix ? named.prefix : "", *last = strrchr(path, '.');
             const char* shown = of_parameters || !last ? path + strlen(under) : last + 1;
             const size_t used = strlen(out.s);
             if (used + strlen(shown) + 3 < sizeof out.s && !strstr(out.s, shown)) {

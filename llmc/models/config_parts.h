@@ -30,8 +30,8 @@ static inline int config_parse_kinds(char* kinds, int L, const json_t* json, con
         const char* name = json_string_value(json_array_get(list, (size_t)l));
         const int position = name ? choice_find(names, name) : -1;
         if (position < 0) {
-            return error_set(error, "\"%s\": expected %s or %s, found %.60s", key, choice_name(names, 0).s,
-                             choice_name(names, 1).s, name ? name : "another type");
+            return error_set(error, "\"%s\": expected %s, found %.60s", key, choice_or(names).s,
+                             name ? name : "another type");
         }
         kinds[l] = letters[position];
     }

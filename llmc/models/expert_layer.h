@@ -39,7 +39,7 @@ typedef struct {
 // what must not lose digits, always float
 typedef struct {
     float *router_logits, *scores, *lse, *weights, *row_weights, *drow_weights, *received_weights, *dreceived_weights,
-        *dweights, *drouter_logits;
+        *dweights, *drouter_logits, *sequences;
 } ExpertStatistics;
 
 typedef struct {
@@ -49,6 +49,8 @@ typedef struct {
     int L;                 // layers of the model; of these those of a kind "E" have experts
     const char* kinds;     // NULL: all have
     const RankGroup* cp;   // with --cp, in training: who has which positions; NULL: a rank has all of a micro-batch
+    float limit;           // of gates and ups (swiglu.h); 0: none
+    int sequences;         // rows of a micro-batch, each of which has a balance of its own; 0: all of it has one
 } ExpertSizes;
 
 // what all layers of a model share
@@ -112,10 +114,12 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
     const int received = trains && s->ep.size > 1 ? expert_rows_here_(s, N, purpose) : 0;
     const int R = expert_positions_(s, N, purpose) * k;
 #define FIELD(name) #name, at + offsetof(ExpertStatistics, name)
-    *t++ = expert_row_(s, FIELD(router_logits),     0, N, E);
+    const int L_logits = s->router.score == ROUTER_SQRT_SOFTPLUS ? L_kept : 0;  // whose slope asks for them
+    *t++ = expert_row_(s, FIELD(router_logits),     L_logits, N, E);
     *t++ = expert_row_(s, FIELD(scores),            L_kept, N, E);  // softmax of the router's logits
     *t++ = expert_row_(s, FIELD(lse),               L_kept, N, 1);  // log of the sum of their exponentials
     *t++ = expert_row_(s, FIELD(weights),           L_kept, N, k);  // of the chosen experts
+    *t++ = expert_row_(s, FIELD(sequences),         L_kept, trains * s->sequences, (int)router_statistics_length(E));
     *t++ = expert_row_(s, FIELD(row_weights),       0, trains * R, 1);  // weights, of rows of experts
     *t++ = expert_row_(s, FIELD(drow_weights),      0, trains * R, 1);
     *t++ = expert_row_(s, FIELD(received_weights),  0, received, 1);
@@ -179,6 +183,7 @@ typedef struct {
     LinearGradients drouter, dgate_up, ddown;
     float* numbers;             // router_statistics_length: what the router counts; NULL: nobody asks
     int N;
+    const int* given;           // (N, k) experts that the token decides on (token_choice.h); NULL: the router chooses
 } ExpertPass;
 
 // the positions whose rows this rank brings, first .. first + n - 1
@@ -213,15 +218,31 @@ static inline void expert_pool_(const ExpertPass* p, const Device* dev) {
     router_pool(p->numbers, p->all->counted, cp->size, shape, p->N, dev);
 }
 
+// the rows of the micro-batch one after the other; their balance becomes the mean of theirs
+static inline void expert_count_sequences_(const ExpertPass* p, const Device* dev) {
+    const RouterShape* shape = &p->all->size.router;
+    const int B = p->all->size.sequences, T = p->N / B;
+    const ExpertStatistics* s = &p->s;
+    for (int b = 0; b < B; b++) {
+        const size_t first = (size_t)b * (size_t)T;
+        router_statistics(s->sequences + (size_t)b * router_statistics_length(shape->E),
+                          p->experts + first * (size_t)shape->k, s->weights + first * (size_t)shape->k,
+                          s->scores + first * (size_t)shape->E, NULL, shape, T, dev);
+    }
+    router_mean_balance(p->numbers, s->sequences, B, shape->E, dev);
+}
+
 // replay: these positions have chosen their experts
 static inline void expert_choose(const ExpertPass* p, int replay, const Device* dev) {
     const RouterShape* shape = &p->all->size.router;
     const ExpertStatistics* s = &p->s;
     linear_forward(s->router_logits, p->inp, p->router, p->N, dev);
-    router_forward(p->experts, s->weights, s->scores, s->lse, s->router_logits, p->bias, replay ? p->experts : NULL,
+    float* lse = shape->score == ROUTER_SOFTMAX ? s->lse : NULL;
+    router_forward(p->experts, s->weights, s->scores, lse, s->router_logits, p->bias, replay ? p->experts : p->given,
                    shape, p->N, dev);
     if (p->numbers && !replay) {
-        router_statistics(p->numbers, p->experts, s->weights, s->scores, s->lse, shape, p->N, dev);
+        router_statistics(p->numbers, p->experts, s->weights, s->scores, lse, shape, p->N, dev);
+        if (p->all->size.sequences > 0) { expert_count_sequences_(p, dev); }
         expert_pool_(p, dev);
     }
 }
@@ -252,7 +273,8 @@ static inline void expert_down(const ExpertPass* p, floatX* out, const Device* d
     const size_t width = sizeof(floatX) * (size_t)D;
     const ExpertPositions own = expert_own_(p);
     const ExpertTensors* a = &p->a;
-    swiglu_forward(a->expert_hidden, a->expert_gate_up, 0.0f, ep->n_rows, p->all->size.F, dev);
+    swiglu_forward(a->expert_hidden, a->expert_gate_up, p->all->size.limit, ep->n_rows,
+                   p->all->size.F, dev);
     experts_forward(ep, is_alone ? a->expert_out : a->computed, a->expert_hidden, ROW_BY_ROW, p->down, dev);
     if (!is_alone) { ep_return(ep, a->expert_out, a->computed, width, dev); }
     expert_rows_combine(out + (size_t)own.first * (size_t)D, a->expert_out, p->s.weights + own.first * k,
@@ -282,12 +304,12 @@ static inline void expert_products_backward_(const ExpertPass* p, const floatX* 
     }
     experts_backward_input(ep, a->dhidden, dout, BY_TOKEN, p->down, dev);
     if (p->down.n_adapters > 0) {  // they read what swiglu_backward is about to weigh
-        swiglu_forward(a->expert_hidden, a->expert_gate_up, 0.0f, ep->n_rows, F, dev);
+        swiglu_forward(a->expert_hidden, a->expert_gate_up, x->size.limit, ep->n_rows, F, dev);
         experts_backward_adapters(ep, &p->ddown, dout, BY_TOKEN, a->expert_hidden, ROW_BY_ROW, s->row_weights, p->down,
                                   dev);
     }
     swiglu_backward(a->expert_gate_up, a->expert_hidden, dweights, a->dhidden, a->expert_gate_up,
-                    sends ? s->received_weights : s->row_weights, 0.0f, ep->n_rows, F, dev);
+                    sends ? s->received_weights : s->row_weights, x->size.limit, ep->n_rows, F, dev);
     experts_backward_weight(ep, p->ddown.weight, dout, BY_TOKEN, a->expert_hidden, ROW_BY_ROW, x->scratch, F, D, dev);
     experts_backward_weight(ep, p->dgate_up.weight, a->expert_gate_up, ROW_BY_ROW, expert_inputs_(p), BY_TOKEN,
                             x->scratch, D, 2 * F, dev);
@@ -300,8 +322,23 @@ static inline void expert_products_backward_(const ExpertPass* p, const floatX* 
     }
 }
 
+// of each row of the micro-batch by itself
+static inline void expert_router_back_sequences_(const ExpertPass* p, float balance, const Device* dev) {
+    const RouterShape* shape = &p->all->size.router;
+    const ExpertStatistics* s = &p->s;
+    const int B = p->all->size.sequences, T = p->N / B;
+    const size_t k = (size_t)shape->k, E = (size_t)shape->E;
+    for (int b = 0; b < B; b++) {
+        const size_t first = (size_t)b * (size_t)T;
+        router_backward(s->drouter_logits + first * E, s->dweights + first * k, p->experts + first * k,
+                        s->weights + first * k, s->scores + first * E, NULL, s->router_logits + first * E,
+                        s->sequences + (size_t)b * router_statistics_length(shape->E), balance, 0.0f, shape, T, dev);
+    }
+}
+
 // The rows of this layer have been found, its first product is there. counts (E): what the router's balance loss sees,
-// NULL without one; balance, z: weights of the router's losses
+// NULL without one; balance, z: weights of the router's losses.
+// Sequences with a balance of their own know their counts
 static inline void expert_backward_router(const ExpertPass* p, floatX* dinp, const floatX* dout, const float* counts,
                                           float balance, float z, const Device* dev) {
     const RouterShape* shape = &p->all->size.router;
@@ -311,8 +348,13 @@ static inline void expert_backward_router(const ExpertPass* p, floatX* dinp, con
     expert_products_backward_(p, dout, dev);
     expert_rows_dweights(s->dweights + (size_t)own.first * k, s->drow_weights, &p->all->rows, dev);
     expert_gather_positions_(p, s->dweights, sizeof(float) * k, dev);
-    router_backward(s->drouter_logits, s->dweights, p->experts, s->weights, s->scores, s->lse, s->router_logits, counts,
-                    balance, z, shape, p->N, dev);
+    if (p->all->size.sequences > 0 && balance != 0.0f) {
+        expert_router_back_sequences_(p, balance, dev);
+    } else {
+        router_backward(s->drouter_logits, s->dweights, p->experts, s->weights, s->scores,
+                        shape->score == ROUTER_SOFTMAX ? s->lse : NULL, s->router_logits, counts, balance, z, shape, p->N,
+                        dev);
+    }
     cast(p->a.drouter, (const float*)s->drouter_logits, (size_t)p->N * (size_t)shape->E, dev);
     linear_backward(dinp, p->a.drouter, p->inp, p->router, p->drouter, 0, p->N, dev);
 }

@@ -4,6 +4,7 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     model_linear            the weight of a field of the table at a layer, and its bias
     model_linear_gradients  where their gradients go; NULL where they do not learn
     linear_forward          out (N, OC) = inp (N, C) * weight^T + bias
+    linear_forward_on       out goes on from what it holds; of a weight that is floatX, without bias and adapters
     linear_backward         of dout (N, OC): gradients of weight and bias are written, dinp (N, C) = dout * weight; with
                             add 1 it goes on from what dinp holds; NULL: nobody asks
     linear_backward_input, linear_backward_weight   dinp alone; gradients of weight and bias alone
@@ -339,6 +340,11 @@ static inline void linear_forward(floatX* out, const floatX* inp, Linear w, int 
     }
     linear_product_(out, inp, &w, N, dev);
     linear_adapters_forward_(out, inp, &w, N, NULL, dev);
+}
+
+static inline void linear_forward_on(floatX* out, const floatX* inp, Linear w, int N, const Device* dev) {
+    assert(!w.bias && w.n_adapters == 0 && w.weight.kind == STORED_F32 && w.split == SPLIT_NONE);
+    matmul_forward_on(out, inp, (const floatX*)w.weight.data, N, w.C, w.OC, dev);
 }
 
 // each rank computes some columns of dinp, of all outputs; whole: (N, OC of all)

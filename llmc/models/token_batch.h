@@ -10,6 +10,7 @@ The tokens of a batch as a pass over them has them: on the device, with what the
     token_batch_texts     in generation: the new tokens of several texts, one text after the other
     token_batch_mark_starts   from now on the device has marks where documents and texts begin, for layers that carry a
                           state from position to position: token_batch_starts
+    token_batch_place     from now on the device has places of positions, and of entries (entry_places.h)
 With --cp tokens and targets come of whole rows, and the device has those of this rank's positions (context_ranks.h);
 segments are those of whole rows.
 Segments: one of all rows; with `segments.document_start`, a token (--doc-reset) or a mark, one for each piece of a
@@ -21,6 +22,7 @@ document.
 #include "../ops/cached_text.h"  // CachedText
 #include "../ops/documents.h"    // Segments, segments_init, segments_find_marked
 #include "../ranks/context_ranks.h"  // CpRows, cp_rows, cp_take
+#include "entry_places.h"          // EntryPlaces, entry_places_take
 
 typedef struct { int first, n; } Stretch;  // of positions
 
@@ -43,6 +45,8 @@ typedef struct {
     CpRows rows;            // what it has of those of the batch,
     int n;                  // positions in all
     int* own;               // with cp, on the host: on the way to the device
+    EntryPlaces entries;    // device NULL: nobody asks
+    int room;               // of these, in generation: positions of a row of the cache
 } TokenBatch;
 
 // Of a pass over B rows of T positions. In generation rows are those of the cache, and a pass has what is new: one text
@@ -69,6 +73,7 @@ static inline void token_batch_close(TokenBatch* x) {
     free(x->counted);
     if (x->starts) { device_release(x->starts, x->n_bytes / sizeof(int)); }
     free(x->marks);
+    entry_places_close(&x->entries);
     free(x->segments.at);
     free(x->own);
 }
@@ -78,6 +83,13 @@ static inline void token_batch_mark_starts(TokenBatch* x) {
     const size_t n = x->n_bytes / sizeof(int);
     x->starts = (unsigned char*)device_alloc(n, "where documents begin");
     x->marks = (unsigned char*)malloc_check(n, "where documents begin");
+}
+
+// as measured (entry_places_measure), once x is open; room: positions of a row of the cache
+static inline void token_batch_place(TokenBatch* x, const EntryPlaces* entries, int room) {
+    x->entries = *entries;
+    x->room = room;
+    entry_places_open(&x->entries);
 }
 
 // of the batch that is at hand, or of position `first` of its texts; NULL: rows alone begin documents
@@ -147,6 +159,7 @@ static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const in
     x->n = token_batch_upload_(x, x->tokens, tokens, B * (T - t0), dev);
     segments_find_marked(&x->segments, tokens, targets, B, T);
     token_batch_mark_(x, B * T, dev);
+    if (x->entries.device) { entry_places_take(&x->entries, &x->segments, B, T, dev); }
     x->n_texts = 0;
 }
 
@@ -164,6 +177,7 @@ static inline int token_batch_texts(TokenBatch* x, const CachedText* texts, int 
     }
     x->has_starts = x->starts != NULL;
     token_batch_upload_marks_(x, first, dev);
+    if (x->entries.device) { entry_places_texts(&x->entries, texts, n_texts, x->room, dev); }
     x->texts = texts;
     x->n_texts = n_texts;
     return first;

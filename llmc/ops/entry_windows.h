@@ -9,6 +9,7 @@ one. Position t of a document sees its entries 0 .. (t + 1) / r - 1, whose last 
     places_of_batch    of segments (documents.h) of B rows of T positions: the key of position n is n; a row has room for
                        T / r entries, those of its documents one after the other, and those too many are nobody's
     entry_windows_of_batch   likewise
+    entries_counted    how many positions of a batch see an entry
 All arrays are ints on the device. Their lengths depend on B and T alone, so that a graph may repeat what was recorded.
 In generation (cached_text.h) `first_key` and `first_entry` point into caches, `token` into the tokens that a pass has at
 hand, and `slot` says where in the cache an entry goes.
@@ -17,7 +18,9 @@ Source: spec deepseek_v4.md 2.5, 2.13
 */
 #ifndef LLMC_ENTRY_WINDOWS_H
 #define LLMC_ENTRY_WINDOWS_H
-#include "documents.h"  // Segments
+#include "documents.h"  // Segments, segments_init, segments_find_marked
+#include <stdint.h>
+#include <stdlib.h>
 
 typedef struct {
     int N;                 // positions of the pass: queries
@@ -72,5 +75,17 @@ static inline void entry_windows_of_batch(int* token, int* number, int* first_en
             used += s->T / r;
         }
     }
+}
+
+// inputs, targets (B, T) on the host; document_start: what documents begin with (documents.h)
+static inline int64_t entries_counted(const int* inputs, const int* targets, int document_start, int r, int B, int T) {
+    int64_t n = 0;
+    Segments s;
+    segments_init(&s, B, T);
+    s.document_start = document_start;
+    segments_find_marked(&s, inputs, targets, B, T);
+    for (int i = 0; i < s.n; i++) { n += s.at[i].T >= r ? (int64_t)s.at[i].rows * (s.at[i].T - r + 1) : 0; }
+    free(s.at);
+    return n;
 }
 #endif  // LLMC_ENTRY_WINDOWS_H

@@ -8,7 +8,7 @@ Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for 
     dbias   = sum over n of dout     (OC)     float, written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. With
 add 1 the first goes on from what is in dinp, where several layers read inp, and the second from what is in dweight,
-where the weight is used twice. In C a weight that does not learn may be stored as bf16 or fp8 (core/stored.h):
+where the weight is used twice; matmul_forward_on goes on from what is in out, without bias. In C a weight that does not learn may be stored as bf16 or fp8 (core/stored.h):
 matmul_forward_stored and matmul_backward_input_stored have the bits of the same numbers as floats.
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, matmul_backward_bias, which
         reads N*OC elements, in GB/s.
@@ -94,6 +94,11 @@ static inline void matmul_backward_ref(float* dinp, float* dweight, float* dbias
 static inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias,
                                   int N, int C, int OC, const Device* dev) {
     thin_gemm(out, OC, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
+}
+
+static inline void matmul_forward_on(float* out, const float* inp, const float* weight, int N, int C, int OC,
+                                     const Device* dev) {
+    gemm(out, OC, out, OC, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
 // weight (OC, C)
@@ -203,6 +208,11 @@ static inline void matmul_forward(Out* out, const X* inp, const X* weight, const
     if (matmul_few_(out, inp, weight, bias, N, C, OC, dev)) { return; }
 #endif
     matmul_product_(out, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
+}
+
+template <typename X>
+static inline void matmul_forward_on(X* out, const X* inp, const X* weight, int N, int C, int OC, const Device* dev) {
+    matmul_product_(out, NULL, 1, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
 template <typename X>

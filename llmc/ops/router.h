@@ -21,7 +21,8 @@ router_statistics, of N rows, on the device: 2 * E + ROUTER_TOTALS floats,
     ... + ROUTER_Z                      mean of lse^2; 0 without lse
     ... + ROUTER_TOP, ROUTER_SURE       mean of a row's largest weight; share of rows where it is above 0.9 * factor
 A NaN among the logits makes the balance NaN. router_pool makes of the statistics of several layers those of all of them
-together: means over layers, and the balance of these. router_load makes numbers to print of counts, on the host.
+together: means over layers, and the balance of these. router_mean_balance: of B sequences, each with statistics of its
+own, the balance of all of them is the mean of theirs. router_load makes numbers to print of counts, on the host.
 Losses: balance_weight * balance and z_weight * z (softmax only), a weight of 0: no such loss. The counts are constants:
 they may be those of more rows than these N, divided by how many times as many (several layers, ranks); for a loss per
 sequence, call statistics and backward for the rows of one after another.
@@ -33,8 +34,8 @@ Backward: dlogits (N, E) written; of the pairs' dweights (N, k) and of both loss
     sqrt-softplus: dz = dp sigmoid(z) / (2 p), below z = -20, where that tends to 0 / 0, dz = dp p / 2
 scores are always needed; weights and given dw with renormalize; lse for the z-loss, logits for sqrt-softplus,
 statistics for the balance loss: else NULL will do.
-router_bias_update: after an update, from the counts of all its rows: bias += rate * sign(mean of c - c), then minus the
-mean of the biases. On the host.
+router_bias_update: after an update, from the counts of all its rows: bias += rate * sign(mean of c - c), with `centred`
+then minus the mean of the biases. On the host.
 Cost:   C, one thread, AVX-512, E 256, k 8, us per row: softmax with both losses 1.0 forward, 0.1 statistics, 0.2
         backward; sigmoid 0.6, 0.2, 0.6; sqrt-softplus 1.7, 0.2, 0.8; the smallest of 30 calls on a busy machine.
         CUDA: moves 2*N*E floats forward, 1*N*E statistics, 2*N*E backward.
@@ -273,6 +274,13 @@ static inline void router_pool_ref(float* pooled, const float* statistics, int l
     pooled[2 * s->E + ROUTER_BALANCE] = (float)s->E * balance;
 }
 
+static inline void router_mean_balance_ref(float* statistics, const float* of_sequences, int B, int E) {
+    const size_t n = router_statistics_length(E);
+    float sum = 0.0f;
+    for (int b = 0; b < B; b++) { sum += of_sequences[(size_t)b * n + 2 * (size_t)E + ROUTER_BALANCE]; }
+    statistics[2 * E + ROUTER_BALANCE] = sum / (float)B;
+}
+
 // dp of the chosen experts of a row is added
 static inline void router_chosen_row_ref(float* dp, const float* dweights, const int* experts, const float* weights,
                                          const float* scores, const RouterShape* s) {
@@ -333,7 +341,7 @@ static inline void router_backward_ref(float* dlogits, const float* dweights, co
 
 // ---- on the host ----
 
-static inline void router_bias_update(float* bias, const float* counts, float rate, int E) {
+static inline void router_bias_update(float* bias, const float* counts, float rate, int centred, int E) {
     float sum = 0.0f, sum_bias = 0.0f;
     for (int e = 0; e < E; e++) { sum += counts[e]; }
     const float mean = sum / (float)E;
@@ -342,7 +350,7 @@ static inline void router_bias_update(float* bias, const float* counts, float ra
         bias[e] = bias[e] + rate * sign;
         sum_bias += bias[e];
     }
-    for (int e = 0; e < E; e++) { bias[e] = bias[e] - sum_bias / (float)E; }
+    for (int e = 0; e < E && centred; e++) { bias[e] = bias[e] - sum_bias / (float)E; }
 }
 
 // what a step line says of the counts of a layer
@@ -571,6 +579,11 @@ static inline void router_pool(float* pooled, const float* statistics, int layer
                                const Device* dev) {
     (void)dev;
     router_pool_ref(pooled, statistics, layers, s, N);
+}
+
+static inline void router_mean_balance(float* statistics, const float* of_sequences, int B, int E, const Device* dev) {
+    (void)dev;
+    router_mean_balance_ref(statistics, of_sequences, B, E);
 }
 
 // dp of the balance loss is added; q (E)
@@ -935,6 +948,19 @@ __global__ static void router_pool_kernel(float* pooled, const float* statistics
 static inline void router_pool(float* pooled, const float* statistics, int layers, const RouterShape* s, int N,
                                const Device* dev) {
     router_pool_kernel<<<1, 256, 0, dev->stream>>>(pooled, statistics, layers, *s, N);
+    cudaCheck(cudaGetLastError());
+}
+
+// one thread: a chain of B numbers
+__global__ static void router_mean_balance_kernel(float* statistics, const float* of_sequences, int B, int E) {
+    const size_t n = 2 * (size_t)E + ROUTER_TOTALS;
+    float sum = 0.0f;
+    for (int b = 0; b < B; b++) { sum += of_sequences[(size_t)b * n + 2 * (size_t)E + ROUTER_BALANCE]; }
+    statistics[2 * E + ROUTER_BALANCE] = sum / (float)B;
+}
+
+static inline void router_mean_balance(float* statistics, const float* of_sequences, int B, int E, const Device* dev) {
+    router_mean_balance_kernel<<<1, 1, 0, dev->stream>>>(statistics, of_sequences, B, E);
     cudaCheck(cudaGetLastError());
 }
 

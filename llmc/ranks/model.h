@@ -73,6 +73,8 @@ typedef struct {
     int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
     int learns_mtp;       // a module learns to predict the token after the next (ops/mtp_tokens.h): of its targets
     float mtp_counted;    // so many count in the update whose leaves are computed
+    int index_ratio;      // an indexer learns to choose among entries of so many tokens (ops/indexer.h); 0: none does
+    float index_counted;  // positions with its loss in that update
     int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
@@ -117,7 +119,8 @@ static inline int model_row_has_ep(const Model* m, int i) { return model_has_ep(
 static inline void model_store_frozen(Model* m, Stored stored) {
     m->frozen_as = stored;
     for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
-        if (tensor_is_matrix(&m->table[i])) { tensor_stored(&m->table[i], stored); }
+        const Tensor* t = &m->table[i];
+        if (tensor_is_matrix(t) && t->stored != STORED_F32) { tensor_stored(&m->table[i], stored); }
     }
 }
 

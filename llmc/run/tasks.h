@@ -7,6 +7,7 @@ What a run may do with a model beside training it.
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
+#include "../ops/entry_windows.h"  // entries_counted
 #include "../ops/mtp_tokens.h"  // mtp_counted
 #include "../files/tensorfile.h"     // tensors_put
 #include "../ranks/context_ranks.h"  // cp_bring
@@ -286,6 +287,9 @@ static inline void task_probe(Run* r) {
 
     const size_t n_bytes = sizeof(float) * m->n;
     m->mtp_counted = fmaxf(1.0f, (float)mtp_counted(x.inputs, x.targets, NO_RESET, x.B, x.T));
+    if (m->index_ratio > 0) {
+        m->index_counted = fmaxf(1.0f, (float)entries_counted(x.inputs, x.targets, NO_RESET, m->index_ratio, x.B, x.T));
+    }
     r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
     float loss, *grads = model_reduce(m, &loss, &r->dev);
     float* host = (float*)arena_alloc(n_bytes, "gradients on the host");

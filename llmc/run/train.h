@@ -5,6 +5,7 @@ gives Trainer.step, which may be made of the same pieces.
 */
 #ifndef LLMC_TRAIN_H
 #define LLMC_TRAIN_H
+#include "../ops/entry_windows.h"  // entries_counted
 #include "../ops/mtp_tokens.h"  // mtp_counted
 #include "folder.h"   // run_summary
 #include "pipeline.h" // pp_leaves
@@ -33,19 +34,38 @@ static inline int64_t train_counted(const Run* r) {
     return n > 0 ? n : 1;
 }
 
-// the same of the tokens after the next (mtp_tokens.h)
-static inline int64_t train_counted_mtp_(const Run* r) {
+// of all rows of the update the sum of what one counts, given where documents begin; `whole` in a row without any
+static inline int64_t train_counted_in_rows_(const Run* r, int64_t whole,
+                                             int64_t (*count)(const Run* r, const int* row, int document_start)) {
     const int64_t n_rows = (int64_t)r->n_leaves * r->o.batch_size, first = run_first_row(&r->o, &r->state);
     const int T = r->T, document_start = run_document_start(r, TO_TRAIN);
-    if (r->data.train.examples_T == 0 && document_start == NO_RESET) { return n_rows * (T - 1); }
+    if (r->data.train.examples_T == 0 && document_start == NO_RESET) { return n_rows * whole; }
     int* row = (int*)malloc_check(2 * sizeof(int) * (size_t)T, "a row");
     int64_t n = 0;
     for (int64_t i = first; i < first + n_rows; i++) {
         dataloader_row(&r->data.train_rows, i, row, row + T);
-        n += mtp_counted(row, row + T, document_start, 1, T);
+        n += count(r, row, document_start);
     }
     free(row);
     return n;
+}
+
+// targets of the tokens after the next (mtp_tokens.h)
+static inline int64_t train_count_mtp_(const Run* r, const int* row, int document_start) {
+    return mtp_counted(row, row + r->T, document_start, 1, r->T);
+}
+
+// positions with a loss of the indexer
+static inline int64_t train_count_index_(const Run* r, const int* row, int document_start) {
+    return entries_counted(row, row + r->T, document_start, r->model->index_ratio, 1, r->T);
+}
+
+// what losses besides that of the next token are divided by
+static inline void train_count_others_(const Run* r) {
+    Model* m = r->model;
+    const int r_index = m->index_ratio, seen = r_index > 0 && r->T >= r_index ? r->T - r_index + 1 : 0;
+    if (m->learns_mtp) { m->mtp_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, r->T - 1, train_count_mtp_)); }
+    if (r_index > 0) { m->index_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, seen, train_count_index_)); }
 }
 
 // does --noise-scale ask for this step?
@@ -92,7 +112,7 @@ static inline void train_leaves_(Run* r, float dloss) {
 // the leaves of this rank forward and backward, and the sum of all ranks' gradients; with the mean loss and their norm
 static inline float* train_gradients(Run* r, float* loss, float* norm) {
     const float counted = (float)train_counted(r), dloss = 1.0f / counted;
-    if (r->model->learns_mtp) { r->model->mtp_counted = fmaxf(1.0f, (float)train_counted_mtp_(r)); }
+    train_count_others_(r);
     dp_measure(&r->model->dp, train_measures_noise_(r), &r->dev);
     if (model_has_pp(r->model)) { pp_leaves(r, dloss, train_batch_); } else { train_leaves_(r, dloss); }
     float loss_sum, *grads = model_reduce(r->model, &loss_sum, &r->dev);

@@ -1,0 +1,661 @@
+/*
+DeepSeek V4: its sizes, a line for each parameter, and the files that hold them. Everything train_deepseek_v4.cu computes
+loops over these tables.
+    Config           the sizes; from a preset, from config.json, and back into one
+    config_fit       what only the files say: which of three families of names they have, whether the experts of a layer
+                     are one tensor, and whether there is an MTP module
+    config_leave_rest  tensors that a model does not have: of an MTP module that is left out, of drafts for decoding
+    parameter_table  one line for each parameter: name, shape, start values, decay
+A layer has one of three kinds of attention (Config.kinds) and one of two kinds of router (Config.routers):
+    WINDOW_LAYER     a window of keys alone
+    CSA_LAYER        and entries of few tokens each, of which an indexer chooses some
+    HCA_LAYER        and entries of many tokens each, all of them
+    HASH_LAYER       the token says which experts it takes, by a table of the file
+    CHOICE_LAYER     the experts of the largest score and bias
+Names   official, layers.3.attn.wq_a.weight; those that transformers writes, model.layers.3.attn.wq_a.weight; those that
+        it has in memory, model.layers.3.self_attn.q_a_proj.weight. A model keeps those it came with; a new one has the
+        official ones, which transformers reads, too. The MTP module, mtp.0., has official names in all of them.
+The MTP module has a layer of its own, number L, behind all others: a WINDOW_LAYER and CHOICE_LAYER.
+config.json is read in the form of the published models and in transformers' own; it is written in the latter. Keys of
+our own: mtp_weight, indexer_train, seq_balance_coef, bias_update_rate.
+Errors: fail_input names file, key, expected and found.
+Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, models/deepseek_v4; spec deepseek_v4.md 1, 5
+*/
+#ifndef LLMC_DEEPSEEK_V4_H
+#define LLMC_DEEPSEEK_V4_H
+#include "../core/choice.h"      // choice_find
+#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
+#include "../core/outfile.h"     // FileSum
+#include "../core/tensor.h"      // Tensor: the table of parameters
+#include "../files/hf_folder.h"  // HF_WRITTEN_BY
+#include "../files/tensorfile.h" // SafeSet
+#include "../ops/hyper_connections.h"  // HYPER_MOST_STREAMS
+#include "../ops/rope.h"         // RopeYarn
+#include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
+#include "config_parts.h"        // config_parse_kinds, config_check_quantized
+#include "entry_attention.h"     // WINDOW_LAYER, CSA_LAYER, HCA_LAYER, IndexerTraining
+
+// ---- 1. Config ----
+
+enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024, CONFIG_MOST_HEAD = 1024, CONFIG_MOST_WINDOW = 1 << 16 };
+enum { HASH_LAYER = 'T', CHOICE_LAYER = 'R' };                  // Config.routers
+typedef enum { NAMES_OFFICIAL, NAMES_WRITTEN, NAMES_IN_MEMORY } NameFamily;
+#define INDEXER_NAMES "off|kl|dense"  // IndexerTraining
+
+typedef struct {
+    int max_T;            // longest sequence, 1048576
+    int V, Vp;            // vocabulary, 129280; the same, padded to a multiple of 128
+    int L, D;             // layers, 43; channels of a residual stream, 4096
+    int H, d, rotated;    // heads, 64; channels of each, 512, of which RoPE turns the last 64
+    int qr;               // channels between the two matrices of queries (q_lora_rank), 1024
+    int G, R;             // groups of heads, 8, and outputs of each between the two output matrices, 1024
+    int window;           // keys that a position sees, itself among them, 128
+    int csa, hca;         // tokens of an entry, 4 and 128
+    int nI, dI, topk;     // the indexer's heads, 64, channels of each, 128, entries that it chooses, 512
+    int hc, iters;        // residual streams, 4; iterations of Sinkhorn, 20
+    int E, k, F;          // experts of a layer, 256, of which a token takes 6; width of each and of the shared one, 2048
+    int mtp;              // there is a module that predicts the token after the next (MTP)
+    int indexer;          // IndexerTraining
+    int names, fused;     // NameFamily; the files have the experts of a layer as one tensor
+    int plain_scorer;     // NAMES_IN_MEMORY of transformers 5.8: indexer.weights_proj, not indexer.scorer.weights_proj
+    int has_yarn;
+    float hc_eps, eps;    // of the mixing of streams, of all norms, 1e-6 both
+    float factor;         // of the weights that experts have, 1.5
+    float limit;          // of gates and ups of experts, 10
+    double theta, entry_theta;  // RoPE's base of WINDOW_LAYERs, 1e4; of all others, 1.6e5, with
+    RopeYarn yarn;
+    float mtp_weight;     // of its loss
+    float balance;        // weight of the balance of each sequence in the loss; 0: it is not in it
+    float bias_rate;      // how far the bias of a router moves in an update, 0: not at all
+    char kinds[CONFIG_MAX_LAYERS + 2], routers[CONFIG_MAX_LAYERS + 2];  // of each layer; then of MTP's
+} Config;
+
+static inline int config_layers(const Config* c, char kind) {
+    int n = 0;
+    for (int l = 0; l < c->L; l++) { n += c->kinds[l] == kind; }
+    return n;
+}
+
+static inline int config_hash_layers(const Config* c) {
+    int n = 0;
+    for (int l = 0; l < c->L; l++) { n += c->routers[l] == HASH_LAYER; }
+    return n;
+}
+
+// tokens of an entry of layer l; 0: it has none
+static inline int config_ratio(const Config* c, int l) {
+    return c->kinds[l] == CSA_LAYER ? c->csa : c->kinds[l] == HCA_LAYER ? c->hca : 0;
+}
+
+// channels of a compressor's two layers: with overlap two halves
+static inline int config_entry_channels(const Config* c, int l) { return c->kinds[l] == CSA_LAYER ? 2 * c->d : c->d; }
+
+// numbers that say how a position's streams mix
+static inline int config_mixes(const Config* c) { return (2 + c->hc) * c->hc; }
+
+static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = (V + 127) / 128 * 128; }
+
+static inline void config_end_kinds_(Config* c) {
+    c->kinds[c->L] = WINDOW_LAYER, c->kinds[c->L + 1] = '\0';
+    c->routers[c->L] = CHOICE_LAYER, c->routers[c->L + 1] = '\0';
+}
+
+// the first two layers have `first`, then CSA and HCA take turns; hash: so many layers go by tables
+static inline void config_place_kinds_(Config* c, char first, int hash) {
+    for (int l = 0; l < c->L; l++) {
+        c->kinds[l] = l < 2 ? first : l % 2 == 0 ? CSA_LAYER : HCA_LAYER;
+        c->routers[l] = l < hash ? HASH_LAYER : CHOICE_LAYER;
+    }
+    config_end_kinds_(c);
+}
+
+#define MTP_WEIGHT 0.1f  // where nobody says another one
+#define DEEPSEEK_V4_PRESETS "tiny, small, deepseek-v4-flash or deepseek-v4-pro"
+
+typedef struct { const char* name; int hash; char first; Config c; } Preset;
+
+static inline Config config_preset(const char* name, int V) {
+    static const Preset presets[] = {
+        {"tiny", 1, WINDOW_LAYER, {1024, 0, 0, 4, 64, 4, 32, 8, 32, 2, 16, 32, 4, 16, 8, 16, 16, 4, 20, 8, 2, 32, 0,
+          INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
+          MTP_WEIGHT, 0.0f, 1e-3f, "", ""}},
+        {"small", 2, WINDOW_LAYER, {4096, 0, 0, 8, 512, 8, 64, 16, 192, 2, 192, 128, 4, 32, 8, 32, 32, 4, 20, 16, 4, 256,
+          0, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
+          MTP_WEIGHT, 0.0f, 1e-3f, "", ""}},
+        {"deepseek-v4-flash", 3, WINDOW_LAYER, {1 << 20, 0, 0, 43, 4096, 64, 512, 64, 1024, 8, 1024, 128, 4, 128, 64, 128,
+          512, 4, 20, 256, 6, 2048, 1, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5,
+          {16.0f, 65536, 32.0f, 1.0f}, MTP_WEIGHT, 0.0f, 0.0f, "", ""}},
+        {"deepseek-v4-pro", 3, HCA_LAYER, {1 << 20, 0, 0, 61, 7168, 128, 512, 64, 1536, 16, 1024, 128, 4, 128, 64, 128,
+          1024, 4, 20, 384, 6, 3072, 1, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 2.5f, 10.0f, 1e4, 1.6e5,
+          {16.0f, 65536, 32.0f, 1.0f}, MTP_WEIGHT, 0.0f, 0.0f, "", ""}},
+    };
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        if (strcmp(name, presets[i].name) != 0) { continue; }
+        Config c = presets[i].c;
+        config_set_vocabulary_(&c, V);
+        config_place_kinds_(&c, presets[i].first, presets[i].hash);
+        return c;
+    }
+    fail_input("--model: expected " DEEPSEEK_V4_PRESETS ", found \"%s\"", name);
+}
+
+// ---- config.json, read ----
+
+#define KIND_NAMES "sliding_attention|compressed_sparse_attention|heavily_compressed_attention"
+#define KIND_LETTERS "WCH"
+#define ROUTER_NAMES "hash_moe|moe"
+#define ROUTER_LETTERS "TR"
+
+// the published form: a number for each layer, which is a label; it may have more entries than layers
+static inline int config_parse_ratios_(Config* c, const json_t* json, ErrorText* error) {
+    const json_t* list = json_object_get(json, "compress_ratios");
+    if (!json_is_array(list) || (int)json_array_size(list) < c->L) {
+        return error_set(error, "expected \"layer_types\" or \"compress_ratios\", a list of %d, one for each layer", c->L);
+    }
+    for (int l = 0; l < c->L; l++) {
+        const json_t* found = json_array_get(list, (size_t)l);
+        const json_int_t label = json_is_integer(found) ? json_integer_value(found) : -1;
+        if (label != 0 && label != 4 && label != 128) {
+            return json_refuse_value(error, "compress_ratios", "0, 4 or 128 for each layer", found);
+        }
+        c->kinds[l] = label == 0 ? WINDOW_LAYER : label == 4 ? CSA_LAYER : HCA_LAYER;
+    }
+    return 1;
+}
+
+static inline int config_parse_layers_(Config* c, const json_t* json, ErrorText* error) {
+    const json_t* rates = json_object_get(json, "compress_rates");
+    int hash = 3;
+    const JsonInt counts[] = {{"num_hash_layers", &hash, 0, 1 << 20}};
+    const JsonInt csa[] = {{"compressed_sparse_attention", &c->csa, 1, CONFIG_MOST_WINDOW}};
+    const JsonInt hca[] = {{"heavily_compressed_attention", &c->hca, 1, CONFIG_MOST_WINDOW}};
+    const JsonInt own_csa[] = {{"compress_rate_csa", &c->csa, 1, CONFIG_MOST_WINDOW}};
+    const JsonInt own_hca[] = {{"compress_rate_hca", &c->hca, 1, CONFIG_MOST_WINDOW}};
+    c->csa = 4, c->hca = 128;
+    if (rates && !json_is_null(rates) && !json_is_object(rates)) {
+        return json_refuse_value(error, "compress_rates", "an object", rates);
+    }
+    if ((!config_is_absent(rates, csa[0].key) && !json_ints(rates, csa, 1, error)) ||
+        (!config_is_absent(rates, hca[0].key) && !json_ints(rates, hca, 1, error)) ||
+        (!config_is_absent(json, own_csa[0].key) && !json_ints(json, own_csa, 1, error)) ||
+        (!config_is_absent(json, own_hca[0].key) && !json_ints(json, own_hca, 1, error)) ||
+        (!config_is_absent(json, counts[0].key) && !json_ints(json, counts, 1, error))) {
+        return 0;
+    }
+    for (int l = 0; l < c->L; l++) { c->routers[l] = l < hash ? HASH_LAYER : CHOICE_LAYER; }
+    if (!config_is_absent(json, "mlp_layer_types") &&
+        !config_parse_kinds(c->routers, c->L, json, "mlp_layer_types", ROUTER_NAMES, ROUTER_LETTERS, error)) {
+        return 0;
+    }
+    const int good = config_is_absent(json, "layer_types")
+                         ? config_parse_ratios_(c, json, error)
+                         : config_parse_kinds(c->kinds, c->L, json, "layer_types", KIND_NAMES, KIND_LETTERS, error);
+    config_end_kinds_(c);
+    return good;
+}
+
+// of one set of RoPE's settings; `turn` may be NULL. is_main: of layers without entries, which have no YaRN
+static inline int config_parse_yarn_(Config* c, const json_t* turn, int is_main, ErrorText* error) {
+    const char* type = json_string_value(json_object_get(turn, "rope_type"));
+    double factor = 1.0, fast = 32.0, slow = 1.0;
+    const JsonInt original[] = {{"original_max_position_embeddings", &c->yarn.original, 1, CONFIG_MAX_T}};
+    if (!type) { type = json_string_value(json_object_get(turn, "type")); }
+    if (!json_agrees(turn, json_pack("{s:f, s:f}", "attention_factor", 1.0, "mscale", 1.0), error)) { return 0; }
+    if (!type || strcmp(type, "default") == 0) { return 1; }
+    if (is_main || strcmp(type, "yarn") != 0) {
+        return error_set(error, "\"rope_type\": expected %s, found %.60s", is_main ? "default" : "default or yarn", type);
+    }
+    if (!json_number(&factor, turn, "factor", 1.0, 1e6, error) || !json_ints(turn, original, 1, error) ||
+        !json_number(&fast, turn, "beta_fast", 1e-3, 1e6, error) ||
+        !json_number(&slow, turn, "beta_slow", 1e-3, 1e6, error)) {
+        return 0;
+    }
+    c->has_yarn = 1;
+    c->yarn.factor = (float)factor, c->yarn.beta_fast = (float)fast, c->yarn.beta_slow = (float)slow;
+    return 1;
+}
+
+static inline int config_parse_theta_(double* theta, const json_t* top, const char* key, const json_t* set,
+                                      ErrorText* error) {
+    return json_number(theta, top, key, 1.0, 1e12, error) && json_number(theta, set, "rope_theta", 1.0, 1e12, error);
+}
+
+// rope_parameters has a set for layers without entries and one for the others; the published form has one for the others
+static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* error) {
+    const json_t *turn = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
+    const json_t *main = json_object_get(turn, "main"), *entries = json_object_get(turn, "compress");
+    double factor = 0.0;
+    const JsonInt rotated[] = {{"qk_rope_head_dim", &c->rotated, 2, CONFIG_MOST_HEAD}};
+    c->theta = 1e4, c->entry_theta = 1.6e5;
+    if (!config_parse_theta_(&c->theta, json, "rope_theta", main, error) ||
+        !config_parse_theta_(&c->entry_theta, json, "compress_rope_theta", entries, error) ||
+        !config_parse_yarn_(c, main, 1, error)) {
+        return 0;
+    }
+    const json_t* others = entries ? entries : json_is_object(scaling) ? scaling : main ? NULL : turn;
+    if (!config_parse_yarn_(c, others, 0, error)) { return 0; }
+    if (!config_is_absent(json, "qk_rope_head_dim")) {
+        if (!json_ints(json, rotated, 1, error)) { return 0; }
+    } else {
+        if (!json_number(&factor, json, "partial_rotary_factor", 0.0, 1.0, error)) { return 0; }
+        c->rotated = (int)(c->d * factor);
+    }
+    return (c->rotated >= 2 && c->rotated % 2 == 0 && c->rotated <= c->d && c->rotated <= c->dI) ||
+           error_set(error, "\"qk_rope_head_dim\": expected an even number 2..%d, found %d", c->d < c->dI ? c->d : c->dI,
+                     c->rotated);
+}
+
+// keys of our own, and how many modules there are
+static inline int config_parse_training_(Config* c, const json_t* json, ErrorText* error) {
+    double weight = (double)MTP_WEIGHT, balance = 0.0, rate = 0.0;
+    int modules = 0;
+    const JsonInt mtp[] = {{"num_nextn_predict_layers", &modules, 0, 16}};
+    if ((!config_is_absent(json, mtp[0].key) && !json_ints(json, mtp, 1, error)) ||
+        !json_number(&weight, json, "mtp_weight", 0.0, 1e3, error) ||
+        !json_number(&balance, json, "seq_balance_coef", 0.0, 1e3, error) ||
+        !json_number(&rate, json, "bias_update_rate", 0.0, 1.0, error) ||
+        !json_choice(&c->indexer, json, "indexer_train", INDEXER_NAMES, error)) {
+        return 0;
+    }
+    c->mtp = modules > 0;
+    c->mtp_weight = (float)weight, c->balance = (float)balance, c->bias_rate = (float)rate;
+    return 1;
+}
+
+static inline int config_parse_numbers_(Config* c, const json_t* json, ErrorText* error) {
+    double hc_eps = 1e-6, eps = 1e-6, factor = 1.5, limit = 10.0;
+    if (!json_number(&hc_eps, json, "hc_eps", 0.0, 0.1, error) ||
+        !json_number(&eps, json, "rms_norm_eps", 1e-12, 0.1, error) ||
+        !json_number(&factor, json, "routed_scaling_factor", 1e-6, 1e6, error) ||
+        !json_number(&limit, json, "swiglu_limit", 1e-6, 1e6, error)) {
+        return 0;
+    }
+    c->hc_eps = (float)hc_eps, c->eps = (float)eps, c->factor = (float)factor, c->limit = (float)limit;
+    return 1;
+}
+
+// under the first of two names that is there
+static inline int config_parse_either_(int* to, const json_t* json, const char* key, const char* other, int most,
+                                       ErrorText* error) {
+    const JsonInt size[] = {{config_is_absent(json, key) && !config_is_absent(json, other) ? other : key, to, 1, most}};
+    return json_ints(json, size, 1, error);
+}
+
+static inline int config_check_sizes_(const Config* c, ErrorText* error) {
+    if (c->H % c->G != 0) {
+        return error_set(error, "\"num_attention_heads\" %d: expected a multiple of \"o_groups\" %d", c->H, c->G);
+    }
+    return c->k <= c->E || error_set(error, "\"num_experts_per_tok\": expected at most %d, found %d", c->E, c->k);
+}
+
+static inline int config_parse(Config* c, const json_t* json, ErrorText* error) {
+    int type = -1;
+    memset(c, 0, sizeof *c);
+    c->hc = 4, c->iters = 20;
+    const JsonInt sizes[] = {
+        {"max_position_embeddings", &c->max_T, 1, CONFIG_MAX_T}, {"vocab_size", &c->V, 1, 1 << 24},
+        {"num_hidden_layers", &c->L, 1, CONFIG_MAX_LAYERS}, {"hidden_size", &c->D, 1, 1 << 20},
+        {"num_attention_heads", &c->H, 1, 1 << 12}, {"head_dim", &c->d, 2, CONFIG_MOST_HEAD},
+        {"q_lora_rank", &c->qr, 1, 1 << 20}, {"o_groups", &c->G, 1, 1 << 12}, {"o_lora_rank", &c->R, 1, 1 << 20},
+        {"sliding_window", &c->window, 1, CONFIG_MAX_T}, {"index_n_heads", &c->nI, 1, 1 << 12},
+        {"index_head_dim", &c->dI, 2, CONFIG_MOST_HEAD}, {"index_topk", &c->topk, 1, CONFIG_MAX_T},
+        {"num_experts_per_tok", &c->k, 1, ROUTER_MOST_CHOSEN}};
+    const JsonInt streams[] = {{"hc_mult", &c->hc, 1, HYPER_MOST_STREAMS}};
+    const JsonInt iters[] = {{"hc_sinkhorn_iters", &c->iters, 1, 1000}};
+    if (!json_choice(&type, json, "model_type", "deepseek_v4", error)) { return 0; }
+    if (type < 0) { return error_set(error, "\"model_type\": expected deepseek_v4, found nothing"); }
+    if (!config_check_quantized(json, error) || !json_ints(json, sizes, sizeof sizes / sizeof sizes[0], error) ||
+        !config_parse_either_(&c->E, json, "n_routed_experts", "num_local_experts", ROUTER_MOST_EXPERTS, error) ||
+        !config_parse_either_(&c->F, json, "moe_intermediate_size", "intermediate_size", 1 << 22, error) ||
+        (!config_is_absent(json, streams[0].key) && !json_ints(json, streams, 1, error)) ||
+        (!config_is_absent(json, iters[0].key) && !json_ints(json, iters, 1, error))) {
+        return 0;
+    }
+    config_set_vocabulary_(c, c->V);
+    if (!config_check_sizes_(c, error) || !config_parse_layers_(c, json, error) ||
+        !config_parse_turn_(c, json, error) || !config_parse_numbers_(c, json, error) ||
+        !config_parse_training_(c, json, error)) {
+        return 0;
+    }
+    json_t* same = json_pack("{s:s, s:s, s:i, s:i, s:b, s:b, s:b, s:b, s:b, s:f}", "scoring_func", "sqrtsoftplus",
+                             "hidden_act", "silu", "num_key_value_heads", 1, "n_shared_experts", 1, "attention_bias", 0,
+                             "mlp_bias", 0, "tie_word_embeddings", 0, "output_router_logits", 0, "norm_topk_prob", 1,
+                             "attention_dropout", 0.0);
+    return json_agrees(json, same, error);
+}
+
+static inline Config config_load(const char* path) {
+    Config c;
+    ErrorText error;
+    json_t* json = json_read(path);
+    if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    json_decref(json);
+    return c;
+}
+
+// ---- what the files say ----
+
+#define MTP "mtp.0."
+
+// how the names of this family begin: of layers, of what stands beside them
+static inline const char* config_layer_prefix(const Config* c) {
+    return c->names == NAMES_OFFICIAL ? "layers.%d." : "model.layers.%d.";
+}
+
+static inline const char* config_top_prefix(const Config* c) { return c->names == NAMES_OFFICIAL ? "" : "model."; }
+
+// the name of this family; `written` NULL: the official one
+static inline const char* config_name(const Config* c, const char* official, const char* written,
+                                      const char* in_memory) {
+    return c->names == NAMES_IN_MEMORY ? in_memory : c->names == NAMES_WRITTEN && written ? written : official;
+}
+
+static inline int config_has_tensors_(const SafeSet* set, const char* begin) {
+    for (int i = 0; i < set->n_tensors; i++) {
+        if (strncmp(set->by_name[i]->name, begin, strlen(begin)) == 0) { return 1; }
+    }
+    return 0;
+}
+
+static inline void config_fit(Config* c, SafeSet* set) {
+    c->names = safeset_find(set, "embed.weight") ? NAMES_OFFICIAL
+             : safeset_find(set, "head.weight") ? NAMES_WRITTEN : NAMES_IN_MEMORY;
+    c->fused = safeset_find(set, "model.layers.0.mlp.experts.gate_up_proj") != NULL;
+    c->mtp = config_has_tensors_(set, MTP);
+    for (int l = 0; l < c->L; l++) {
+        char name[128];
+        snprintf(name, sizeof name, "model.layers.%d.self_attn.compressor.indexer.weights_proj.weight", l);
+        c->plain_scorer |= safeset_find(set, name) != NULL;
+    }
+}
+
+// Of what a file has beside this model: later releases bring more modules, for drafts of several tokens. The MTP module
+// has no embedding and no output matrix of its own, though files may have them once more
+static inline void config_leave_rest(const Config* c, SafeSet* set) {
+    int n = 0;
+    for (int i = 0; i < set->n_tensors; i++) {
+        const char* name = set->by_name[i]->name;
+        const int is_mtp = strncmp(name, "mtp.", 4) == 0, is_first = strncmp(name, MTP, sizeof MTP - 1) == 0;
+        const int is_again = is_mtp && (strstr(name, "emb") || ends_with(name, "head.weight"));
+        if (!is_mtp || (is_first && c->mtp && !is_again)) { continue; }
+        set->used[i] = 1;
+        n += !is_again;
+    }
+    if (n > 0) {
+        warn_alike("%s: %d tensors of modules that predict tokens further ahead are left out: keep this folder",
+                   set->path, n);
+    }
+}
+
+// ---- config.json, written ----
+
+static inline json_t* config_turn_json_(const Config* c) {
+    json_t* entries = json_pack("{s:s, s:f, s:f}", "rope_type", c->has_yarn ? "yarn" : "default", "rope_theta",
+                                c->entry_theta, "partial_rotary_factor", (double)c->rotated / c->d);
+    if (c->has_yarn) {
+        json_t* yarn = json_pack("{s:f, s:i, s:f, s:f, s:f}", "factor", shortest_double(c->yarn.factor),
+                                 "original_max_position_embeddings", c->yarn.original, "beta_fast",
+                                 shortest_double(c->yarn.beta_fast), "beta_slow", shortest_double(c->yarn.beta_slow),
+                                 "attention_factor", 1.0);
+        json_object_update(entries, yarn);
+        json_decref(yarn);
+    }
+    return json_pack("{s:{s:s, s:f, s:f}, s:o}", "main", "rope_type", "default", "rope_theta", c->theta,
+                     "partial_rotary_factor", (double)c->rotated / c->d, "compress", entries);
+}
+
+// eot: the token that ends a text
+static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
+    json_t* json = json_pack(
+        "{s:s, s:[s], s:s, s:s, s:s, s:f, s:b, s:b, s:b, s:b, s:s, s:i, s:i, s:i, s:i}", "written_by", HF_WRITTEN_BY,
+        "architectures", "DeepseekV4ForCausalLM", "model_type", "deepseek_v4", "dtype", dtype, "hidden_act", "silu",
+        "attention_dropout", 0.0, "attention_bias", 0, "mlp_bias", 0, "tie_word_embeddings", 0, "norm_topk_prob", 1,
+        "scoring_func", "sqrtsoftplus", "n_shared_experts", 1, "num_key_value_heads", 1, "bos_token_id", eot,
+        "eos_token_id", eot);
+    json_t* sizes = json_pack(
+        "{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}",
+        "max_position_embeddings", c->max_T, "vocab_size", c->V, "num_hidden_layers", c->L, "hidden_size", c->D,
+        "num_attention_heads", c->H, "head_dim", c->d, "qk_rope_head_dim", c->rotated, "q_lora_rank", c->qr,
+        "o_groups", c->G, "o_lora_rank", c->R, "sliding_window", c->window, "index_n_heads", c->nI, "index_head_dim",
+        c->dI, "index_topk", c->topk, "hc_mult", c->hc, "hc_sinkhorn_iters", c->iters, "n_routed_experts", c->E,
+        "num_experts_per_tok", c->k, "moe_intermediate_size", c->F);
+    json_t* numbers = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "hc_eps", shortest_double(c->hc_eps),
+                                "rms_norm_eps", shortest_double(c->eps), "routed_scaling_factor",
+                                shortest_double(c->factor), "swiglu_limit", shortest_double(c->limit), "rope_theta",
+                                c->theta, "compress_rope_theta", c->entry_theta, "partial_rotary_factor",
+                                (double)c->rotated / c->d);
+    json_t* layers = json_pack("{s:o, s:o, s:{s:i, s:i}, s:o}", "layer_types",
+                               config_kinds_json(c->kinds, c->L, KIND_NAMES, KIND_LETTERS), "mlp_layer_types",
+                               config_kinds_json(c->routers, c->L, ROUTER_NAMES, ROUTER_LETTERS), "compress_rates",
+                               "compressed_sparse_attention", c->csa, "heavily_compressed_attention", c->hca,
+                               "rope_parameters", config_turn_json_(c));
+    json_t* training = json_pack("{s:i, s:s, s:f, s:f}", "num_nextn_predict_layers", c->mtp, "indexer_train",
+                                 choice_name(INDEXER_NAMES, c->indexer).s, "seq_balance_coef",
+                                 shortest_double(c->balance), "bias_update_rate", shortest_double(c->bias_rate));
+    if (c->mtp) { json_object_set_new(training, "mtp_weight", json_real(shortest_double(c->mtp_weight))); }
+    json_t* const more[] = {sizes, numbers, layers, training};
+    for (int i = 0; i < 4; i++) {
+        json_object_update(json, more[i]);
+        json_decref(more[i]);
+    }
+    return json_write_doubles(path, json);
+}
+
+// ---- 2. Parameters: one line for each ----
+
+// how streams mix, before a half of a layer or before the last norm (hyper_connections.h); all float in every build
+typedef struct { float *fn, *base, *scale; } SiteParameters;
+// of entries of several tokens (entry_attention.h)
+typedef struct { float *wkv, *wgate, *ape, *norm; } CompressorParameters;
+
+// what a field of the table is called; all are floats where a build stores floats
+typedef struct {
+    float *embedding, *attn_norm, *wq_a, *q_norm, *wq_b, *wkv, *kv_norm, *sinks, *wo_a, *wo_b, *index_wq_b, *index_proj,
+        *ffn_norm, *router, *router_bias, *tid2eid, *expert_gate_up, *expert_down, *shared_gate_up, *shared_down, *norm,
+        *head, *mtp_e_proj, *mtp_h_proj, *mtp_enorm, *mtp_hnorm, *mtp_norm;
+    SiteParameters hc_attn, hc_ffn, hc_head, mtp_hc_head;
+    CompressorParameters csa, hca, index;
+} Parameters;
+
+enum { MAX_LAYER_ROWS = 40, MAX_PARAMETERS = 80 };
+#define AT(name) offsetof(Parameters, name)
+#define MODULES "model.layers.%d."  // under which PEFT knows them, whatever the files' names
+
+// three lines of a site at offset `at`; layers 0: it belongs to none. Its logits start at `base`, whatever the streams:
+// scale is 1, fn small
+static inline Tensor* site_rows_(Tensor* t, const char* fn, const char* base, const char* scale, size_t at, int layers,
+                                 int rows, int columns, int scales) {
+    *t++ = tensor(fn,    at + offsetof(SiteParameters, fn),    layers, rows, columns, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    *t++ = tensor(base,  at + offsetof(SiteParameters, base),  layers, 1,    rows,  INIT_ZEROS, 0.0f, NO_DECAY, VECTOR);
+    *t++ = tensor(scale, at + offsetof(SiteParameters, scale), layers, 1,    scales, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
+    for (int i = 1; i <= 3; i++) { tensor_stored(&t[-i], STORED_F32); }
+    return t;
+}
+
+static inline Tensor* linear_row_(Tensor* t, const Config* c, const char* official, const char* in_memory, size_t at,
+                                  int rows, int columns, float std) {
+    *t = tensor(config_name(c, official, NULL, in_memory), at, c->L, rows, columns, INIT_NORMAL, std, DECAY, AS_IS);
+    return t + 1;
+}
+
+static inline Tensor* vector_row_(Tensor* t, const char* name, size_t at, int layers, int columns, Init init) {
+    *t = tensor(name, at, layers, 1, columns, init, 0.0f, NO_DECAY, VECTOR);
+    return t + 1;
+}
+
+// what makes entries of tokens, in layers of these kinds: r tokens, C channels of its layers, d of an entry
+static inline Tensor* compressor_rows_(Tensor* t, const Config* c, const char* const names[4], size_t at, int r, int C,
+                                       int d, const char* of_kinds) {
+    Tensor* first = t;
+    *t++ = tensor(names[0], at + offsetof(CompressorParameters, wkv), c->L, C, c->D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    *t++ = tensor(names[1], at + offsetof(CompressorParameters, wgate), c->L, C, c->D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    *t++ = tensor(names[2], at + offsetof(CompressorParameters, ape), c->L, r, C, INIT_ZEROS, 0.0f, NO_DECAY, AS_IS);
+    tensor_stored(&t[-1], STORED_F32);
+    t = vector_row_(t, names[3], at + offsetof(CompressorParameters, norm), c->L, d, INIT_ONES);
+    for (; first < t; first++) { tensor_in_kinds(first, c->kinds, of_kinds); }
+    return t;
+}
+
+static inline Tensor* attention_rows_(Tensor* t, const Config* c) {
+    const float scaled = 0.02f / sqrtf(2.0f * (float)c->L);
+#define ON "attn."
+#define IN "self_attn."
+    t = linear_row_(t, c, ON "wq_a.weight", IN "q_a_proj.weight", AT(wq_a), c->qr, c->D, 0.02f);
+    tensor_adaptable(&t[-1], IN "q_a_proj", NULL);
+    t = vector_row_(t, config_name(c, ON "q_norm.weight", NULL, IN "q_a_norm.weight"), AT(q_norm), c->L, c->qr, INIT_ONES);
+    t = linear_row_(t, c, ON "wq_b.weight", IN "q_b_proj.weight", AT(wq_b), c->H * c->d, c->qr, 0.02f);
+    tensor_adaptable(&t[-1], IN "q_b_proj", NULL);
+    t = linear_row_(t, c, ON "wkv.weight", IN "kv_proj.weight", AT(wkv), c->d, c->D, 0.02f);
+    tensor_adaptable(&t[-1], IN "kv_proj", NULL);
+    t = vector_row_(t, config_name(c, ON "kv_norm.weight", ON "norm.weight", IN "kv_norm.weight"), AT(kv_norm), c->L,
+                    c->d, INIT_ONES);
+    t = vector_row_(t, config_name(c, ON "attn_sink", NULL, IN "sinks"), AT(sinks), c->L, c->H, INIT_ZEROS);
+    tensor_stored(&t[-1], STORED_F32);
+    t = linear_row_(t, c, ON "wo_a.weight", IN "o_a_proj.weight", AT(wo_a), c->G * c->R, c->H * c->d / c->G, 0.02f);
+    tensor_adaptable(&t[-1], IN "o_a_proj", NULL);
+    t = linear_row_(t, c, ON "wo_b.weight", IN "o_b_proj.weight", AT(wo_b), c->D, c->G * c->R, scaled);
+    tensor_adaptable(&t[-1], IN "o_b_proj", NULL);
+    return t;
+}
+
+// of layers that have entries
+static inline Tensor* entry_rows_(Tensor* t, const Config* c) {
+    static const char* const official[] = {ON "compressor.wkv.weight", ON "compressor.wgate.weight",
+                                           ON "compressor.ape", ON "compressor.norm.weight"};
+    static const char* const in_memory[] = {IN "compressor.kv_proj.weight", IN "compressor.gate_proj.weight",
+                                            IN "compressor.position_bias", IN "compressor.kv_norm.weight"};
+    static const char* const index_official[] = {ON "indexer.compressor.wkv.weight", ON "indexer.compressor.wgate.weight",
+                                                 ON "indexer.compressor.ape", ON "indexer.compressor.norm.weight"};
+    static const char* const index_in_memory[] = {
+        IN "compressor.indexer.kv_proj.weight", IN "compressor.indexer.gate_proj.weight",
+        IN "compressor.indexer.position_bias", IN "compressor.indexer.kv_norm.weight"};
+    const int is_in_memory = c->names == NAMES_IN_MEMORY;
+    const char* const* names = is_in_memory ? in_memory : official;
+    if (config_layers(c, HCA_LAYER) > 0) { t = compressor_rows_(t, c, names, AT(hca), c->hca, c->d, c->d, "H"); }
+    if (config_layers(c, CSA_LAYER) == 0) { return t; }
+    t = compressor_rows_(t, c, names, AT(csa), c->csa, 2 * c->d, c->d, "C");
+    t = compressor_rows_(t, c, is_in_memory ? index_in_memory : index_official, AT(index), c->csa, 2 * c->dI, c->dI, "C");
+    t = linear_row_(t, c, ON "indexer.wq_b.weight", IN "compressor.indexer.q_b_proj.weight", AT(index_wq_b),
+                    c->nI * c->dI, c->qr, 0.02f);
+    tensor_in_kinds(&t[-1], c->kinds, "C");
+    t = linear_row_(t, c, ON "indexer.weights_proj.weight",
+                    c->plain_scorer ? IN "compressor.indexer.weights_proj.weight"
+                                    : IN "compressor.indexer.scorer.weights_proj.weight", AT(index_proj), c->nI, c->D,
+                    0.02f);
+    tensor_in_kinds(&t[-1], c->kinds, "C");
+#undef ON
+#undef IN
+    return t;
+}
+
+// lines of a layer's router and experts; the shared one is as wide as the others
+static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
+    const float scaled = 0.02f / sqrtf(2.0f * (float)c->L);
+    const int D = c->D, F = c->F;
+#define ON "ffn."
+#define IN "mlp."
+    t = linear_row_(t, c, ON "gate.weight", IN "gate.weight", AT(router), c->E, D, 0.02f);
+    tensor_adaptable(&t[-1], NULL, IN "gate.weight");
+    t = vector_row_(t, config_name(c, ON "gate.bias", NULL, IN "gate.e_score_correction_bias"), AT(router_bias), c->L,
+                    c->E, INIT_ZEROS);
+    tensor_stored(&t[-1], STORED_F32);
+    tensor_in_kinds(&t[-1], c->routers, "R");
+    if (config_hash_layers(c) > 0) {
+        *t++ = tensor(config_name(c, ON "gate.tid2eid", NULL, IN "gate.tid2eid"), AT(tid2eid), c->L, c->V, c->k,
+                      INIT_CHOICES, 0.0f, NO_DECAY, AS_IS);
+        tensor_whole_numbers(&t[-1], c->E);
+        tensor_in_kinds(&t[-1], c->routers, "T");
+    }
+    *t++ = tensor(c->fused ? IN "experts.gate_up_proj" : ON "experts.%d.{w1,w3}.weight", AT(expert_gate_up), c->L, 2 * F,
+                  D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    tensor_experts(&t[-1], c->E, c->fused ? FUSED : APART);
+    tensor_adaptable(&t[-1], IN "experts.%d.{gate,up}_proj", IN "experts.gate_up_proj");
+    *t++ = tensor(c->fused ? IN "experts.down_proj" : ON "experts.%d.w2.weight", AT(expert_down), c->L, D, F,
+                  INIT_NORMAL, scaled, DECAY, AS_IS);
+    tensor_experts(&t[-1], c->E, c->fused ? FUSED : APART);
+    tensor_adaptable(&t[-1], IN "experts.%d.down_proj", IN "experts.down_proj");
+    t = linear_row_(t, c, ON "shared_experts.{w1,w3}.weight", IN "shared_experts.{gate,up}_proj.weight",
+                    AT(shared_gate_up), 2 * F, D, 0.02f);
+    tensor_adaptable(&t[-1], IN "shared_experts.{gate,up}_proj", NULL);
+    t = linear_row_(t, c, ON "shared_experts.w2.weight", IN "shared_experts.down_proj.weight", AT(shared_down), D, F,
+                    scaled);
+    tensor_adaptable(&t[-1], IN "shared_experts.down_proj", NULL);
+#undef ON
+#undef IN
+    return t;
+}
+
+// of what every layer has; what some have comes between, in the order of the forward pass
+static inline Tensor* layer_rows_(Tensor* t, const Config* c, int has_entries) {
+    const int M = config_mixes(c), n = c->hc * c->D, is_in_memory = c->names == NAMES_IN_MEMORY;
+    t = is_in_memory ? site_rows_(t, "attn_hc.fn", "attn_hc.base", "attn_hc.scale", AT(hc_attn), c->L, M, n, 3)
+                     : site_rows_(t, "hc_attn_fn", "hc_attn_base", "hc_attn_scale", AT(hc_attn), c->L, M, n, 3);
+    t = vector_row_(t, config_name(c, "attn_norm.weight", NULL, "input_layernorm.weight"), AT(attn_norm), c->L, c->D,
+                    INIT_ONES);
+    t = attention_rows_(t, c);
+    if (has_entries) { t = entry_rows_(t, c); }
+    t = is_in_memory ? site_rows_(t, "ffn_hc.fn", "ffn_hc.base", "ffn_hc.scale", AT(hc_ffn), c->L, M, n, 3)
+                     : site_rows_(t, "hc_ffn_fn", "hc_ffn_base", "hc_ffn_scale", AT(hc_ffn), c->L, M, n, 3);
+    t = vector_row_(t, config_name(c, "ffn_norm.weight", NULL, "post_attention_layernorm.weight"), AT(ffn_norm), c->L,
+                    c->D, INIT_ONES);
+    return expert_rows_of_table_(t, c);
+}
+
+// Of the MTP module: what it has beside its layer, under official names, and that layer, whose adapters nothing would
+// train
+static inline Tensor* mtp_rows_(Tensor* t, const Config* c) {
+    Tensor rows[MAX_LAYER_ROWS];
+    Config official = *c;
+    official.names = NAMES_OFFICIAL, official.fused = 0;
+    const Tensor* end = layer_rows_(rows, &official, 0);
+    const int D = c->D;
+    *t++ = tensor(MTP "e_proj.weight", AT(mtp_e_proj), 0, D, D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    *t++ = tensor(MTP "h_proj.weight", AT(mtp_h_proj), 0, D, D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    t = vector_row_(t, MTP "enorm.weight", AT(mtp_enorm), 0, D, INIT_ONES);
+    t = vector_row_(t, MTP "hnorm.weight", AT(mtp_hnorm), 0, D, INIT_ONES);
+    for (const Tensor* row = rows; row < end; row++) {
+        if (row->field == AT(tid2eid)) { continue; }
+        *t++ = tensor_again(row, c->L, MTP);
+        t[-1].module = t[-1].parameter = NULL;
+    }
+    t = site_rows_(t, MTP "hc_head_fn", MTP "hc_head_base", MTP "hc_head_scale", AT(mtp_hc_head), 0, c->hc, c->hc * D, 1);
+    return vector_row_(t, MTP "norm.weight", AT(mtp_norm), 0, D, INIT_ONES);
+}
+
+// returns their number: what a model does not have is left out. c must outlive the table
+static inline int parameter_table(Tensor* table, const Config* c) {
+    Tensor *t = table, *first;
+    const int D = c->D, hc = c->hc, is_official = c->names == NAMES_OFFICIAL;
+    *t++ = tensor(is_official ? "embed.weight" : "embed_tokens.weight", AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f,
+                  DECAY, AS_IS);
+    t[-1].disk_rows = c->V;  // the padding is ours alone
+    first = t;
+    t = layer_rows_(t, c, 1);
+    for (; first < t; first++) {
+        tensor_under(first, config_layer_prefix(c));
+        if (first->module || first->parameter) { tensor_modules_under(first, MODULES); }
+    }
+    t = is_official ? site_rows_(t, "hc_head_fn", "hc_head_base", "hc_head_scale", AT(hc_head), 0, hc, hc * D, 1)
+                    : site_rows_(t, "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale", AT(hc_head), 0, hc, hc * D, 1);
+    t = vector_row_(t, "norm.weight", AT(norm), 0, D, INIT_ONES);
+    for (int i = 1; i <= 4; i++) { tensor_under(&t[-i], config_top_prefix(c)); }
+    tensor_under(table, config_top_prefix(c));
+    *t++ = tensor(config_name(c, "head.weight", NULL, "lm_head.weight"), AT(head), 0, c->Vp, D, INIT_NORMAL, 0.02f,
+                  DECAY, AS_IS);
+    t[-1].disk_rows = c->V;
+    if (c->mtp) { t = mtp_rows_(t, c); }
+    return (int)(t - table);
+}
+
+// does row t belong to the MTP module?
+static inline int parameter_is_mtp(const Tensor* t) {
+    return strncmp(t->prefix ? t->prefix : t->name, MTP, sizeof MTP - 1) == 0;
+}
+
+// ... to the indexers, which nothing but their own loss trains?
+static inline int parameter_is_index(const Tensor* t) {
+    return t->field == AT(index_wq_b) || t->field == AT(index_proj) ||
+           (t->field >= AT(index) && t->field < AT(index) + sizeof(CompressorParameters));
+}
+#undef AT
+#endif  // LLMC_DEEPSEEK_V4_H

@@ -1,0 +1,1206 @@
+/*
+DeepSeek V4: several residual streams instead of one, which every half of a layer mixes anew; attention over a window of
+keys that are values as well, and over entries that stand for several tokens; experts, which in the first layers the
+token itself decides on. From a folder of its weights to such a folder. Read train_qwen3.cu first: experts, and what a
+run does beside the model, are explained there.
+
+The model (spec: doc/deepseek_v4.md): hc streams X_j, all of them the token's embedding; L blocks of
+    X = mix(X, attention(norm(y)))   y = sum of pre_j X_j; X'_k = post_k f + sum of comb_jk X_j, with pre, post and comb
+    X = mix(X, experts(norm(y)))     of the position's streams (hyper_connections.h)
+a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a window
+alone; with entries of few tokens, of which an indexer chooses some (CSA); with entries of many tokens, all of them
+(HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token after the
+next (MTP).
+
+One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make train_deepseek_v4             for what this machine has; CPU=1 and CUDA=1 say it
+    ./train_deepseek_v4 --from DeepSeek-V4-Flash/ --lora-rank 16 --train book.txt
+    ./train_deepseek_v4 --model tiny --train book.txt
+*/
+#include "llmc/core/floatx.h"         // floatX: float or bf16
+#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
+#include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/deepseek_v4.h"  // Config, Parameters, parameter_table
+#include "llmc/models/entry_attention.h"  // EntryPass, entry_attention_forward: attention of a layer
+#include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
+#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/mtp.h"          // MtpBatch: the token after the next
+#include "llmc/models/stream.h"       // Stream, stream_bring: streams that backward asks for
+#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
+#include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
+#include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
+#include "llmc/ops/residual.h"        // residual_forward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
+#include "llmc/ops/token_choice.h"    // token_choice: experts that the token decides on
+#include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
+#ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
+#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/router_log.h"   // what routers have counted, for the log
+#include "llmc/run/graph_option.h"    // graph_option, graph_check
+#include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1. Tensors. Sizes and parameters are in llmc/models/deepseek_v4.h; here is one line for each activation.
+
+// how a position's streams mix before a half of a layer: always float, kept for backward
+typedef struct { float *r, *z, *pre, *post, *comb; } SiteNumbers;
+
+// what a pass leaves behind; from `dstreams` on the gradients on their way back, one buffer each for all layers
+typedef struct {
+    floatX *encoded, *streams0, *hc_attn_y, *norm1, *hc_ffn_y, *norm2, *attention_out, *moe, *shared_gate_up, *shared_hidden,
+        *shared_out, *hc_head_y, *norm, *logits, *adapter, *parallel;
+    Stream streams1, streams2;
+    EntryTensors attention;
+    ExpertTensors experts;
+    floatX *mtp_next, *mtp_embedding_norm, *mtp_hidden_norm, *mtp_streams0, *mtp_hc_head_y, *mtp_norm, *dstart, *dhidden;
+    floatX *dstreams, *dbranch, *dnorm, *dy, *droom, *dshared_hidden;
+} ActivationTensors;
+
+// what must not lose digits, always float
+typedef struct {
+    SiteNumbers site1, site2, head, mtp_head;
+    float *norm1_rstd, *norm2_rstd, *norm_rstd, *losses, *dpost, *dcomb, *mtp_embedding_rstd, *mtp_hidden_rstd,
+        *mtp_norm_rstd, *mtp_losses;
+    int* given;  // (N, k): experts that tokens decide on
+    EntryStatistics attention;
+    ExpertStatistics experts;
+} Statistics;
+
+typedef struct {
+    Model model;    // the first member: a run finds its tensors here
+    Config config;
+    Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
+} DeepseekV4;
+
+// what --recompute leaves out in forward: each level what those before leave out, too
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;
+
+static RouterShape router_shape(const Config* c) {
+    const RouterShape s = {c->E, c->k, ROUTER_SQRT_SOFTPLUS, 1, c->factor, 1, 1};
+    return s;
+}
+
+static HyperShape hyper_shape(const Config* c, int N) {
+    const HyperShape s = {N, c->hc, c->D, c->iters, c->hc_eps, c->eps};
+    return s;
+}
+
+// do passes of this rank go through the MTP module?
+static int holds_mtp(const DeepseekV4* v4, Purpose purpose) {
+    const Model* m = &v4->model;
+    return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
+}
+
+// ... those of the stage whose turn it is?
+static int has_mtp(const DeepseekV4* v4, Purpose purpose) {
+    return holds_mtp(v4, purpose) && model_has_head(&v4->model);
+}
+
+// layers that a pass goes through, on whatever ranks
+static int layers_of(const DeepseekV4* v4, Purpose purpose) { return v4->config.L + holds_mtp(v4, purpose); }
+
+// B: rows of a micro-batch, each of which has a balance of its own
+static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &v4->config;
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(v4, purpose), NULL, NULL, c->limit, B};
+    return s;
+}
+
+static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose) {
+    const Config* c = &v4->config;
+    const int indexer = v4->model.index_ratio > 0 ? c->indexer : INDEXER_OFF;
+    const EntrySizes s = {c->D, c->H, c->d, c->rotated, c->qr, c->G, c->R, c->window, c->csa, c->hca, c->nI, c->dI,
+                          c->topk, c->eps, indexer, layers_of(v4, purpose), c->kinds};
+    return s;
+}
+
+// lines of a site's numbers at offset `at`, whose logits are M
+#define SITE_NAMES(site) {site "_r", site "_z", site "_pre", site "_post", site "_comb"}
+static Tensor* site_rows(Tensor* t, const char* const names[5], size_t at, int layers, int N, int M, int hc,
+                         int is_head) {
+    *t++ = activation(names[0], at + offsetof(SiteNumbers, r),    layers, N, 1);
+    *t++ = activation(names[1], at + offsetof(SiteNumbers, z),    layers, N, M);
+    *t++ = activation(names[2], at + offsetof(SiteNumbers, pre),  layers, N, hc);
+    *t++ = activation(names[3], at + offsetof(SiteNumbers, post), layers, is_head ? 0 : N, hc);
+    *t++ = activation(names[4], at + offsetof(SiteNumbers, comb), layers, is_head ? 0 : N, hc * hc);
+    return t;
+}
+
+// B rows of T positions; generation keeps logits of the last position of each. v4 must outlive the table
+static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &v4->config;
+    const int D = c->D, S = c->hc * D, N = activations_positions(how, B, T, purpose);
+    const int N_train = purpose == TO_TRAIN ? N : 0, L = layers_of(v4, purpose), mtp = holds_mtp(v4, purpose);
+    const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
+    const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
+    const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
+    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
+    const int widest = c->qr > D ? c->qr : D, room = widest > c->d ? widest : c->d;
+    const size_t adapters = adapter_scratch_elements(&v4->adapters, &v4->model, N, N * c->k);
+    const size_t parallel = vocabulary_room_elements(&v4->model, N, N_head, purpose == TO_GENERATE ? N_head : 1);
+    const RankGroup* tp = &v4->model.tp;
+    const ExpertSizes experts = expert_sizes(v4, B, purpose, how);
+    const EntrySizes entries = entry_sizes(v4, purpose);
+    const EntryRows rows = {B, T, N, L_norms, L_block, purpose};
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(ActivationTensors, name)
+    *t++ = activation(FIELD(encoded),        0, N, D);
+    *t++ = input_activation(FIELD(streams0), N, S);            // of a later stage: the streams of the one before
+    *t++ = activation(FIELD(hc_attn_y),      L_norms, N, D);   // the sum over streams that attention's norm reads
+    *t++ = activation(FIELD(norm1),          L_norms, N, D);   // what attention reads
+    t = entry_tensor_rows(t, offsetof(ActivationTensors, attention), &entries, &rows);
+    *t++ = activation(FIELD(attention_out),  L_block, N, D);   // what it says
+    t = stream_rows(t, FIELD(streams1),      L_block, N, S, purpose, tp);  // after attention
+    *t++ = activation(FIELD(hc_ffn_y),       L_norms, N, D);   // the sum that the experts' norm reads
+    *t++ = activation(FIELD(norm2),          L_norms, N, D);   // what router and experts read
+    t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_experts, purpose);
+    *t++ = activation(FIELD(shared_gate_up), L_experts, N, 2 * c->F);  // then its gradient
+    *t++ = activation(FIELD(shared_hidden),  0, N, c->F);      // silu(gate) o up
+    *t++ = activation(FIELD(shared_out),     0, N, D);
+    *t++ = activation(FIELD(moe),            L_block, N, D);   // what all experts say
+    t = stream_rows(t, FIELD(streams2),      L_out, N, S, purpose, tp);    // after the experts
+    *t++ = activation(FIELD(hc_head_y),      0, N, D);         // the last sum over streams
+    *t++ = activation(FIELD(norm),           0, N, D);         // the last norm's output
+    *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
+    if (mtp) {
+        *t++ = activation(FIELD(mtp_next),        0, N, D);    // embeddings of the next tokens
+        *t++ = activation(FIELD(mtp_embedding_norm), 0, N, D);
+        *t++ = activation(FIELD(mtp_hidden_norm), 0, N, S);    // of the streams behind the last layer
+        *t++ = activation(FIELD(mtp_streams0),    0, N, S);    // that come into the module's layer
+        *t++ = activation(FIELD(mtp_hc_head_y),   0, N, D);
+        *t++ = activation(FIELD(mtp_norm),        0, N, D);
+        *t++ = activation(FIELD(dstart),          0, N, D);    // of what the next token brings
+        *t++ = activation(FIELD(dhidden),         0, N, S);    // of the streams, while the module's are on their way
+    }
+    *t++ = activation(FIELD(dstreams),       0, N_train, S);
+    *t++ = activation(FIELD(dbranch),        0, N_train, D);   // of what a half of a layer says
+    *t++ = activation(FIELD(dnorm),          0, N_train, D);   // of what it reads
+    *t++ = activation(FIELD(dy),             0, N_train, D);   // of the sum over streams
+    *t++ = activation(FIELD(droom),          0, N_train, room);
+    *t++ = activation(FIELD(dshared_hidden), 0, N_train, c->F);
+    *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
+    *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
+#undef FIELD
+    return (int)(t - table);
+}
+
+static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &v4->config;
+    const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0, M = config_mixes(c);
+    const int L = layers_of(v4, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
+    const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
+    const ExpertSizes experts = expert_sizes(v4, B, purpose, how);
+    const EntrySizes entries = entry_sizes(v4, purpose);
+    const EntryRows rows = {B, T, N, L_norms, L_block, purpose};
+    static const char* const site1[] = SITE_NAMES("hc_attn");
+    static const char* const site2[] = SITE_NAMES("hc_ffn");
+    static const char* const head[] = SITE_NAMES("hc_head");
+    static const char* const mtp_head[] = SITE_NAMES("mtp_hc_head");
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(Statistics, name)
+    t = site_rows(t, site1, offsetof(Statistics, site1), L_block, N, M, c->hc, 0);
+    *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
+    t = entry_statistic_rows(t, offsetof(Statistics, attention), &entries, &rows);
+    t = site_rows(t, site2, offsetof(Statistics, site2), L_block, N, M, c->hc, 0);
+    *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
+    if (config_hash_layers(c) > 0) { *t++ = activation(FIELD(given), 0, N, c->k); }
+    t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose);
+    t = site_rows(t, head, offsetof(Statistics, head), 0, N, c->hc, c->hc, 1);
+    *t++ = activation(FIELD(norm_rstd),  0, N, 1);
+    *t++ = activation(FIELD(losses),     0, N, 1);
+    *t++ = activation(FIELD(dpost),      0, N_train, c->hc);
+    *t++ = activation(FIELD(dcomb),      0, N_train, c->hc * c->hc);
+    if (holds_mtp(v4, purpose)) {
+        t = site_rows(t, mtp_head, offsetof(Statistics, mtp_head), 0, N, c->hc, c->hc, 1);
+        *t++ = activation(FIELD(mtp_embedding_rstd),   0, N, 1);
+        *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, c->hc);
+        *t++ = activation(FIELD(mtp_norm_rstd),   0, N, 1);
+        *t++ = activation(FIELD(mtp_losses),      0, N, 1);
+    }
+#undef FIELD
+    return (int)(t - table);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about any of it.
+
+#define AT(name) offsetof(Parameters, name)  // a field of the table
+
+// ---- numbers that a leaf counts: of each router, MTP's last; the losses of the indexers; that of MTP ----
+
+static int routers_of(const DeepseekV4* v4) { return v4->config.L + v4->model.learns_mtp; }
+
+// CSA layers below layer l
+static int csa_layers_below(const Config* c, int l) {
+    int n = 0;
+    for (int i = 0; i < l; i++) { n += c->kinds[i] == CSA_LAYER; }
+    return n;
+}
+
+static size_t router_number(const DeepseekV4* v4, int l) { return (size_t)l * router_statistics_length(v4->config.E); }
+
+static size_t index_number(const DeepseekV4* v4, int l) {
+    return router_number(v4, routers_of(v4)) + (size_t)csa_layers_below(&v4->config, l);
+}
+
+static size_t mtp_number(const DeepseekV4* v4) {
+    return index_number(v4, v4->model.index_ratio > 0 ? v4->config.L : 0);
+}
+
+// Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
+// learns_mtp: of a model that has the module; trains_index: its indexers learn
+static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* adapters, int learns_mtp,
+                               int trains_index) {
+    Model* m = &v4->model;
+    const int n = adapters_place(&v4->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
+    v4->config = *c;
+    m->learns_mtp = learns_mtp;
+    m->index_ratio = trains_index ? c->csa : 0;
+    model_layout(m, n + parameter_table(m->table + n, &v4->config));
+    if (n > 0) { model_save_rows(m, n); }
+    m->n_numbers = (int)mtp_number(v4) + learns_mtp;
+}
+
+// Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
+static double activations_layout(Activations* acts, const DeepseekV4* v4, int B, int T, Purpose purpose,
+                                 Tradeoffs how) {
+    const Config* c = &v4->config;
+    const ExpertSizes experts = expert_sizes(v4, B, purpose, &how);
+    activations_begin(acts, B, T, purpose, how);
+    acts->has_places = 1;
+    acts->entry_ratio[CSA_ENTRIES] = config_layers(c, CSA_LAYER) > 0 ? c->csa : 0;
+    acts->entry_ratio[HCA_ENTRIES] = config_layers(c, HCA_LAYER) > 0 ? c->hca : 0;
+    acts->entry_theta = c->entry_theta;
+    acts->yarn = c->has_yarn ? &c->yarn : NULL;
+    acts->has_mtp = holds_mtp(v4, purpose);
+    if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    const int n_tensors = activation_table(acts->tensors.table, v4, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, v4, B, T, purpose, &how);
+    return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);
+}
+
+// ---- what stands where: parameters by their field of the table, at layer l ----
+
+static ActivationTensors layer_activations(const Activations* acts, int l) {
+    ActivationTensors a;
+    tensor_arena_point(&acts->tensors, &a, l);
+    return a;
+}
+
+static Statistics layer_statistics(const Activations* acts, int l) {
+    Statistics s;
+    tensor_arena_point(&acts->statistics, &s, l);
+    return s;
+}
+
+// with its adapters
+static Linear linear(const DeepseekV4* v4, const Activations* acts, size_t field, int l) {
+    Linear w = model_linear(&v4->model, field, NO_BIAS, l);
+    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
+    linear_adapt(&w, &v4->model, &v4->adapters, pass, field, l);
+    w.room = layer_activations(acts, 0).parallel;
+    return w;
+}
+
+static LinearGradients gradients(DeepseekV4* v4, size_t field, int l) {
+    LinearGradients d = model_linear_gradients(&v4->model, field, NO_BIAS, l);
+    linear_adapt_gradients(&d, &v4->model, &v4->adapters, field, l);
+    return d;
+}
+
+// the gain of a norm
+static const floatX* gain(const DeepseekV4* v4, size_t field, int l) {
+    return (const floatX*)model_vector(&v4->model, field, l);
+}
+
+// what is stored as floats in every build
+static const float* floats(const DeepseekV4* v4, size_t field, int l) {
+    return (const float*)model_place_of(&v4->model, model_row(&v4->model, field, l), l);
+}
+
+// where a gradient is to be written; NULL: it does not learn
+static float* gradient(DeepseekV4* v4, size_t field, int l) { return model_vector_gradient(&v4->model, field, l); }
+
+// a site's parameters, and where their gradients go, by the field of a SiteParameters
+static SiteParameters site(const DeepseekV4* v4, size_t field, int l) {
+    const SiteParameters p = {(float*)floats(v4, field + offsetof(SiteParameters, fn), l),
+                              (float*)floats(v4, field + offsetof(SiteParameters, base), l),
+                              (float*)floats(v4, field + offsetof(SiteParameters, scale), l)};
+    return p;
+}
+
+static SiteParameters site_gradients(DeepseekV4* v4, size_t field, int l) {
+    const SiteParameters d = {gradient(v4, field + offsetof(SiteParameters, fn), l),
+                              gradient(v4, field + offsetof(SiteParameters, base), l),
+                              gradient(v4, field + offsetof(SiteParameters, scale), l)};
+    return d;
+}
+
+static Compressor compressor(const DeepseekV4* v4, const Activations* acts, size_t field, int l) {
+    Compressor x;
+    memset(&x, 0, sizeof x);
+    x.wkv = linear(v4, acts, field + offsetof(CompressorParameters, wkv), l);
+    x.wgate = linear(v4, acts, field + offsetof(CompressorParameters, wgate), l);
+    x.ape = floats(v4, field + offsetof(CompressorParameters, ape), l);
+    x.norm = gain(v4, field + offsetof(CompressorParameters, norm), l);
+    return x;
+}
+
+static void compressor_gradients(Compressor* x, DeepseekV4* v4, size_t field, int l) {
+    x->dwkv = gradients(v4, field + offsetof(CompressorParameters, wkv), l);
+    x->dwgate = gradients(v4, field + offsetof(CompressorParameters, wgate), l);
+    x->dape = gradient(v4, field + offsetof(CompressorParameters, ape), l);
+    x->dnorm = gradient(v4, field + offsetof(CompressorParameters, norm), l);
+}
+
+// attention of layer l, without gradients
+static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l, int N) {
+    const Config* c = &v4->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    EntryPass p;
+    memset(&p, 0, sizeof p);
+    p.size = entry_sizes(v4, acts->purpose);
+    p.kind = c->kinds[l];
+    p.a = a.attention, p.s = layer_statistics(acts, l).attention;
+    p.inp = a.norm1;
+    p.wq_a = linear(v4, acts, AT(wq_a), l), p.wq_b = linear(v4, acts, AT(wq_b), l);
+    p.wkv = linear(v4, acts, AT(wkv), l);
+    p.wo_a = linear(v4, acts, AT(wo_a), l), p.wo_b = linear(v4, acts, AT(wo_b), l);
+    p.q_norm = gain(v4, AT(q_norm), l), p.kv_norm = gain(v4, AT(kv_norm), l), p.sinks = floats(v4, AT(sinks), l);
+    p.turn = p.kind == WINDOW_LAYER ? &acts->rope : &acts->entry_rope;
+    p.batch = &acts->batch;
+    p.T = acts->T, p.N = N, p.purpose = acts->purpose;
+    p.has_adapters = model_is_adapter(&v4->model);
+    if (p.kind == HCA_LAYER) { p.entries = compressor(v4, acts, AT(hca), l); }
+    if (p.kind != CSA_LAYER) { return p; }
+    p.entries = compressor(v4, acts, AT(csa), l), p.index = compressor(v4, acts, AT(index), l);
+    p.index_wq_b = linear(v4, acts, AT(index_wq_b), l), p.index_proj = linear(v4, acts, AT(index_proj), l);
+    if (v4->model.index_ratio > 0 && acts->numbers) { p.index_number = acts->numbers + index_number(v4, l); }
+    return p;
+}
+
+static EntryPass entry_pass_back(DeepseekV4* v4, const Activations* acts, int l, int N) {
+    EntryPass p = entry_pass(v4, acts, l, N);
+    p.dwq_a = gradients(v4, AT(wq_a), l), p.dwq_b = gradients(v4, AT(wq_b), l), p.dwkv = gradients(v4, AT(wkv), l);
+    p.dwo_a = gradients(v4, AT(wo_a), l), p.dwo_b = gradients(v4, AT(wo_b), l);
+    p.dq_norm = gradient(v4, AT(q_norm), l), p.dkv_norm = gradient(v4, AT(kv_norm), l);
+    p.dsinks = gradient(v4, AT(sinks), l);
+    if (p.kind == HCA_LAYER) { compressor_gradients(&p.entries, v4, AT(hca), l); }
+    if (p.kind != CSA_LAYER) { return p; }
+    compressor_gradients(&p.entries, v4, AT(csa), l);
+    compressor_gradients(&p.index, v4, AT(index), l);
+    p.dindex_wq_b = gradients(v4, AT(index_wq_b), l), p.dindex_proj = gradients(v4, AT(index_proj), l);
+    p.index_dloss = v4->model.index_ratio > 0 ? 1.0f / v4->model.index_counted : 0.0f;
+    return p;
+}
+
+// router and experts of layer l, without gradients
+static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, int N) {
+    const int is_hash = v4->config.routers[l] == HASH_LAYER;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
+                          linear(v4, acts, AT(router), l), linear(v4, acts, AT(expert_gate_up), l),
+                          linear(v4, acts, AT(expert_down), l), is_hash ? NULL : floats(v4, AT(router_bias), l),
+                          NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
+                          acts->numbers ? acts->numbers + router_number(v4, l) : NULL, N, is_hash ? s.given : NULL};
+    return p;
+}
+
+// behind the last layer of this stage, before that of the MTP module
+static int end_layer(const DeepseekV4* v4) {
+    const int end = model_end_layer(&v4->model);
+    return end < v4->config.L ? end : v4->config.L;
+}
+
+// is what layers share still that of layer l, the last one that forward went through?
+static int is_last_and_fresh(const DeepseekV4* v4, const Activations* acts, int l) {
+    return acts->is_fresh && l + 1 == end_layer(v4) + has_mtp(v4, acts->purpose);
+}
+
+// the streams behind layer l, for backward
+static const floatX* streams_behind(const DeepseekV4* v4, const Activations* acts, int l, int N, const Device* dev) {
+    const Stream s = layer_activations(acts, l).streams2;
+    return is_last_and_fresh(v4, acts, l) ? s.x : stream_bring(s, N, v4->config.hc * v4->config.D, &v4->model.tp, dev);
+}
+
+// ---- forward ----
+
+// of streams X what a half of layer l reads: their sum y, and its norm. `field`: of the site's parameters
+static void site_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n, floatX* y,
+                         floatX* norm, float* rstd, int l, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const HyperShape shape = hyper_shape(c, N);
+    const SiteParameters p = site(v4, field, l);
+    hyper_site_forward(y, n.r, n.z, n.pre, n.post, n.comb, X, p.fn, p.base, p.scale, &shape, dev);
+    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, l), c->eps, N, c->D, dev);
+}
+
+// what the two halves of layer l read, of streams X; and of streams1
+static void site1_forward(const DeepseekV4* v4, const Activations* acts, int l, const floatX* X, int N,
+                          const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    site_forward(v4, X, AT(hc_attn), AT(attn_norm), s.site1, a.hc_attn_y, a.norm1, s.norm1_rstd, l, N, dev);
+}
+
+static void site2_forward(const DeepseekV4* v4, const Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    site_forward(v4, a.streams1.x, AT(hc_ffn), AT(ffn_norm), s.site2, a.hc_ffn_y, a.norm2, s.norm2_rstd, l, N, dev);
+}
+
+// The first half of layer l: N positions, whose streams come in as X. replay: they have been here before, and have
+// chosen their entries
+static void attention_forward(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int replay, int N,
+                              const Device* dev) {
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const EntryPass p = entry_pass(v4, acts, l, N);
+    site1_forward(v4, acts, l, X, N, dev);
+    entry_attention_forward(&p, a.attention_out, replay, dev);
+    hyper_expand_forward(a.streams1.x, X, a.attention_out, s.site1.post, s.site1.comb, &shape, dev);
+}
+
+// the first products of the experts, once their rows are found, and of the shared one
+static void gate_up_forward(const DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = expert_pass(v4, acts, l, N);
+    expert_gate_up(&p, dev);
+    linear_forward(a.shared_gate_up, a.norm2, linear(v4, acts, AT(shared_gate_up), l), N, dev);
+}
+
+// the second half up to the products that are kept for backward. replay: these positions have chosen their experts
+static void experts_up(const DeepseekV4* v4, Activations* acts, int l, int replay, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const ExpertPass p = expert_pass(v4, acts, l, N);
+    site2_forward(v4, acts, l, N, dev);
+    if (p.given && !replay) {
+        token_choice(layer_statistics(acts, l).given, acts->batch.tokens, floats(v4, AT(tid2eid), l), N, c->k, dev);
+    }
+    expert_choose(&p, replay, dev);
+    expert_gather(&p, dev);
+    gate_up_forward(v4, acts, l, N, dev);
+}
+
+// ... and what the experts of a token say, weighed, the shared one last
+static void experts_down(const DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = expert_pass(v4, acts, l, N);
+    expert_down(&p, a.moe, dev);
+    swiglu_forward(a.shared_hidden, a.shared_gate_up, c->limit, N, c->F, dev);
+    linear_forward(a.shared_out, a.shared_hidden, linear(v4, acts, AT(shared_down), l), N, dev);
+    residual_forward(a.moe, a.moe, a.shared_out, (size_t)N * c->D, dev);
+}
+
+static void block_forward(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+    const int S = v4->config.hc * v4->config.D;
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    attention_forward(v4, acts, l, X, 0, N, dev);
+    experts_up(v4, acts, l, 0, N, dev);
+    experts_down(v4, acts, l, N, dev);
+    hyper_expand_forward(a.streams2.x, a.streams1.x, a.moe, s.site2.post, s.site2.comb, &shape, dev);
+    if (acts->purpose != TO_TRAIN) { return; }
+    stream_keep(a.streams1, N, S, &v4->model.tp, dev);
+    stream_keep(a.streams2, N, S, &v4->model.tp, dev);
+}
+
+// from streams X to what the output matrix reads
+static void collapse_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n,
+                             floatX* y, floatX* norm, float* rstd, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const HyperShape shape = hyper_shape(c, N);
+    const SiteParameters p = site(v4, field, 0);
+    hyper_head_forward(y, n.r, n.z, n.pre, X, p.fn, p.base, p.scale, &shape, dev);
+    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, 0), c->eps, N, c->D, dev);
+}
+
+// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
+static void deepseek_v4_forward(const DeepseekV4* v4, Activations* acts, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const Model* m = &v4->model;
+    const ActivationTensors a = layer_activations(acts, 0);
+    if (model_has_embedding(m)) {
+        vocabulary_rows(a.encoded, acts->batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
+        hyper_spread_forward(a.streams0, a.encoded, N, c->hc, c->D, dev);
+    }
+    const floatX* X = a.streams0;
+    for (int l = model_first_layer(m); l < end_layer(v4); l++) {
+        block_forward(v4, acts, l, X, N, dev);
+        X = layer_activations(acts, l).streams2.x;
+    }
+    acts->is_fresh = 1;
+    if (!model_has_head(m)) { return; }
+    const Statistics s = layer_statistics(acts, 0);
+    collapse_forward(v4, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, a.norm, s.norm_rstd, N, dev);
+}
+
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
+static LmHead lm_head(const DeepseekV4* v4, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const LmHead head = {linear(v4, acts, AT(head), 0), a.norm, a.dnorm, a.logits, layer_statistics(acts, 0).losses,
+                         acts->how.head_rows, v4->config.V, 0};
+    return head;
+}
+
+// ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
+
+// What --recompute left out of layer l, what is never kept, and which rows its experts have: of the last layer all is
+// still there
+static void recompute_block(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+    const int is_there = is_last_and_fresh(v4, acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
+    const ActivationTensors a = layer_activations(acts, l);
+    if (level == RECOMPUTE_BLOCKS) {
+        attention_forward(v4, acts, l, X, 1, N, dev);
+        experts_up(v4, acts, l, 1, N, dev);
+        experts_down(v4, acts, l, N, dev);
+        return;
+    }
+    if (!is_there) { stream_bring(a.streams1, N, v4->config.hc * v4->config.D, &v4->model.tp, dev); }
+    if (level >= RECOMPUTE_NORMS) {
+        const EntryPass p = entry_pass(v4, acts, l, N);
+        site1_forward(v4, acts, l, X, N, dev);
+        site2_forward(v4, acts, l, N, dev);
+        entry_attention_again(&p, dev);
+    }
+    if (!is_there) {
+        const ExpertPass p = expert_pass(v4, acts, l, N);
+        expert_gather(&p, dev);
+    }
+    if (level >= RECOMPUTE_EXPERTS) { gate_up_forward(v4, acts, l, N, dev); }
+}
+
+// from dnorm, the gradient of what a half of layer l reads, to that of streams X, which goes on from what comes past it
+static void site_backward(DeepseekV4* v4, Activations* acts, const floatX* X, size_t field, size_t norm_field,
+                          SiteNumbers n, const floatX* y, const float* rstd, int l, int N, const Device* dev) {
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    const ActivationTensors a = layer_activations(acts, 0);
+    const Statistics s = layer_statistics(acts, 0);
+    const SiteParameters p = site(v4, field, l), d = site_gradients(v4, field, l);
+    rmsnorm_backward(a.dy, gradient(v4, norm_field, l), a.dnorm, y, gain(v4, norm_field, l), rstd, 0, N, v4->config.D,
+                     dev);
+    hyper_site_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, s.dpost, s.dcomb, X, n.r, n.z, n.pre, n.post, p.fn,
+                        p.base, p.scale, &shape, dev);
+}
+
+// The shared expert: dnorm, which has what comes by way of the router, goes on
+static void shared_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Linear down = linear(v4, acts, AT(shared_down), l), gate_up = linear(v4, acts, AT(shared_gate_up), l);
+    swiglu_forward(a.shared_hidden, a.shared_gate_up, c->limit, N, c->F, dev);
+    linear_backward(a.dshared_hidden, a.dbranch, a.shared_hidden, down, gradients(v4, AT(shared_down), l), 0, N, dev);
+    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, c->limit, N, c->F, dev);
+    linear_backward(a.dnorm, a.shared_gate_up, a.norm2, gate_up, gradients(v4, AT(shared_gate_up), l), 1, N, dev);
+}
+
+// of the balance of each sequence in the gradient of a router: a mean over those of all leaves
+static float balance_weight(const DeepseekV4* v4, const Activations* acts, int l) {
+    const int rows = acts->experts.size.sequences * v4->model.dp.n_leaves;
+    return v4->config.routers[l] == CHOICE_LAYER && l < v4->config.L ? v4->config.balance * (1.0f / (float)rows) : 0.0f;
+}
+
+// from dbranch, the gradient of what the experts of layer l say, to that of norm2, dnorm
+static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    ExpertPass p = expert_pass(v4, acts, l, N);
+    p.drouter = gradients(v4, AT(router), l);
+    p.dgate_up = gradients(v4, AT(expert_gate_up), l);
+    p.ddown = gradients(v4, AT(expert_down), l);
+    expert_backward_router(&p, a.dnorm, a.dbranch, NULL, balance_weight(v4, acts, l), 0.0f, dev);
+    shared_backward(v4, acts, l, N, dev);
+    expert_backward_rows(&p, a.dnorm, dev);
+}
+
+// from dstreams, the gradient of the streams behind layer l, to that of X, which came into it
+static void block_backward(DeepseekV4* v4, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    hyper_expand_backward(a.dbranch, a.dstreams, s.dpost, s.dcomb, a.dstreams, a.streams1.x, a.moe,
+                          s.site2.post, s.site2.comb, &shape, dev);
+    experts_backward(v4, acts, l, N, dev);
+    site_backward(v4, acts, a.streams1.x, AT(hc_ffn), AT(ffn_norm), s.site2, a.hc_ffn_y, s.norm2_rstd, l, N, dev);
+    hyper_expand_backward(a.dbranch, a.dstreams, s.dpost, s.dcomb, a.dstreams, X, a.attention_out, s.site1.post,
+                          s.site1.comb, &shape, dev);
+    const EntryPass p = entry_pass_back(v4, acts, l, N);
+    entry_attention_backward(&p, a.dnorm, a.dbranch, a.droom, dev);
+    site_backward(v4, acts, X, AT(hc_attn), AT(attn_norm), s.site1, a.hc_attn_y, s.norm1_rstd, l, N, dev);
+}
+
+// from dnorm, the gradient of what the output matrix reads, to that of the streams, dstreams, written
+static void collapse_backward(DeepseekV4* v4, Activations* acts, const floatX* X, size_t field, size_t norm_field,
+                              SiteNumbers n, const floatX* y, const float* rstd, int N, const Device* dev) {
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    const ActivationTensors a = layer_activations(acts, 0);
+    const SiteParameters p = site(v4, field, 0), d = site_gradients(v4, field, 0);
+    rmsnorm_backward(a.dy, gradient(v4, norm_field, 0), a.dnorm, y, gain(v4, norm_field, 0), rstd, 0, N, v4->config.D,
+                     dev);
+    hyper_head_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, X, n.r, n.z, n.pre, p.fn, p.base, p.scale, &shape, dev);
+}
+
+// from dstreams behind the last layer of this stage to all of its gradients, down to the lowest layer that learns
+static void deepseek_v4_backward(DeepseekV4* v4, Activations* acts, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const Model* m = &v4->model;
+    const ActivationTensors a = layer_activations(acts, 0);
+    const int first = model_first_layer(m);
+    for (int l = end_layer(v4) - 1; l >= first && l >= m->lowest; l--) {
+        const floatX* X = l > first ? streams_behind(v4, acts, l - 1, N, dev) : a.streams0;
+        recompute_block(v4, acts, l, X, N, dev);
+        block_backward(v4, acts, l, X, N, dev);
+        model_layer_done(&v4->model, l, dev);
+    }
+    if (!model_has_embedding(m)) { return; }
+    hyper_spread_backward(a.dbranch, a.dstreams, N, c->hc, c->D, dev);
+    vocabulary_embedding_backward(&v4->model, AT(embedding), m->learns_mtp, a.dbranch, acts->batch.tokens,
+                                  linear(v4, acts, AT(embedding), 0), N, dev);
+}
+
+// ---- the module that predicts the token after the next ----
+
+// after forward: from the streams X behind the last layer and the next tokens up to the module's own last norm
+static void mtp_forward(const DeepseekV4* v4, Activations* acts, const floatX* X, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const int l = c->L, D = c->D, rows = N * c->hc;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    vocabulary_rows(a.mtp_next, acts->mtp.batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
+    rmsnorm_forward(a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_next, gain(v4, AT(mtp_enorm), 0), c->eps, N, D, dev);
+    rmsnorm_forward(a.mtp_hidden_norm, s.mtp_hidden_rstd, X, gain(v4, AT(mtp_hnorm), 0), c->eps, rows, D, dev);
+    linear_forward(a.dstart, a.mtp_embedding_norm, linear(v4, acts, AT(mtp_e_proj), 0), N, dev);
+    hyper_spread_forward(a.mtp_streams0, a.dstart, N, c->hc, D, dev);
+    linear_forward_on(a.mtp_streams0, a.mtp_hidden_norm, linear(v4, acts, AT(mtp_h_proj), 0), rows, dev);
+    block_forward(v4, acts, l, a.mtp_streams0, N, dev);
+    collapse_forward(v4, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y, a.mtp_norm,
+                     s.mtp_norm_rstd, N, dev);
+}
+
+// The same matrix, whose gradient goes on
+static LmHead mtp_head(const DeepseekV4* v4, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    LmHead head = lm_head(v4, acts);
+    head.norm = a.mtp_norm, head.losses = layer_statistics(acts, 0).mtp_losses;
+    head.goes_on = 1;
+    return head;
+}
+
+// From dnorm, the gradient of the module's last norm, to what it adds to that of the embedding and to dhidden, that of
+// the streams X behind the last layer
+static void mtp_backward(DeepseekV4* v4, Activations* acts, const floatX* X, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const int l = c->L, D = c->D, rows = N * c->hc;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const Linear e_proj = linear(v4, acts, AT(mtp_e_proj), 0), h_proj = linear(v4, acts, AT(mtp_h_proj), 0);
+    collapse_backward(v4, acts, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y, s.mtp_norm_rstd,
+                      N, dev);
+    recompute_block(v4, acts, l, a.mtp_streams0, N, dev);
+    block_backward(v4, acts, l, a.mtp_streams0, N, dev);
+    model_layer_done(&v4->model, l, dev);
+    hyper_spread_backward(a.dstart, a.dstreams, N, c->hc, D, dev);
+    linear_backward(a.dnorm, a.dstart, a.mtp_embedding_norm, e_proj, gradients(v4, AT(mtp_e_proj), 0), 0, N, dev);
+    rmsnorm_backward(a.dy, gradient(v4, AT(mtp_enorm), 0), a.dnorm, a.mtp_next, gain(v4, AT(mtp_enorm), 0),
+                     s.mtp_embedding_rstd, 0, N, D, dev);
+    vocabulary_embedding_share(&v4->model, AT(embedding), 0, a.dy, acts->mtp.batch.tokens,
+                               linear(v4, acts, AT(embedding), 0), N, dev);
+    linear_backward_weight(a.dstreams, a.mtp_hidden_norm, h_proj, gradients(v4, AT(mtp_h_proj), 0), rows, dev);
+    linear_backward_input(a.mtp_hidden_norm, a.dstreams, h_proj, 0, rows, dev);
+    rmsnorm_backward(a.dhidden, gradient(v4, AT(mtp_hnorm), 0), a.mtp_hidden_norm, X, gain(v4, AT(mtp_hnorm), 0),
+                     s.mtp_hidden_rstd, 1, rows, D, dev);
+}
+
+// forward and backward, once the head has written the gradient of the streams to dstreams; the sum of its losses joins
+// what the leaf counts
+static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const size_t n_bytes = sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D);
+    device_copy(a.dhidden, a.dstreams, n_bytes, dev);
+    mtp_forward(v4, acts, X, N, dev);
+    const LmHead head = mtp_head(v4, acts);
+    const float dloss = v4->config.mtp_weight * (1.0f / v4->model.mtp_counted);
+    lm_head_losses(&head, &acts->mtp.batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
+    crossentropy_losses_sum(dp_numbers(&v4->model.dp) + mtp_number(v4), head.losses, N, dev);
+    mtp_backward(v4, acts, X, N, dev);
+    device_copy(a.dstreams, a.dhidden, n_bytes, dev);
+}
+
+// ---- all of it ----
+
+// from the streams behind the last layer of this stage to losses, and back to all gradients
+static void leaf_backward(DeepseekV4* v4, Activations* acts, float dloss, int N, const Device* dev) {
+    if (model_has_head(&v4->model)) {
+        const ActivationTensors a = layer_activations(acts, 0);
+        const Statistics s = layer_statistics(acts, 0);
+        const LmHead head = lm_head(v4, acts);
+        const floatX* X = stream_bring(layer_activations(acts, end_layer(v4) - 1).streams2, N,
+                                       v4->config.hc * v4->config.D, &v4->model.tp, dev);
+        lm_head_losses(&head, &acts->batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
+        crossentropy_losses_sum(dp_loss(&v4->model.dp), head.losses, N, dev);
+        collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
+        if (has_mtp(v4, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
+    }
+    deepseek_v4_backward(v4, acts, N, dev);
+}
+
+// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
+// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
+static void deepseek_v4_leaf(DeepseekV4* v4, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
+                             int T, const Device* dev) {
+    DataParallel* dp = &v4->model.dp;
+    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
+    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
+        deepseek_v4_forward(v4, acts, acts->batch.n, dev);
+        leaf_backward(v4, acts, dloss, acts->batch.n, dev);
+        graph_end(&acts->graph, dev);
+    }
+    acts->numbers = NULL;
+    model_leaf_done(&v4->model, dev);
+}
+
+// ---- of an update, once dp_reduce is back ----
+
+// What training does not compute does not learn, nor do tables of choices; biases of routers learn by counting
+// (level_biases). indexer_alone: nothing but indexers does
+static void freeze_still(DeepseekV4* v4, int indexer_alone) {
+    Model* m = &v4->model;
+    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
+        const Tensor* t = &m->table[i];
+        const int is_still = t->whole_below > 0 || t->field == AT(router_bias) || (parameter_is_mtp(t) && !m->learns_mtp);
+        if (is_still || (parameter_is_index(t) ? m->index_ratio == 0 : indexer_alone)) { model_freeze(m, t); }
+    }
+}
+
+// the mean over the targets that count for the MTP module
+static float mtp_loss(const DeepseekV4* v4) { return dp_sums(&v4->model.dp)[mtp_number(v4)] / v4->model.mtp_counted; }
+
+// the balance of sequences: means over these and over leaves, summed over the layers whose routers choose
+static float balance(const DeepseekV4* v4) {
+    const Config* c = &v4->config;
+    float sum = 0.0f;
+    for (int l = 0; l < c->L; l++) {
+        const float* of_layer = dp_sums(&v4->model.dp) + router_number(v4, l);
+        if (c->routers[l] == CHOICE_LAYER) { sum += of_layer[2 * c->E + ROUTER_BALANCE] / (float)v4->model.dp.n_leaves; }
+    }
+    return sum;
+}
+
+// of the indexer of CSA layer l: the mean over the positions that see an entry
+static float index_loss(const DeepseekV4* v4, int l) {
+    return dp_sums(&v4->model.dp)[index_number(v4, l)] / v4->model.index_counted;
+}
+
+// what is added to the loss: the MTP module's, and the balance. What indexers lose is no part of it: they share no
+// parameter with the rest
+static float more_loss(const DeepseekV4* v4) {
+    const Config* c = &v4->config;
+    const float of_balance = c->balance > 0.0f ? c->balance * balance(v4) : 0.0f;
+    if (!v4->model.learns_mtp) { return of_balance; }
+    return c->balance > 0.0f ? c->mtp_weight * mtp_loss(v4) + of_balance : c->mtp_weight * mtp_loss(v4);
+}
+
+// An expert that has had more than its share becomes harder to choose. stays (layers): biases that --freeze keeps
+static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
+    const Config* c = &v4->config;
+    const size_t n_bytes = sizeof(float) * (size_t)c->E;
+    float* bias = (float*)malloc_check(n_bytes, "biases of a router");
+    for (int l = 0; l < routers_of(v4) && c->bias_rate > 0.0f; l++) {
+        const int row = c->routers[l] == CHOICE_LAYER ? model_row(&v4->model, AT(router_bias), l) : -1;
+        if (row < 0 || (stays && stays[l]) || !tensor_is_held(&v4->model.held[row], l)) { continue; }
+        float* stored = (float*)floats(v4, AT(router_bias), l);
+        device_download(bias, stored, n_bytes, dev);
+        router_bias_update(bias, dp_sums(&v4->model.dp) + router_number(v4, l), c->bias_rate, 0, c->E);
+        device_upload(stored, bias, n_bytes, dev);
+        device_sync(dev);
+    }
+    free(bias);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3. What a run asks of this model (llmc/run/trainer.h), and main.
+
+#ifndef TESTING
+typedef struct {
+    DeepseekV4 v4;            // first
+    Adapted adapted;          // activations, adapters, and options of both
+    int mtp, mtp_is_new;      // mtp_is_new: the files have no such module
+    int indexer, indexer_alone;
+    float mtp_weight, balance, bias_rate;
+    char bias_stays[CONFIG_MAX_LAYERS + 1];  // of each router: --freeze keeps it as it is
+} Workplace;
+
+static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static const Config* config_of(const Run* r) { return &workplace(r)->v4.config; }
+
+// the linear layers of attention, but for those that make entries
+#define LORA_TARGETS ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_proj|o_a_proj|o_b_proj)"
+
+static void deepseek_v4_options(Run* r) {
+    Workplace* w = workplace(r);
+    const Option own[] = {
+        {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
+         "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
+         "out. Where it is not typed, as the files have it", 0},
+        {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
+         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
+        {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
+         "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
+         "as it weighs all entries, which all are chosen meanwhile. off: they stay as they are. Where it is not typed, "
+         "config.json's indexer_train", 0},
+        {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
+         "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
+        {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "0", 0, 1, "F",
+         "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
+         "at all. Where it is not typed, config.json's bias_update_rate", 0},
+        {"experts", "seq-balance", "", OPTION_FLOAT, &w->balance, "0", 0, 1e3, "F",
+         "weight of the balance of experts in each sequence, a loss; 0: none. Where it is not typed, config.json's "
+         "seq_balance_coef", 0},
+        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
+         "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
+         "Saves memory, changes no bit", 0},
+        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
+         "positions whose logits are in memory at once", 0},
+        graph_option(&w->adapted.decoder.graph),
+        pp_option(&w->adapted.decoder.pp),
+        pp_chunks_option(&w->adapted.decoder.pp_chunks),
+    };
+    run_add_options(r, own, sizeof own);
+    experts_options(r, &w->adapted.decoder.how.ep);
+    adapted_options(r, &w->adapted);
+    options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: ends of their names, "
+                   "'q_a_proj,q_b_proj', or a regular expression of the whole name; all-linear; empty: those of "
+                   "attention, without compressors; none with --lora-parameters");
+    options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
+                   "checkpoint, or a .safetensors file with config.json beside it");
+    options_reword(r->table, r->n_options, "config", "random start from a config.json of DeepSeek V4, with sizes of "
+                   "your own: doc/deepseek_v4.md lists its keys");
+}
+
+// what was typed instead of what config.json says, which the table of settings then shows
+static void choose_training(Run* r, Config* c) {
+    Workplace* w = workplace(r);
+    w->mtp_is_new = *r->weights && run_is_typed(r, "mtp") && w->mtp && !c->mtp;
+    if (run_is_typed(r, "mtp")) { c->mtp = w->mtp; }
+    if (run_is_typed(r, "mtp-weight")) { c->mtp_weight = w->mtp_weight; }
+    if (run_is_typed(r, "indexer")) { c->indexer = w->indexer; }
+    if (run_is_typed(r, "bias-rate")) { c->bias_rate = w->bias_rate; }
+    if (run_is_typed(r, "seq-balance")) { c->balance = w->balance; }
+    options_set(r->table, r->n_options, "mtp", c->mtp ? "1" : "0");
+    options_set(r->table, r->n_options, "mtp-weight", format_float(c->mtp_weight).s);
+    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, c->indexer).s);
+    options_set(r->table, r->n_options, "bias-rate", format_float(c->bias_rate).s);
+    options_set(r->table, r->n_options, "seq-balance", format_float(c->balance).s);
+}
+
+// options that an adapter or another model excludes
+static void refuse_options(Run* r, const Config* c, int is_adapter, int learns_mtp) {
+    const Workplace* w = workplace(r);
+    const int has_index = config_layers(c, CSA_LAYER) > 0;
+    options_refuse(w->mtp_is_new && !(learns_mtp && (run_will_train(r) || *r->o.probe)), "mtp",
+                   "1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0");
+    options_refuse(run_is_typed(r, "mtp-weight") && !c->mtp, "mtp-weight", "is for a model with that module: --mtp 1");
+    options_refuse(run_is_typed(r, "mtp-weight") && is_adapter && w->mtp_weight > 0.0f, "mtp-weight",
+                   "is not for adapters, beside which the module stays as it is");
+    options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && !has_index, "indexer",
+                   "is for a model with layers of compressed_sparse_attention, which alone have an indexer");
+    options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && is_adapter, "indexer",
+                   "is not for adapters, beside which indexers stay as they are");
+    options_refuse(w->indexer_alone && (c->indexer == INDEXER_OFF || is_adapter), "indexer-alone",
+                   "is for --indexer kl or dense, without an adapter");
+    options_refuse(run_is_typed(r, "bias-rate") && is_adapter && w->bias_rate > 0.0f, "bias-rate",
+                   "is not for adapters, beside which routers stay as they are");
+}
+
+static void deepseek_v4_choose(Run* r) {
+    Workplace* w = workplace(r);
+    const int is_new = !*r->config;
+    const size_t not_fp8[] = {AT(embedding), AT(router), AT(index_proj)};
+    Adapters adapters;
+    Tensor base[MAX_PARAMETERS];
+    SafeSet set;
+    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (*r->weights) {
+        safeset_open(&set, r->weights);
+        config_fit(&c, &set);
+        adapted_base(r, &set);
+        safeset_close(&set);
+    }
+    choose_training(r, &c);
+    const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
+    const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
+    const int trains_index = c.indexer != INDEXER_OFF && !is_adapter && config_layers(&c, CSA_LAYER) > 0;
+    refuse_options(r, &c, is_adapter, learns_mtp);
+    deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
+    if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
+    if (trains_index) { log_add_key(&r->log, "index_loss", "of the indexers, the mean over their layers; not in the loss"); }
+    adapted_store(r, not_fp8, 3);
+    r->V = r->classes = c.V;
+    r->max_T = c.max_T;
+    const double head = (double)c.Vp * c.D, behind = learns_mtp ? head + 2.0 * c.D * c.D : 0.0;
+    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, head + behind, c.hc * c.D, (double)c.k / c.E,
+             learns_mtp ? AT(embedding) : TENSOR_NO_FIELD);
+    experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
+}
+
+// biases of routers that --freeze names do not even follow the counts
+static void deepseek_v4_freeze(Run* r) {
+    Workplace* w = workplace(r);
+    const Model* m = r->model;
+    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
+        const Tensor* t = &m->table[i];
+        const int first = tensors_slices(m->table, i);
+        for (int k = 0; t->field == AT(router_bias) && k < tensor_slices(t); k++) {
+            w->bias_stays[tensor_slice_layer(t, k)] = (char)slice_is_frozen(m->frozen, first + k);
+        }
+    }
+    freeze_still(&w->v4, w->indexer_alone);
+}
+
+static void deepseek_v4_check(Run* r) {
+    Workplace* w = workplace(r);
+    r->has_masters = !FLOATX_IS_FLOAT;
+    adapted_check(r);
+    pp_check_batches(r);
+    experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);
+    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
+}
+
+// of the model's rows those before the MTP module's
+static int trunk_rows(const Run* r) {
+    const Model* m = r->model;
+    int n = workplace(r)->v4.adapters.n_table;
+    const int first = n;
+    while (n < m->n_table && !parameter_is_mtp(&m->table[n])) { n++; }
+    return n - first;
+}
+
+static double mtp_count(const Run* r) {
+    const Model* m = r->model;
+    double n = 0.0;
+    for (int i = 0; i < m->n_table; i++) {
+        if (parameter_is_mtp(&m->table[i])) { n += (double)tensors_disk_count(&m->table[i], 1); }
+    }
+    return n;
+}
+
+static void box_attention(const Run* r, const Config* c) {
+    const int n_csa = config_layers(c, CSA_LAYER), n_hca = config_layers(c, HCA_LAYER);
+    box_row("  attention", "%d head%s of %d, one of keys, %d channels turn, a window of %d", c->H, c->H > 1 ? "s" : "",
+            c->d, c->rotated, c->window);
+    if (n_csa > 0) {
+        box_row("  entries", "of %d tokens in %d layer%s, of which an indexer chooses %d%s", c->csa, n_csa,
+                n_csa > 1 ? "s" : "", c->topk,
+                r->model->index_ratio == 0 ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learns" : " and learns");
+    }
+    if (n_hca > 0) { box_row(n_csa > 0 ? "" : "  entries", "of %d tokens in %d layer%s", c->hca, n_hca, n_hca > 1 ? "s" : ""); }
+}
+
+static void deepseek_v4_box(const Run* r) {
+    const Config* c = config_of(r);
+    const size_t active = decoder_active(r->model, workplace(r)->v4.adapters.n_table + trunk_rows(r), c->k);
+    const int n_hash = config_hash_layers(c);
+    box_row("model", "%d layer%s, %d streams of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->hc, c->D, c->max_T);
+    box_attention(r, c);
+    box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all", c->E, c->F, c->k);
+    if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
+    experts_box(r, c->E, c->D, c->k);
+    if (c->mtp) {
+        box_row("mtp", "a %slayer and %s more parameters for the token after the next%s",
+                workplace(r)->mtp_is_new ? "new " : "", format_count(mtp_count(r)).s,
+                run_is_generating(r) || r->model->learns_mtp ? "" : ", which stay as they are");
+    }
+    if (run_is_training(r) && !model_is_adapter(r->model)) {
+        const ShortText by_bias = format_float(c->bias_rate), by_loss = format_float(c->balance);
+        box_row("balance", "bias %s%s, loss %s%s", c->bias_rate > 0.0f ? by_bias.s : "stays",
+                c->bias_rate > 0.0f ? " an update" : "", c->balance > 0.0f ? by_loss.s : "none",
+                c->balance > 0.0f ? " for each sequence" : "");
+    }
+    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
+    adapted_box(r, 0);
+    pp_box(r);
+}
+
+// the MTP module is drawn by itself: the rest begins as it does without. A new one is none of the files'
+static void deepseek_v4_load(Run* r, const SliceSink* sink) {
+    const Workplace* w = workplace(r);
+    Model* m = r->model;
+    Tensor *base = m->table + w->v4.adapters.n_table, *mtp = base + trunk_rows(r), *end = m->table + m->n_table;
+    const uint32_t seed = (uint32_t)r->o.seed, of_mtp = (uint32_t)splitmix64((uint64_t)r->o.seed, 0);
+    SafeSet set;
+    adapted_load(r, sink);
+    if (!*r->weights) {
+        tensors_init_into(sink, base, (int)(mtp - base), seed);
+        tensors_init_into(sink, mtp, (int)(end - mtp), of_mtp);
+        return;
+    }
+    safeset_open(&set, r->weights);
+    tensors_load_into(sink, &set, base, (int)(mtp - base), "", NULL);
+    if (w->mtp_is_new) { tensors_init_into(sink, mtp, (int)(end - mtp), of_mtp); }
+    else { tensors_load_into(sink, &set, mtp, (int)(end - mtp), "", NULL); }
+    config_leave_rest(config_of(r), &set);
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
+static double deepseek_v4_rows_sent(const Run* r) {
+    const Config* c = config_of(r);
+    return experts_sent_bytes(r, c->E, c->D, c->k);
+}
+
+// entries that a position of a row of T sees in layer l, on average
+static double entries_seen(const Config* c, int l, int T) {
+    const int r = config_ratio(c, l);
+    const double all = r == 0 || T < r ? 0.0 : 0.5 * (T + 1.0 - r) / r, full = (double)c->topk * r;
+    if (c->kinds[l] != CSA_LAYER || T <= full) { return all; }
+    return c->topk * (1.0 - 0.5 * full / T);
+}
+
+// of a token in layer l, forward and backward; of the indexer's scores forward alone, and both where it learns
+static double attention_flops(const Run* r, int l) {
+    const Config* c = config_of(r);
+    const double of_window = decoder_attention_flops(c->H * c->d, c->window, r->T);
+    const double n = of_window + 12.0 * c->H * c->d * entries_seen(c, l, r->T);
+    const int learns = r->model->index_ratio > 0, scores = c->kinds[l] == CSA_LAYER && (learns || r->T / c->csa > c->topk);
+    const double all = 0.5 * (r->T + 1.0 - c->csa) / c->csa;
+    return scores ? n + (2.0 * all + (learns ? 4.0 * entries_seen(c, l, r->T) : 0.0)) * c->nI * (c->dI + 1.0) : n;
+}
+
+static double deepseek_v4_flops_per_token(const Run* r) {
+    const Config* c = config_of(r);
+    const int learns_mtp = r->model->learns_mtp;
+    const int n = learns_mtp ? r->model->n_table : workplace(r)->v4.adapters.n_table + trunk_rows(r);
+    double sum = 0.0;
+    for (int l = 0; l < c->L + learns_mtp; l++) { sum += attention_flops(r, l); }
+    if (learns_mtp) {  // the output matrix a second time, and one of four streams more than the table counts
+        sum += model_flops(r->model, model_row(r->model, AT(head), 0));
+        sum += (c->hc - 1.0) * model_flops(r->model, model_row(r->model, AT(mtp_h_proj), 0));
+    }
+    return sum + decoder_flops(r, n, model_row(r->model, AT(embedding), 0), c->k, c->E);
+}
+
+static double workspace_bytes(const Run* r, int B) {
+    const Config* c = config_of(r);
+    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
+    const int outputs[] = {c->H * c->d, c->hc * c->D, c->G * c->R, 2 * c->F};
+    int wide = c->D;
+    for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
+    const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, TO_TRAIN, how);
+    return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->H * c->d, c->H, &experts);
+}
+
+static float losses_beside(Run* r, float* grads) {
+    (void)grads;
+    return more_loss(&workplace(r)->v4);
+}
+
+// the mean over the layers that have one
+static double indexers_loss(const DeepseekV4* v4) {
+    const Config* c = &v4->config;
+    double sum = 0.0;
+    for (int l = 0; l < c->L; l++) { sum += c->kinds[l] == CSA_LAYER ? (double)index_loss(v4, l) : 0.0; }
+    return sum / config_layers(c, CSA_LAYER);
+}
+
+static void deepseek_v4_stepped(Run* r, const Step* s) {
+    Workplace* w = workplace(r);
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const Routing now = routing_read(dp_sums(&m->dp), c->L, c->E, m->dp.n_leaves);
+    router_log_step(r, now.balance / (float)c->L, 0.0f, now.load, now.idle);
+    if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
+        save_let_change(r);
+        level_biases(&w->v4, w->bias_stays, &r->dev);
+    }
+    if (m->learns_mtp) {
+        log_note(&r->log, "load %.2f | mtp %.4f", (double)now.load, (double)mtp_loss(&w->v4));
+        log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite((double)mtp_loss(&w->v4))));
+    }
+    if (m->index_ratio > 0) {
+        const double loss = indexers_loss(&w->v4);
+        log_note(&r->log, "load %.2f | index %.4f", (double)now.load, loss);
+        log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(loss)));
+    }
+}
+
+static json_t* deepseek_v4_summary(const Run* r) {
+    return router_log_summary(r, NULL, config_of(r)->L, config_of(r)->L, config_of(r)->E);
+}
+
+static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return config_save(path, config_of(r), eot, dtype);
+}
+
+// ---- for decoder_run.h ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const DeepseekV4*)m, B, T, purpose, how);
+}
+
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    deepseek_v4_forward((const DeepseekV4*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const DeepseekV4*)m, acts); }
+
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    deepseek_v4_leaf((DeepseekV4*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((DeepseekV4*)m, acts, dloss, N, dev);
+}
+
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+    const DeepseekV4* v4 = (const DeepseekV4*)m;
+    const ActivationTensors a = layer_activations(acts, end_layer(v4) - 1);
+    return pp_streams(a.streams0, a.streams2.x, a.dstreams,
+                      sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D));
+}
+
+static Trainer deepseek_v4_trainer(void) {
+    Trainer t = adapted_trainer(offsetof(Workplace, adapted));
+    t.name = "train_deepseek_v4";
+    t.on_gpus = "train_deepseek_v4 CUDA=1";
+    t.about = "Trains DeepSeek V4, streams that mix, attention over entries and experts, from and to folders of it.";
+    t.presets = "random start from a preset: " DEEPSEEK_V4_PRESETS;
+    t.usual_V = 129280;
+    t.has_states = 1;
+    t.options = deepseek_v4_options;
+    t.parsed = router_log_keys;
+    t.choose = deepseek_v4_choose;
+    t.freeze = deepseek_v4_freeze;
+    t.check = deepseek_v4_check;
+    t.box = deepseek_v4_box;
+    t.rows_sent = deepseek_v4_rows_sent;
+    t.flops_per_token = deepseek_v4_flops_per_token;
+    t.workspace_bytes = workspace_bytes;
+    t.load = deepseek_v4_load;
+    t.stepped = deepseek_v4_stepped;
+    t.more_loss = losses_beside;
+    t.without_more = "cross_entropy";
+    t.write_config = write_config;
+    t.summary = deepseek_v4_summary;
+    return t;
+}
+
+int main(int argc, char** argv) {
+    static Workplace place;  // all zero
+    const Trainer trainer = deepseek_v4_trainer();
+    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
+                                  adapted_dropout};
+    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS);
+    return run_main(&trainer, &place.v4.model, argc, argv);
+}
+#endif
