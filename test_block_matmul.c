@@ -1,8 +1,9 @@
 /*
-Promises of llmc/ops/block_matmul.h and llmc/ops/block_lora.h, which follow from two tables (llmc/test/op.h): a linear
+Promises of llmc/ops/block_matmul.h, llmc/ops/block_lora.h and the groups of llmc/models/linear.h, which follow from two tables (llmc/test/op.h): a linear
 layer in groups, and the adapter beside it. Then: each group is a linear layer of its own, with an adapter of its own;
 the layer is one whose whole weight is block diagonal; with A and B merged into its weight it says the same.
 */
+#include "llmc/models/linear.h"
 #include "llmc/ops/block_lora.h"
 #include "llmc/ops/block_matmul.h"
 #include "llmc/ops/matmul.h"
@@ -348,6 +349,56 @@ static void test_nothing(Test* t) {
 }
 
 #ifndef __CUDACC__
+// a model's layer with its adapter is the two ops, one behind the other; dropout counts all inputs of a position
+static void test_linear(Test* t) {
+    enum { N = 6, G = 3, C = 5, R = 4, RANK = 2, FIRST = 100 };
+    const int shape[] = {N, G, C, R}, lora_shape[] = {N, G, C, R, RANK, 40};
+    OpProblem p = op_problem(&layer, shape, EASY, 0), q = op_problem(&adapter, lora_shape, EASY, 0);
+    LoraShape s = shape_of(q.d);
+    float out[N * G * R], dinp[N * G * C], dA[RANK * C], dB[G * R * RANK], dweight[G * R * C];
+    float *got = copied_array(out, N * G * R), *dgot = copied_array(dinp, N * G * C), *scratch = scratch_ref(q.d);
+    float dA_got[RANK * C], dB_got[G * R * RANK], *fast = filled_array(block_lora_scratch_elements(&s, G), NAN);
+    Device dev = test_device(2);
+    s.dropout.first = FIRST * G * C;
+    block_matmul_forward_ref(out, p.a[INP], p.a[WEIGHT], N, G * C, G * R, G);
+    block_lora_forward_ref(out, p.a[INP], q.a[L_A], q.a[L_B], &s, G, scratch);
+    block_matmul_backward_input_ref(dinp, p.a[DOUT], p.a[WEIGHT], N, G * C, G * R, G);
+    block_lora_backward_ref(dinp, dA, dB, p.a[DOUT], p.a[INP], q.a[L_A], q.a[L_B], &s, G, scratch);
+    Linear w;
+    memset(&w, 0, sizeof w);
+    const StoredMatrix matrix = {p.a[WEIGHT], STORED_F32, G * R, C, G * R, NULL};
+    w.weight = matrix, w.C = C, w.OC = G * R, w.n_adapters = 1, w.scratch = fast;
+    w.adapter[0].shape = s, w.adapter[0].shape.N = 0, w.adapter[0].shape.dropout.first = FIRST * C;
+    w.adapter[0].A = q.a[L_A], w.adapter[0].B = q.a[L_B];
+    const LinearGradients d = {dweight, NULL, {dA_got, NULL}, {dB_got, NULL}};
+    linear_blocks_forward(got, p.a[INP], w, G, N, &dev);
+    linear_blocks_backward(dgot, p.a[DOUT], p.a[INP], w, d, G, N, &dev);
+    check_bits(t, "out", got, out, N * G * R);
+    check_bits(t, "dinp", dgot, dinp, N * G * C);
+    check_bits(t, "dweight", dweight, p.a[DWEIGHT], G * R * C);
+    check_bits(t, "dA", dA_got, dA, RANK * C);
+    check_bits(t, "dB", dB_got, dB, G * R * RANK);
+    free(got), free(dgot), free(scratch), free(fast);
+    device_free(&dev);
+    op_problem_free(&p), op_problem_free(&q);
+}
+
+// what a model sets aside for its adapters is enough for those of a layer in groups
+static void test_scratch(Test* t) {
+    enum { N = 7, G = 4, C = 6, R = 3, RANK = 5 };
+    Tensor row = tensor("wo_a.weight", 0, 1, G * R, C, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    AdapterPlace place;
+    Adapters x;
+    Model m;
+    memset(&place, 0, sizeof place), memset(&x, 0, sizeof x), memset(&m, 0, sizeof m);
+    tensor_blocks(&row, G);
+    place.n = G * R, place.rank = RANK, place.dropout = 0.1f;
+    x.places = &place, x.n_places = 1, m.table[0] = row;
+    const LoraShape s = {N, C, G * R, RANK, G * R, SCALE, {0.1f, 0, 0}, 0};
+    const size_t set_aside = adapter_scratch_elements(&x, &m, N, 0), needed = block_lora_scratch_elements(&s, G);
+    check(t, set_aside >= needed, "%zu elements are set aside, %zu needed", set_aside, needed);
+}
+
 // gradients of which there are too many for a cache, beginning at a cache line, with rims on both sides
 static void test_past(Test* t) {
     enum { N = 9, C = 6 * TILE_N + GEMM_LINE, R = 17 * TILE_M + 5, G = GROUPED_PAST_FLOATS / (C * R) + 1 };
@@ -416,6 +467,8 @@ int main(int argc, char** argv) {
         {"merged", "the weight with A and B in it gives the same outputs", test_merged},
         {"nothing", "N = 0: gradients of parameters are +0", test_nothing},
 #ifndef __CUDACC__
+        {"linear", "a model's layer with its adapter is the two ops, bit for bit", test_linear},
+        {"scratch", "adapter_scratch_elements is enough for a layer in groups", test_scratch},
         {"stored", "a weight stored as bf16 or fp8 gives the bits of the same numbers as floats", test_stored},
         {"past", "many gradients, stored past the caches, have the plain loop's bits", test_past},
 #endif
