@@ -18,6 +18,7 @@ $python dev/ref/qwen36.py --out "$new" >/dev/null
 $python dev/ref/qwen36_vision.py --out "$new" >/dev/null
 $python dev/ref/deepseek_v4.py --out "$new" >/dev/null
 $python dev/ref/lora.py --out "$new" >/dev/null
+$python dev/ref/muon.py --out "$new" >/dev/null
 $python dev/ref/rows.py --out "$new" >/dev/null
 passed=0
 failed=0

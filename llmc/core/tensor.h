@@ -13,6 +13,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
                            tensor_hold_none: nothing of it
     tensor_dims            more dimensions on disk
     tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has
+    tensor_blocks          a linear layer in groups, whose blocks alone are stored
     tensor_stored          in which type releases have it
     tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never learns
     tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_modules_under: what their names begin with
@@ -90,6 +91,7 @@ typedef struct {
     int units;                       // heads, groups: what a rank has whole, of each section's rows or of the columns
     int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one,
                                      // or those of each name in {}
+    int blocks;                      // groups of rows with columns of their own (tensor_blocks); 0: all have the same
     Stored stored;
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element: tensors_store
     int whole_below;                 // tensor_whole_numbers; 0: any numbers
@@ -225,6 +227,12 @@ static inline void tensor_sections(Tensor* t, int a, int b, int c, int d) {
     const int sections[SECTIONS_MAX] = {a, b, c, d};
     assert(a + b + c + d == tensor_outputs(t));
     memcpy(t->sections, sections, sizeof sections);
+}
+
+// G groups of rows with inputs of their own: the columns are those of one group (block_matmul.h)
+static inline void tensor_blocks(Tensor* t, int G) {
+    assert(G > 0 && t->rows % G == 0);
+    t->blocks = G;
 }
 
 static inline void tensor_stored(Tensor* t, Stored stored) { t->stored = stored; }

@@ -11,6 +11,8 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_chain, linear_chain_backward, linear_chain_end   linear_backward of several products with one input
     linear_rows             out (N, C) = the rows of the weight that belong to tokens, as an embedding has them
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
+    linear_blocks_forward, linear_blocks_backward   in G groups: inputs (N, G C), weight (OC, C), of which OC / G rows
+                            are a group's; dinp is written
     linear_room_elements, linear_sends, linear_layer_sends, linear_layers_send   of --tp: scratch, and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
@@ -23,6 +25,8 @@ ranks of a group call (tensor_parallel.h). Of a vocabulary's rows all of this is
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
 #include "../core/floatx.h"    // floatX
+#include "../ops/block_lora.h"    // block_lora_forward, block_lora_backward
+#include "../ops/block_matmul.h"  // block_matmul_forward, block_matmul_backward_input, block_matmul_backward_weight
 #include "../ops/lora.h"       // lora_forward, lora_backward, LoraShape, LoraExperts
 #include "../ops/embedding.h"  // token_embedding_forward
 #include "../ops/grouped_matmul.h"  // grouped_matmul_forward, grouped_matmul_backward_input
@@ -105,7 +109,8 @@ static inline size_t adapter_scratch_elements(const Adapters* x, const Model* m,
     for (int i = 0; i < x->n_places; i++) {
         const AdapterPlace* p = &x->places[i];
         const Tensor* t = &m->table[x->n_table + p->row];
-        LoraShape s = {t->experts > 0 ? R : N, t->columns, p->n, p->rank, 0, 0.0f, {p->dropout, 0, 0}, 0};
+        const int rows = t->experts > 0 ? R : t->blocks > 0 ? N * t->blocks : N;
+        LoraShape s = {rows, t->columns, p->n, p->rank, 0, 0.0f, {p->dropout, 0, 0}, 0};
         const size_t n = lora_scratch_elements(&s, t->experts > 0);
         most = n > most ? n : most;
     }
@@ -194,7 +199,7 @@ static inline size_t linear_room_elements(const Model* m, int N) {
     size_t most = 0;
     for (int i = 0; i < m->n_table && model_has_tp(m); i++) {
         const Tensor* t = &m->table[i];
-        if (t->split == SPLIT_NONE || t->split == SPLIT_VOCABULARY || !tensor_is_matrix(t)) { continue; }
+        if (t->split == SPLIT_NONE || t->split == SPLIT_VOCABULARY || !tensor_is_matrix(t) || t->blocks) { continue; }
         most = tp_larger(most, tp_room_elements(N, t->columns, t->rows, m->tp.size));
     }
     return most;
@@ -204,7 +209,7 @@ static inline size_t linear_room_elements(const Model* m, int N) {
 // where its rows are
 static inline double linear_sends(const Model* m, int i, int N) {
     const double T = m->tp.size;
-    if (!model_row_has_tp(m, i)) { return 0.0; }
+    if (!model_row_has_tp(m, i) || m->table[i].blocks) { return 0.0; }
     const double C = m->table[i].columns, OC = m->table[i].rows;
     return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
 }
@@ -282,6 +287,16 @@ static inline void linear_product_back_(float* dinp, const float* dout, const Li
     matmul_backward_input_stored(dinp, dout, w->weight, add, N, dev);
 }
 
+static inline void linear_blocks_product_(float* out, const float* inp, const Linear* w, int G, int N,
+                                          const Device* dev) {
+    block_matmul_forward_stored(out, inp, w->weight, N, G, dev);
+}
+
+static inline void linear_blocks_product_back_(float* dinp, const float* dout, const Linear* w, int G, int N,
+                                               const Device* dev) {
+    block_matmul_backward_input_stored(dinp, dout, w->weight, N, G, dev);
+}
+
 static inline void linear_rows(float* out, const int* tokens, const Linear* w, int N, const Device* dev) {
     token_embedding_forward_stored(out, tokens, w->weight, N, dev);
 }
@@ -303,6 +318,16 @@ static inline void linear_product_(floatX* out, const floatX* inp, const Linear*
 static inline void linear_product_back_(floatX* dinp, const floatX* dout, const Linear* w, int add, int N,
                                         const Device* dev) {
     matmul_backward_input(dinp, dout, (const floatX*)w->weight.data, add, N, w->C, w->OC, dev);
+}
+
+static inline void linear_blocks_product_(floatX* out, const floatX* inp, const Linear* w, int G, int N,
+                                          const Device* dev) {
+    block_matmul_forward(out, inp, (const floatX*)w->weight.data, N, G * w->C, w->OC, G, dev);
+}
+
+static inline void linear_blocks_product_back_(floatX* dinp, const floatX* dout, const Linear* w, int G, int N,
+                                               const Device* dev) {
+    block_matmul_backward_input(dinp, dout, (const floatX*)w->weight.data, N, G * w->C, w->OC, G, dev);
 }
 
 static inline void linear_rows(floatX* out, const int* tokens, const Linear* w, int N, const Device* dev) {
@@ -492,5 +517,35 @@ static inline void linear_grouped_backward_adapters(const LinearGradients* d, co
                                                     Linear w, const int* offsets, int E, int R, const Device* dev) {
     const LoraExperts experts = {E, offsets, inp_index, dout_index, weight};
     linear_adapters_backward_(NULL, d, dout, inp, &w, R, &experts, dev);
+}
+
+// ---- in G groups: each has C of the inputs (N, G C) and OC / G of the outputs (N, OC); without bias ----
+
+// With --tp a rank has whole groups, their inputs and outputs: nothing travels, and G is its own. Adapters, whose A sums
+// over all groups, are not shared so
+static inline LoraShape linear_blocks_adapter_(const Linear* w, int G, int N) {
+    LoraShape shape = w->adapter[0].shape;
+    shape.N = N;
+    shape.dropout.first *= (uint64_t)G;  // a position has G C inputs
+    assert(w->n_adapters == 1 && w->adapter[0].first == 0 && shape.n_out == w->OC && w->split == SPLIT_NONE);
+    return shape;
+}
+
+static inline void linear_blocks_forward(floatX* out, const floatX* inp, Linear w, int G, int N, const Device* dev) {
+    assert(!w.bias && w.split != SPLIT_COLUMNS);
+    linear_blocks_product_(out, inp, &w, G, N, dev);
+    if (w.n_adapters == 0) { return; }
+    const LoraShape shape = linear_blocks_adapter_(&w, G, N);
+    block_lora_forward(out, inp, w.adapter[0].A, w.adapter[0].B, &shape, G, w.scratch, dev);
+}
+
+static inline void linear_blocks_backward(floatX* dinp, const floatX* dout, const floatX* inp, Linear w,
+                                          LinearGradients d, int G, int N, const Device* dev) {
+    assert(!w.bias && w.split != SPLIT_COLUMNS);
+    block_matmul_backward_weight(d.weight, dout, inp, N, G * w.C, w.OC, G, dev);
+    linear_blocks_product_back_(dinp, dout, &w, G, N, dev);
+    if (w.n_adapters == 0) { return; }
+    const LoraShape shape = linear_blocks_adapter_(&w, G, N);
+    block_lora_backward(dinp, d.A[0], d.B[0], dout, inp, w.adapter[0].A, w.adapter[0].B, &shape, G, w.scratch, dev);
 }
 #endif  // LLMC_LINEAR_H

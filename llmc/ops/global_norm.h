@@ -5,7 +5,7 @@ Sum of squares of gradients, for the global norm: the same number in whatever or
     norm_see     first for every array g (n) of them: the largest |g|
     norm_add     then for every array again: its squares
     norm_join    what others have seen, or added, joins; on the host
-    norm_value   the sum of squares, on the host; norm = (float)sqrt of it
+    norm_value   the sum of squares; norm = (float)sqrt of it
 norm_see and norm_add do not wait for the device.
 Cost:   memory bound, n floats read twice. CUDA: 16 bytes a load; in norm_add a few operations in double per element,
         which A100, H100 and H200 do faster than memory delivers, consumer cards do not.
@@ -92,7 +92,7 @@ static inline void norm_join(NormSum* sum, const NormSum* other) {
     for (int k = 0; k < NORM_DIGITS; k++) { sum->digit[k] += other->digit[k]; }
 }
 
-static inline double norm_value(const NormSum* sum) {
+NORM_FUNCTION double norm_value(const NormSum* sum) {
     float largest;
     uint64_t digit[NORM_DIGITS];
     memcpy(&largest, &sum->largest, sizeof largest);

@@ -190,13 +190,18 @@ static inline void grouped_product(float* out, size_t out_row, int add, const fl
     grouped_run_(&plan, dev);
 }
 
+// are gradients of so many rows and columns stored past the caches?
+static inline int grouped_is_past_(const float* dweight, size_t rows, int columns) {
+    const int lines = (uintptr_t)dweight % (GEMM_LINE * sizeof(float)) == 0 && columns % GEMM_LINE == 0;
+    return lines && TILE_N % GEMM_LINE == 0 && rows * (size_t)columns > GROUPED_PAST_FLOATS;
+}
+
 // dweight (E, OC, C) = sums over the rows of each expert of dout^T * inp
 static inline void grouped_gradient(float* dweight, const float* dout, size_t dout_row, const int* dout_index,
                                     const float* inp, const int* inp_index, const int* offsets, int E, int R, int C,
                                     int OC, const Device* dev) {
     GroupedPlan plan = grouped_plan_(grouped_parts_of_terms_(E, OC, R), C, (size_t)C, 0, dev);
-    const int lines = (uintptr_t)dweight % (GEMM_LINE * sizeof(float)) == 0 && C % GEMM_LINE == 0;
-    plan.past = lines && TILE_N % GEMM_LINE == 0 && (size_t)E * OC * C > GROUPED_PAST_FLOATS;
+    plan.past = grouped_is_past_(dweight, (size_t)E * OC, C);
     for (int e = 0; e < E; e++) {
         const int s = offsets[e];
         grouped_add_(&plan, dweight + (size_t)e * OC * C, grouped_rows_transposed_(dout, dout_row, dout_index, s),
