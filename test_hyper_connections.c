@@ -421,6 +421,78 @@ static void test_sinkhorn(Test* t) {
     check_close(t, "its dA", dA, dA1, 4, 2e-7);
 }
 
+// What dev/ref/hyper_connections.py gives for such numbers, as hashes of the bits: N 5, hc 4, D 6, 20 iterations, then
+// N 6, hc 3, D 7, 5 iterations. number i of array a is ((37 i + 11 a) % 101 - 50) / unit
+static float* fixed_numbers(int a, size_t n, float unit) {
+    float* x = filled_array(n, 0.0f);
+    for (size_t i = 0; i < n; i++) { x[i] = (float)((int)((37 * i + 11 * (size_t)a) % 101) - 50) / unit; }
+    return x;
+}
+
+static const struct {
+    const char* name;
+    uint64_t hash[2];
+} fixed_hashes[] = {
+    {"y", {0x14811ecd3081bd13u, 0x2e77e1b921b20875u}},
+    {"r", {0xe1bbbedf2f3278f5u, 0xb1faa695a58059ddu}},
+    {"z", {0x69b51b04f678b9bcu, 0x9681e9dc9f97b216u}},
+    {"pre", {0x783bcb9036c9bfacu, 0x43fdf18f9c3c7a50u}},
+    {"post", {0x27e3bc6fe1a62dfau, 0xec33c26e2194f32fu}},
+    {"comb", {0x96b8cb8646ddc430u, 0x46d2f58002eca98eu}},
+    {"out", {0x82ae68077f696197u, 0x55f4bc0ede55b832u}},
+    {"df", {0x6945a03a2f51cf98u, 0xc0841b90a2d858f4u}},
+    {"expand dX", {0x9437313519437077u, 0xd4dda6bbea4437f9u}},
+    {"dpost", {0xf2f83ca03970c189u, 0xf615cfd5e9fdce40u}},
+    {"dcomb", {0xe4b858eb51dd40b6u, 0x82b763ed203ba123u}},
+    {"dX", {0x7681cb74db54c01au, 0x9058d43ea1405c4au}},
+    {"dfn", {0x3222d9193e9005f8u, 0x98428c8a9df104d3u}},
+    {"dbase", {0xe21500f3699f3d7fu, 0xffb0b83d64096116u}},
+    {"dscale", {0x87503e4c07314593u, 0xb66e4a633c007ed0u}},
+    {"head y", {0x14811ecd3081bd13u, 0x2e77e1b921b20875u}},
+    {"head r", {0xe1bbbedf2f3278f5u, 0xb1faa695a58059ddu}},
+    {"head z", {0xc152d947e07c2513u, 0x8a1eb05e5c446e7bu}},
+    {"head pre", {0x783bcb9036c9bfacu, 0x43fdf18f9c3c7a50u}},
+    {"head dX", {0x153b0cd5912413aau, 0xc1b8373fcfc8fc89u}},
+    {"head dfn", {0x92ba524c732dd15bu, 0xbe6c107259f91f28u}},
+    {"head dbase", {0xef21c92b25f5bbefu, 0x1998b96608d219a6u}},
+    {"head dscale", {0xde18e7cd645f8ff0u, 0x02ba85cf559e2f6au}},
+};
+
+static void check_hash(Test* t, int number, int i, const float* x, size_t n) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t k = 0; k < n; k++) { hash = (hash ^ float_bits(x[k])) * 0x100000001b3u; }
+    check(t, hash == fixed_hashes[i].hash[number], "%s: hash 0x%016llx, first %.9g", fixed_hashes[i].name,
+          (unsigned long long)hash, (double)x[0]);
+}
+
+static void check_fixed(Test* t, int number, const HyperShape* s) {
+    const size_t N = (size_t)s->N, hc = (size_t)s->hc, D = (size_t)s->D, M = (2 + hc) * hc, n = hc * D;
+    float *x = fixed_numbers(0, N * n, 29), *fn = fixed_numbers(1, M * n, 251), *base = fixed_numbers(2, M, 61);
+    float *scale = fixed_numbers(3, 3, 31), *f = fixed_numbers(4, N * D, 27), *dout = fixed_numbers(5, N * n, 59);
+    float* dy = fixed_numbers(6, N * D, 53);
+    const size_t lengths[] = {N * D, N,     N * M,   N * hc, N * hc,      N * hc * hc, N * n, N * D,
+                              N * n, N * hc, N * hc * hc, N * n, M * n, M, 3,
+                              N * D, N, N * hc, N * hc, N * n, hc * n, hc, 1};
+    float* a[sizeof lengths / sizeof lengths[0]];
+    const int n_arrays = (int)(sizeof lengths / sizeof lengths[0]);
+    for (int i = 0; i < n_arrays; i++) { a[i] = filled_array(lengths[i], NAN); }
+    hyper_site_forward_ref(a[0], a[1], a[2], a[3], a[4], a[5], x, fn, base, scale, s);
+    hyper_expand_forward_ref(a[6], x, f, a[4], a[5], s);
+    hyper_expand_backward_ref(a[7], a[8], a[9], a[10], dout, x, f, a[4], a[5], s);
+    memcpy(a[11], a[8], sizeof(float) * N * n);
+    hyper_site_backward_ref(a[11], a[12], a[13], a[14], dy, a[9], a[10], x, a[1], a[2], a[3], a[4], fn, base, scale, s);
+    hyper_head_forward_ref(a[15], a[16], a[17], a[18], x, fn, base, scale, s);
+    hyper_head_backward_ref(a[19], a[20], a[21], a[22], dy, x, a[16], a[17], a[18], fn, base, scale, s);
+    for (int i = 0; i < n_arrays; i++) { check_hash(t, number, i, a[i], lengths[i]), free(a[i]); }
+    free(x), free(fn), free(base), free(scale), free(f), free(dout), free(dy);
+}
+
+static void test_reference(Test* t) {
+    const HyperShape wide = {5, 4, 6, 20, 1e-6f, 1e-6f}, narrow = {6, 3, 7, 5, 1e-6f, 1e-6f};
+    check_fixed(t, 0, &wide);
+    check_fixed(t, 1, &narrow);
+}
+
 // logits so far apart that most of exp is 0 (unsloth-zoo 859 had Inf there)
 static void test_peaked(Test* t) {
     float A[16], dcomb[16], comb[16], dA[16];
@@ -477,10 +549,11 @@ static void test_nothing(Test* t) {
 int main(int argc, char** argv) {
     const Op* ops[] = {&site, &head, &expand, &spread};
     const Promise promises[] = {
+        {"reference", "the plain loops have the bits of the NumPy reference", test_reference},
         {"sinkhorn", "the numbers of the specification's section 6.4, forward and backward", test_sinkhorn},
         {"peaked", "logits hundreds apart: columns sum to 1, gradients are finite", test_peaked},
         {"obvious", "comb is contracted over its first index: stream 0 goes on as stream 1, f as stream 2", test_obvious},
         {"nothing", "N = 0: the sums are 0", test_nothing},
     };
-    return op_main(argc, argv, ops, 4, promises, 4);
+    return op_main(argc, argv, ops, 4, promises, 5);
 }
