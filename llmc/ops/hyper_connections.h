@@ -45,7 +45,11 @@ Source: Xie et al. 2025, arXiv:2512.24880 (mHC); Zhu et al. 2024, arXiv:2409.196
 #include "../core/vec.h"  // vfloat, v_load, v_store, v_fill, v_madd, v_transpose
 #endif
 
-enum { HYPER_STREAMS = 8, HYPER_SQUARE = HYPER_STREAMS * HYPER_STREAMS };  // at most
+enum {  // at most
+    HYPER_STREAMS = 8,
+    HYPER_SQUARE = HYPER_STREAMS * HYPER_STREAMS,
+    HYPER_MOST = HYPER_SQUARE + 2 * HYPER_STREAMS  // numbers of a site
+};
 
 typedef struct {
     int N, hc, D;        // positions, streams, channels of a stream
@@ -158,7 +162,7 @@ static inline void hyper_site_forward_ref(float* y, float* r, float* z, float* p
     const int hc = s->hc, M = hyper_numbers(s);
     hyper_mix_ref_(r, z, X, fn, s, M);
     for (size_t t = 0; t < (size_t)s->N; t++) {
-        float a[HYPER_SQUARE + 2 * HYPER_STREAMS], q[HYPER_STREAMS];
+        float a[HYPER_MOST], q[HYPER_STREAMS];
         for (int m = 0; m < M; m++) { a[m] = z[t * M + m] * scale[hyper_part_(m, hc)] + base[m]; }
         for (int k = 0; k < hc; k++) { post[t * hc + k] = 2.0f * sigmoid_one(a[hc + k]); }
         hyper_sinkhorn_ref_(comb + t * hc * hc, q, a + 2 * hc, 2 * s->iters - 1, s);
@@ -328,27 +332,32 @@ static inline void hyper_spread_backward_ref(float* dencoded, const float* dX, i
 #ifndef __CUDACC__  // ---- fast C ----
 
 enum {
-    HYPER_PIECE = VLANES == 16 ? 24 : 8,  // rows of fn whose sums registers hold together; all of them where hc is 4
-    HYPER_ROUND = 8,                      // M is filled up with zeros to a multiple of this
-    HYPER_AHEAD = 4 * VLANES,             // channels of a row that are asked for ahead of time
-    HYPER_CHUNK = 16 * VLANES,            // channels between two visits of a row
-    HYPER_PANEL = 16 * VLANES,            // columns of dfn of a task...
-    HYPER_TERMS = 64                      // ...and positions between two visits of them
+    HYPER_SIDE = 16,                       // positions side by side: one vector or several
+    HYPER_PIECE = VLANES == 16 ? 12 : 6,   // numbers of a site, of whose sums registers hold those of two vectors or one
+    HYPER_CHUNK = 128,                     // channels of a block of positions that are turned at a time
+    HYPER_CHANNELS = 16,                   // ...and of several streams
+    HYPER_AHEAD = 128,                     // floats of a row that are asked for ahead of time
+    HYPER_ROWS = VLANES == 16 ? 8 : 4,     // positions, and channels of each, whose part of dX registers hold
+    HYPER_WIDE = 3 * VLANES,
+    HYPER_PANEL = 64,                      // columns of dfn of a task...
+    HYPER_TERMS = 64                       // ...and positions between two visits of them
 };
 
 static inline int hyper_least_(int a, int b) { return a < b ? a : b; }
-static inline int hyper_round_(int M) { return (M + HYPER_ROUND - 1) / HYPER_ROUND * HYPER_ROUND; }
+// M filled up to whole pieces, and to whole vectors of them
+static inline int hyper_round_(int M) { return (M + HYPER_PIECE - 1) / HYPER_PIECE * HYPER_PIECE; }
+static inline size_t hyper_row_(int M) { return (size_t)(hyper_round_(M) + VLANES - 1) / VLANES * VLANES; }
 
-// n <= VLANES numbers; zeros follow
+// n numbers, those beyond VLANES left out; zeros follow
 static inline __attribute__((always_inline)) vfloat hyper_load_(const float* x, int n) {
     float part[VLANES] = {0};
-    if (n == VLANES) { return v_load(x); }
+    if (n >= VLANES) { return v_load(x); }
     memcpy(part, x, sizeof(float) * (size_t)n);
     return v_load(part);
 }
 static inline __attribute__((always_inline)) void hyper_store_(float* x, vfloat v, int n) {
     float part[VLANES];
-    if (n == VLANES) {
+    if (n >= VLANES) {
         v_store(x, v);
         return;
     }
@@ -356,38 +365,48 @@ static inline __attribute__((always_inline)) void hyper_store_(float* x, vfloat 
     memcpy(x, part, sizeof(float) * (size_t)n);
 }
 
-// ---- VLANES positions side by side; where there are fewer, the last one stands in for the rest ----
+// ---- HYPER_SIDE positions side by side; where there are fewer, the last one stands in for the rest ----
 
 typedef struct {
-    size_t at[VLANES];  // number of each position
-    int n;              // that there are
-} HyperLanes;
+    size_t at[HYPER_SIDE];  // number of each position
+    int n;                  // that there are
+} HyperSide;
 
-static inline HyperLanes hyper_lanes_(int first, int N) {
-    HyperLanes l;
-    l.n = hyper_least_(VLANES, N - first);
-    for (int r = 0; r < VLANES; r++) { l.at[r] = (size_t)(first + hyper_least_(r, l.n - 1)); }
+typedef float HyperLanes[HYPER_SIDE];  // a number of each
+
+static inline HyperSide hyper_side_(int first, int N) {
+    HyperSide l;
+    l.n = hyper_least_(HYPER_SIDE, N - first);
+    for (int r = 0; r < HYPER_SIDE; r++) { l.at[r] = (size_t)(first + hyper_least_(r, l.n - 1)); }
     return l;
 }
 
-// lane r of columns[i] is number `from` + i of row r of x, for i < n <= VLANES
-static inline __attribute__((always_inline)) void hyper_columns_(vfloat columns[VLANES], const float* x, size_t row,
-                                                                 size_t from, int n, const HyperLanes* l) {
-    for (int r = 0; r < VLANES; r++) {
-        const float* p = x + l->at[r] * row + from;
-        __builtin_prefetch(p + HYPER_AHEAD, 0, 2);
-        columns[r] = hyper_load_(p, n);
+// columns[i][r] is number `from` + i of row r of x, for i < n
+static inline __attribute__((always_inline)) void hyper_columns_(HyperLanes* columns, const float* x, size_t row,
+                                                                 size_t from, int n, const HyperSide* l) {
+    vfloat square[VLANES];
+    for (int i = 0; i < n; i += VLANES) {
+        for (int v = 0; v < HYPER_SIDE; v += VLANES) {
+            for (int r = 0; r < VLANES; r++) {
+                const float* p = x + l->at[v + r] * row + from + i;
+                __builtin_prefetch(p + HYPER_AHEAD, 0, 2);
+                square[r] = hyper_load_(p, n - i);
+            }
+            v_transpose(square);
+            for (int k = 0; k < VLANES; k++) {
+                if (k < n - i) { v_store(columns[i + k] + v, square[k]); }
+            }
+        }
     }
-    v_transpose(columns);
 }
 
 // numbers of positions, `width` of each: into lanes and back
-static inline void hyper_into_lanes_(float (*lanes)[VLANES], const float* x, int width, const HyperLanes* l) {
-    for (int r = 0; r < VLANES; r++) {
+static inline void hyper_into_lanes_(HyperLanes* lanes, const float* x, int width, const HyperSide* l) {
+    for (int r = 0; r < HYPER_SIDE; r++) {
         for (int i = 0; i < width; i++) { lanes[i][r] = x[l->at[r] * width + i]; }
     }
 }
-static inline void hyper_out_of_lanes_(float* x, float (*lanes)[VLANES], int width, const HyperLanes* l) {
+static inline void hyper_out_of_lanes_(float* x, HyperLanes* lanes, int width, const HyperSide* l) {
     for (int r = 0; r < l->n; r++) {
         for (int i = 0; i < width; i++) { x[l->at[r] * width + i] = lanes[i][r]; }
     }
@@ -395,18 +414,19 @@ static inline void hyper_out_of_lanes_(float* x, float (*lanes)[VLANES], int wid
 
 // ---- Sinkhorn ----
 
-static inline __attribute__((always_inline)) void hyper_softmax_(vfloat* softmax, float (*A)[VLANES], int hc) {
+static inline __attribute__((always_inline)) void hyper_softmax_(vfloat* softmax, HyperLanes* A, int v,
+                                                                 int hc) {
     for (int j = 0; j < hc; j++, A += hc, softmax += hc) {
         float largest[VLANES], e[HYPER_STREAMS][VLANES];
         #pragma omp simd
         for (int r = 0; r < VLANES; r++) {
-            largest[r] = A[0][r];
-            for (int k = 1; k < hc; k++) { largest[r] = A[k][r] > largest[r] ? A[k][r] : largest[r]; }
+            largest[r] = A[0][v + r];
+            for (int k = 1; k < hc; k++) { largest[r] = A[k][v + r] > largest[r] ? A[k][v + r] : largest[r]; }
         }
         vfloat sum = v_fill(0.0f);
         for (int k = 0; k < hc; k++) {
             #pragma omp simd
-            for (int r = 0; r < VLANES; r++) { e[k][r] = fm_exp(A[k][r] - largest[r]); }
+            for (int r = 0; r < VLANES; r++) { e[k][r] = fm_exp(A[k][v + r] - largest[r]); }
             sum += v_load(e[k]);
         }
         for (int k = 0; k < hc; k++) { softmax[k] = v_load(e[k]) / sum; }
@@ -427,13 +447,13 @@ static inline __attribute__((always_inline)) void hyper_step_(vfloat* P, vfloat*
     }
 }
 
-static inline __attribute__((always_inline)) void hyper_sinkhorn_(float (*comb)[VLANES], float (*A)[VLANES], int hc,
+static inline __attribute__((always_inline)) void hyper_sinkhorn_(HyperLanes* comb, HyperLanes* A, int v, int hc,
                                                                   const HyperShape* s) {
     vfloat P[HYPER_SQUARE], q[HYPER_STREAMS];
-    hyper_softmax_(P, A, hc);
+    hyper_softmax_(P, A, v, hc);
     for (int e = 0; e < hc * hc; e++) { P[e] += v_fill(s->eps_h); }
     for (int step = 0; step < 2 * s->iters - 1; step++) { hyper_step_(P, q, P, step % 2, hc, s->eps_h); }
-    for (int e = 0; e < hc * hc; e++) { v_store(comb[e], P[e]); }
+    for (int e = 0; e < hc * hc; e++) { v_store(comb[e] + v, P[e]); }
 }
 
 // vectors that all steps leave: P before the first, then of each step P and q
@@ -442,13 +462,13 @@ static inline size_t hyper_steps_(const HyperShape* s) {
 }
 
 // dA takes the place of dcomb
-static inline __attribute__((always_inline)) void hyper_sinkhorn_backward_(float (*dcomb)[VLANES], float (*A)[VLANES],
-                                                                           vfloat* steps, int hc,
+static inline __attribute__((always_inline)) void hyper_sinkhorn_backward_(HyperLanes* dcomb, HyperLanes* A,
+                                                                           vfloat* steps, int v, int hc,
                                                                            const HyperShape* s) {
     const int square = hc * hc, each = square + hc, n_steps = 2 * s->iters - 1;
     vfloat dP[HYPER_SQUARE], softmax[HYPER_SQUARE], *P = steps;
-    hyper_softmax_(softmax, A, hc);
-    for (int e = 0; e < square; e++) { P[e] = softmax[e] + v_fill(s->eps_h), dP[e] = v_load(dcomb[e]); }
+    hyper_softmax_(softmax, A, v, hc);
+    for (int e = 0; e < square; e++) { P[e] = softmax[e] + v_fill(s->eps_h), dP[e] = v_load(dcomb[e] + v); }
     for (int step = 0; step < n_steps; step++) {
         vfloat* next = steps + square + (size_t)step * each;
         hyper_step_(next, next + square, P, step % 2, hc, s->eps_h);
@@ -471,20 +491,24 @@ static inline __attribute__((always_inline)) void hyper_sinkhorn_backward_(float
     for (int j = 0; j < square; j += hc) {
         vfloat dot = v_fill(0.0f);
         for (int k = 0; k < hc; k++) { dot = v_madd(dP[j + k], softmax[j + k], dot); }
-        for (int k = 0; k < hc; k++) { v_store(dcomb[j + k], softmax[j + k] * (dP[j + k] - dot)); }
+        for (int k = 0; k < hc; k++) { v_store(dcomb[j + k] + v, softmax[j + k] * (dP[j + k] - dot)); }
     }
 }
 
 // 4 streams, which models have, have code of their own
-static inline void hyper_sinkhorn_lanes_(float (*comb)[VLANES], float (*A)[VLANES], const HyperShape* s) {
-    if (s->hc == 4) { hyper_sinkhorn_(comb, A, 4, s); } else { hyper_sinkhorn_(comb, A, s->hc, s); }
+static inline void hyper_sinkhorn_lanes_(HyperLanes* comb, HyperLanes* A, const HyperShape* s) {
+    for (int v = 0; v < HYPER_SIDE; v += VLANES) {
+        if (s->hc == 4) { hyper_sinkhorn_(comb, A, v, 4, s); } else { hyper_sinkhorn_(comb, A, v, s->hc, s); }
+    }
 }
-static inline void hyper_sinkhorn_backward_lanes_(float (*dcomb)[VLANES], float (*A)[VLANES], float* steps,
+static inline void hyper_sinkhorn_backward_lanes_(HyperLanes* dcomb, HyperLanes* A, float* steps,
                                                   const HyperShape* s) {
-    if (s->hc == 4) {
-        hyper_sinkhorn_backward_(dcomb, A, (vfloat*)steps, 4, s);
-    } else {
-        hyper_sinkhorn_backward_(dcomb, A, (vfloat*)steps, s->hc, s);
+    for (int v = 0; v < HYPER_SIDE; v += VLANES) {
+        if (s->hc == 4) {
+            hyper_sinkhorn_backward_(dcomb, A, (vfloat*)steps, v, 4, s);
+        } else {
+            hyper_sinkhorn_backward_(dcomb, A, (vfloat*)steps, v, s->hc, s);
+        }
     }
 }
 
@@ -497,70 +521,86 @@ typedef struct {
     const HyperShape* s;
 } HyperForward;
 
-// width of the piece of M rows, filled up, that begins at m
-static inline int hyper_piece_(int m, int M) { return hyper_round_(M) - m >= HYPER_PIECE ? HYPER_PIECE : HYPER_ROUND; }
-
-// a piece is (n, width), one behind the other
+// packed (n, hyper_row_(M)) = fn turned, zeros beyond M
 static inline void hyper_pack_(float* packed, const float* fn, int M, int n) {
+    const size_t row = hyper_row_(M);
     #pragma omp parallel for
-    for (int i = 0; i < n; i += HYPER_CHUNK) {
-        const int n_i = hyper_least_(HYPER_CHUNK, n - i);
-        for (int m = 0, width; m < M; m += width) {
-            width = hyper_piece_(m, M);
-            float* to = packed + (size_t)m * n + (size_t)i * width;
-            const float* from = fn + (size_t)m * n + i;
-            if (width == HYPER_PIECE) {
-                gemm_pack_(to, from, (size_t)n, 1, HYPER_PIECE, hyper_least_(width, M - m), n_i);
-            } else {
-                gemm_pack_(to, from, (size_t)n, 1, HYPER_ROUND, hyper_least_(width, M - m), n_i);
+    for (int i = 0; i < n; i += VLANES) {
+        for (size_t m = 0; m < row; m += VLANES) {
+            vfloat square[VLANES];
+            for (size_t r = 0; r < VLANES; r++) {
+                square[r] = m + r < (size_t)M ? hyper_load_(fn + (m + r) * n + i, n - i) : v_fill(0.0f);
+            }
+            v_transpose(square);
+            for (int k = 0; k < VLANES; k++) {
+                if (k < n - i) { v_store(packed + (size_t)(i + k) * row + m, square[k]); }
             }
         }
     }
 }
 
-// sums[m] of the rows of a piece; squares, if it is not NULL, those of u
-static inline __attribute__((always_inline)) void hyper_sums_(float (*sums)[VLANES], vfloat* squares, const float* X,
-                                                              const float* packed, int n, int width,
-                                                              const HyperLanes* l) {
-    vfloat sum[HYPER_PIECE], square = v_fill(0.0f), columns[VLANES];
-    #pragma GCC unroll 24
-    for (int m = 0; m < width; m++) { sum[m] = v_fill(0.0f); }
-    for (int c = 0; c < n; c += VLANES) {
-        const int n_c = hyper_least_(VLANES, n - c);
-        hyper_columns_(columns, X, (size_t)n, (size_t)c, n_c, l);
-        for (int i = 0; i < n_c; i++, packed += width) {
-            const vfloat x = columns[i];
-            if (squares) { square = v_madd(x, x, square); }
-            #pragma GCC unroll 24
-            for (int m = 0; m < width; m++) { sum[m] = v_madd(v_fill(packed[m]), x, sum[m]); }
+// the sums of a piece and of VLANES positions go on with n terms
+static inline __attribute__((always_inline)) void hyper_terms_(HyperLanes* sums, HyperLanes* x, const float* packed,
+                                                               size_t row, int n) {
+    enum { VECTORS = VLANES == 8 ? 2 : 1 };  // AVX2 has twice as many of half the length
+    for (int v = 0; v < HYPER_SIDE; v += VECTORS * VLANES) {
+        vfloat sum[HYPER_PIECE][VECTORS];
+        #pragma GCC unroll 12
+        for (int m = 0; m < HYPER_PIECE; m++) {
+            for (int w = 0; w < VECTORS; w++) { sum[m][w] = v_load(sums[m] + v + w * VLANES); }
+        }
+        for (int i = 0; i < n; i++) {
+            vfloat x_i[VECTORS];
+            for (int w = 0; w < VECTORS; w++) { x_i[w] = v_load(x[i] + v + w * VLANES); }
+            #pragma GCC unroll 12
+            for (int m = 0; m < HYPER_PIECE; m++) {
+                const vfloat f = v_fill(packed[i * row + m]);
+                for (int w = 0; w < VECTORS; w++) { sum[m][w] = v_madd(f, x_i[w], sum[m][w]); }
+            }
+        }
+        #pragma GCC unroll 12
+        for (int m = 0; m < HYPER_PIECE; m++) {
+            for (int w = 0; w < VECTORS; w++) { v_store(sums[m] + v + w * VLANES, sum[m][w]); }
         }
     }
-    #pragma GCC unroll 24
-    for (int m = 0; m < width; m++) { v_store(sums[m], sum[m]); }
-    if (squares) { *squares = square; }
+}
+
+static inline void hyper_squares_(HyperLanes squares, HyperLanes* x, int n) {
+    vfloat sum[HYPER_SIDE / VLANES];
+    for (int v = 0; v < HYPER_SIDE / VLANES; v++) { sum[v] = v_load(squares + v * VLANES); }
+    for (int i = 0; i < n; i++) {
+        for (int v = 0; v < HYPER_SIDE / VLANES; v++) {
+            const vfloat x_i = v_load(x[i] + v * VLANES);
+            sum[v] = v_madd(x_i, x_i, sum[v]);
+        }
+    }
+    for (int v = 0; v < HYPER_SIDE / VLANES; v++) { v_store(squares + v * VLANES, sum[v]); }
 }
 
 // z and r of these positions
-static inline void hyper_mix_(float (*z)[VLANES], const HyperForward* p, const HyperLanes* l) {
-    const int n = p->s->hc * p->s->D;
-    vfloat squares = v_fill(0.0f);
-    float r[1][VLANES];
-    for (int m = 0, width; m < p->M; m += width) {
-        const float* packed = p->packed + (size_t)m * n;
-        width = hyper_piece_(m, p->M);
-        if (m == 0 && width == HYPER_PIECE) { hyper_sums_(z, &squares, p->X, packed, n, HYPER_PIECE, l); }
-        else if (m == 0) { hyper_sums_(z, &squares, p->X, packed, n, HYPER_ROUND, l); }
-        else if (width == HYPER_PIECE) { hyper_sums_(z + m, NULL, p->X, packed, n, HYPER_PIECE, l); }
-        else { hyper_sums_(z + m, NULL, p->X, packed, n, HYPER_ROUND, l); }
+static inline void hyper_mix_(HyperLanes* z, const HyperForward* p, const HyperSide* l) {
+    const int n = p->s->hc * p->s->D, M_round = hyper_round_(p->M);
+    const size_t row = hyper_row_(p->M);
+    HyperLanes x[HYPER_CHUNK], r[1] = {{0}};
+    memset(z, 0, sizeof(HyperLanes) * (size_t)M_round);
+    for (int c = 0; c < n; c += HYPER_CHUNK) {
+        const int n_c = hyper_least_(HYPER_CHUNK, n - c);
+        hyper_columns_(x, p->X, (size_t)n, (size_t)c, n_c, l);
+        hyper_squares_(r[0], x, n_c);
+        for (int m = 0; m < M_round; m += HYPER_PIECE) { hyper_terms_(z + m, x, p->packed + c * row + m, row, n_c); }
     }
-    for (int i = 0; i < VLANES; i++) { r[0][i] = 1.0f / sqrtf(squares[i] / (float)n + p->s->eps_n); }
-    for (int m = 0; m < p->M; m++) { v_store(z[m], v_load(r[0]) * v_load(z[m])); }
+    #pragma omp simd
+    for (int i = 0; i < HYPER_SIDE; i++) { r[0][i] = 1.0f / sqrtf(r[0][i] / (float)n + p->s->eps_n); }
+    for (int m = 0; m < p->M; m++) {
+        #pragma omp simd
+        for (int i = 0; i < HYPER_SIDE; i++) { z[m][i] = r[0][i] * z[m][i]; }
+    }
     hyper_out_of_lanes_(p->r, r, 1, l);
     hyper_out_of_lanes_(p->z, z, p->M, l);
 }
 
 // where z has the products, and packed is NULL
-static inline void hyper_mix_few_(float (*z)[VLANES], const HyperForward* p, const HyperLanes* l) {
+static inline void hyper_mix_few_(HyperLanes* z, const HyperForward* p, const HyperSide* l) {
     const int n = p->s->hc * p->s->D;
     for (int i = 0; i < l->n; i++) {
         const float* u = p->X + l->at[i] * n;
@@ -574,16 +614,16 @@ static inline void hyper_mix_few_(float (*z)[VLANES], const HyperForward* p, con
 }
 
 // a, and sigmoid of the first n_sigmoids
-static inline void hyper_logits_(float (*a)[VLANES], float (*sigmoid)[VLANES], float (*z)[VLANES], int M,
-                                 int n_sigmoids, const float* base, const float* scale, int hc) {
+static inline void hyper_logits_(HyperLanes* a, HyperLanes* sigmoid, HyperLanes* z, int M, int n_sigmoids,
+                                 const float* base, const float* scale, int hc) {
     for (int m = 0; m < M; m++) {
         const float factor = scale[hyper_part_(m, hc)];
         #pragma omp simd
-        for (int r = 0; r < VLANES; r++) { a[m][r] = z[m][r] * factor + base[m]; }
+        for (int r = 0; r < HYPER_SIDE; r++) { a[m][r] = z[m][r] * factor + base[m]; }
     }
     for (int m = 0; m < n_sigmoids; m++) {
         #pragma omp simd
-        for (int r = 0; r < VLANES; r++) { sigmoid[m][r] = sigmoid_one(a[m][r]); }
+        for (int r = 0; r < HYPER_SIDE; r++) { sigmoid[m][r] = sigmoid_one(a[m][r]); }
     }
 }
 
@@ -598,18 +638,22 @@ static inline __attribute__((always_inline)) void hyper_collapse_(float* y, cons
     }
 }
 
-static inline void hyper_forward_lanes_(const HyperForward* p, int first) {
+// what follows from z, and y
+static inline void hyper_forward_side_(const HyperForward* p, int first) {
     const HyperShape* s = p->s;
     const int hc = s->hc, is_site = p->post != NULL;
-    const HyperLanes l = hyper_lanes_(first, s->N);
-    float z[HYPER_SQUARE + 3 * HYPER_STREAMS][VLANES], a[HYPER_SQUARE + 2 * HYPER_STREAMS][VLANES];
-    float sigmoid[2 * HYPER_STREAMS][VLANES], comb[HYPER_SQUARE][VLANES];
+    const HyperSide l = hyper_side_(first, s->N);
+    HyperLanes z[HYPER_MOST + HYPER_PIECE], a[HYPER_MOST], sigmoid[2 * HYPER_STREAMS], comb[HYPER_SQUARE];
     if (p->packed) { hyper_mix_(z, p, &l); } else { hyper_mix_few_(z, p, &l); }
     hyper_logits_(a, sigmoid, z, p->M, is_site ? 2 * hc : hc, p->base, p->scale, hc);
-    for (int j = 0; j < hc; j++) { v_store(sigmoid[j], v_load(sigmoid[j]) + v_fill(s->eps_h)); }
+    for (int j = 0; j < hc; j++) {
+        for (int r = 0; r < HYPER_SIDE; r++) { sigmoid[j][r] += s->eps_h; }
+    }
     hyper_out_of_lanes_(p->pre, sigmoid, hc, &l);
     if (is_site) {
-        for (int k = hc; k < 2 * hc; k++) { v_store(sigmoid[k], v_fill(2.0f) * v_load(sigmoid[k])); }
+        for (int k = hc; k < 2 * hc; k++) {
+            for (int r = 0; r < HYPER_SIDE; r++) { sigmoid[k][r] = 2.0f * sigmoid[k][r]; }
+        }
         hyper_out_of_lanes_(p->post, sigmoid + hc, hc, &l);
         hyper_sinkhorn_lanes_(comb, a + 2 * hc, s);
         hyper_out_of_lanes_(p->comb, comb, hc * hc, &l);
@@ -632,12 +676,12 @@ static inline void hyper_forward_(HyperForward* p, const float* fn, const Device
     if (s->N <= GEMM_FEW) {
         matmul_forward(p->z, p->X, fn, NULL, s->N, n, p->M, dev);
     } else {
-        float* packed = device_workspace(dev, sizeof(float) * (size_t)hyper_round_(p->M) * n);
+        float* packed = device_workspace(dev, sizeof(float) * hyper_row_(p->M) * n);
         hyper_pack_(packed, fn, p->M, n);
         p->packed = packed;
     }
     #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < s->N; first += VLANES) { hyper_forward_lanes_(p, first); }
+    for (int first = 0; first < s->N; first += HYPER_SIDE) { hyper_forward_side_(p, first); }
 }
 
 static inline void hyper_site_forward(float* y, float* r, float* z, float* pre, float* post, float* comb,
@@ -698,27 +742,34 @@ typedef struct {
     const HyperShape* s;
 } HyperExpand;
 
-// channels d..end of VLANES positions: the dot products go on. dots: of post, then of comb
-static inline __attribute__((always_inline)) void hyper_dots_(vfloat* dots, const HyperExpand* p, const HyperLanes* l,
-                                                              int d, int end, int hc) {
+// the dot products go on with n channels. dots: of post, then of comb; dout: of all streams
+static inline __attribute__((always_inline)) void hyper_dots_(HyperLanes* dots, HyperLanes* x, HyperLanes* dout,
+                                                              int n, int v, int hc) {
+    vfloat sum[HYPER_STREAMS];
+    #pragma GCC unroll 8
+    for (int k = 0; k < HYPER_STREAMS; k++) { sum[k] = k < hc ? v_load(dots[k] + v) : v_fill(0.0f); }
+    for (int i = 0; i < n; i++) {
+        const vfloat x_i = v_load(x[i] + v);
+        #pragma GCC unroll 8
+        for (int k = 0; k < hc; k++) { sum[k] = v_madd(x_i, v_load(dout[k * HYPER_CHANNELS + i] + v), sum[k]); }
+    }
+    #pragma GCC unroll 8
+    for (int k = 0; k < hc; k++) { v_store(dots[k] + v, sum[k]); }
+}
+
+// channels d..end of these positions
+static inline __attribute__((always_inline)) void hyper_dots_chunk_(HyperLanes* dots, const HyperExpand* p,
+                                                                    const HyperSide* l, int d, int end, int hc) {
     const size_t D = (size_t)p->s->D, n = (size_t)hc * D;
-    vfloat columns[HYPER_STREAMS][VLANES], x[VLANES];
+    HyperLanes dout[HYPER_STREAMS * HYPER_CHANNELS], x[HYPER_CHANNELS];
     for (int n_d; d < end; d += n_d) {
-        n_d = hyper_least_(VLANES, end - d);
-        for (int k = 0; k < hc; k++) { hyper_columns_(columns[k], p->dout, n, (size_t)k * D + d, n_d, l); }
+        n_d = hyper_least_(HYPER_CHANNELS, end - d);
+        for (int k = 0; k < hc; k++) {
+            hyper_columns_(dout + k * HYPER_CHANNELS, p->dout, n, (size_t)k * D + d, n_d, l);
+        }
         for (int j = -1; j < hc; j++) {
-            vfloat sum[HYPER_STREAMS];
-            if (j < 0) {
-                hyper_columns_(x, p->f, D, (size_t)d, n_d, l);
-            } else {
-                hyper_columns_(x, p->X, n, (size_t)j * D + d, n_d, l);
-            }
-            for (int k = 0; k < hc; k++) { sum[k] = dots[(j + 1) * hc + k]; }
-            for (int i = 0; i < n_d; i++) {
-                #pragma GCC unroll 8
-                for (int k = 0; k < hc; k++) { sum[k] = v_madd(x[i], columns[k][i], sum[k]); }
-            }
-            for (int k = 0; k < hc; k++) { dots[(j + 1) * hc + k] = sum[k]; }
+            hyper_columns_(x, j < 0 ? p->f : p->X, j < 0 ? D : n, (j < 0 ? 0 : (size_t)j * D) + d, n_d, l);
+            for (int v = 0; v < HYPER_SIDE; v += VLANES) { hyper_dots_(dots + (j + 1) * hc, x, dout, n_d, v, hc); }
         }
     }
 }
@@ -746,19 +797,16 @@ static inline __attribute__((always_inline)) void hyper_spread_back_(const Hyper
 }
 
 // a chunk of channels is read for the dot products, then from the cache for the rest
-static inline __attribute__((always_inline)) void hyper_expand_lanes_(const HyperExpand* p, int first, int hc) {
-    const HyperLanes l = hyper_lanes_(first, p->s->N);
-    vfloat dots[HYPER_SQUARE + HYPER_STREAMS];
-    float lanes[HYPER_SQUARE + HYPER_STREAMS][VLANES];
-    for (int i = 0; i < hc + hc * hc; i++) { dots[i] = v_fill(0.0f); }
+static inline __attribute__((always_inline)) void hyper_expand_side_(const HyperExpand* p, int first, int hc) {
+    const HyperSide l = hyper_side_(first, p->s->N);
+    HyperLanes dots[HYPER_SQUARE + HYPER_STREAMS] = {{0}};
     for (int d = 0; d < p->s->D; d += HYPER_CHUNK) {
         const int end = hyper_least_(d + HYPER_CHUNK, p->s->D);
-        hyper_dots_(dots, p, &l, d, end, hc);
+        hyper_dots_chunk_(dots, p, &l, d, end, hc);
         for (int r = 0; r < l.n; r++) { hyper_spread_back_(p, l.at[r], d, end, hc); }
     }
-    for (int i = 0; i < hc + hc * hc; i++) { v_store(lanes[i], dots[i]); }
-    hyper_out_of_lanes_(p->dpost, lanes, hc, &l);
-    hyper_out_of_lanes_(p->dcomb, lanes + hc, hc * hc, &l);
+    hyper_out_of_lanes_(p->dpost, dots, hc, &l);
+    hyper_out_of_lanes_(p->dcomb, dots + hc, hc * hc, &l);
 }
 
 static inline void hyper_expand_backward(float* df, float* dX, float* dpost, float* dcomb, const float* dout,
@@ -768,170 +816,204 @@ static inline void hyper_expand_backward(float* df, float* dX, float* dpost, flo
     (void)dev;
     assert(s->hc >= 1 && s->hc <= HYPER_STREAMS);
     #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < s->N; first += VLANES) {
-        if (s->hc == 4) { hyper_expand_lanes_(&p, first, 4); } else { hyper_expand_lanes_(&p, first, s->hc); }
+    for (int first = 0; first < s->N; first += HYPER_SIDE) {
+        if (s->hc == 4) { hyper_expand_side_(&p, first, 4); } else { hyper_expand_side_(&p, first, s->hc); }
     }
 }
 
 // ---- backward of a site or the head ----
 
 typedef struct {
-    float *dX, *da, *left;  // da (N, M), left (N, M filled up with zeros): r dz
+    float *dX, *da, *left, *packed;  // da (N, M); left (N, hyper_row_(M)): r dz; packed: fn as hyper_pack_wide_ leaves it
     const float *dy, *dpost, *dcomb, *X, *r, *z, *pre, *post, *fn, *base, *scale;  // dpost NULL: of the head
     int M;
     const HyperShape* s;
 } HyperBackward;
 
 // dpre[j] = X_j . dy
-static inline __attribute__((always_inline)) void hyper_dpre_(float (*dpre)[VLANES], const HyperBackward* p,
-                                                              const HyperLanes* l, int hc) {
+static inline __attribute__((always_inline)) void hyper_dpre_(HyperLanes* dpre, const HyperBackward* p,
+                                                              const HyperSide* l, int hc) {
     const size_t D = (size_t)p->s->D, n = (size_t)hc * D;
-    vfloat sums[HYPER_STREAMS], dy[VLANES], x[VLANES];
-    for (int j = 0; j < HYPER_STREAMS; j++) { sums[j] = v_fill(0.0f); }
-    for (int d = 0; d < p->s->D; d += VLANES) {
-        const int n_d = hyper_least_(VLANES, p->s->D - d);
+    HyperLanes dy[HYPER_CHANNELS], x[HYPER_STREAMS * HYPER_CHANNELS];
+    memset(dpre, 0, sizeof(HyperLanes) * (size_t)hc);
+    for (int d = 0; d < p->s->D; d += HYPER_CHANNELS) {
+        const int n_d = hyper_least_(HYPER_CHANNELS, p->s->D - d);
         hyper_columns_(dy, p->dy, D, (size_t)d, n_d, l);
         for (int j = 0; j < hc; j++) {
-            hyper_columns_(x, p->X, n, (size_t)j * D + d, n_d, l);
-            for (int i = 0; i < n_d; i++) { sums[j] = v_madd(x[i], dy[i], sums[j]); }
+            hyper_columns_(x + j * HYPER_CHANNELS, p->X, n, (size_t)j * D + d, n_d, l);
         }
+        for (int v = 0; v < HYPER_SIDE; v += VLANES) { hyper_dots_(dpre, dy, x, n_d, v, hc); }
     }
-    for (int j = 0; j < hc; j++) { v_store(dpre[j], sums[j]); }
 }
 
 // da from dpre, which stands at its beginning. z: of these positions
-static inline void hyper_da_(float (*da)[VLANES], float (*z)[VLANES], const HyperBackward* p, float* steps,
-                             const HyperLanes* l) {
+static inline void hyper_da_(HyperLanes* da, HyperLanes* z, const HyperBackward* p, float* steps,
+                             const HyperSide* l) {
     const int hc = p->s->hc;
-    const vfloat one = v_fill(1.0f);
-    float a[HYPER_SQUARE + 2 * HYPER_STREAMS][VLANES], sigmoid[2 * HYPER_STREAMS][VLANES];
-    float post[HYPER_STREAMS][VLANES];
+    HyperLanes a[HYPER_MOST], sigmoid[2 * HYPER_STREAMS], post[HYPER_STREAMS];
     hyper_logits_(a, sigmoid, z, p->M, p->dpost ? 2 * hc : hc, p->base, p->scale, hc);
     for (int j = 0; j < hc; j++) {
-        const vfloat x = v_load(sigmoid[j]);
-        v_store(da[j], v_load(da[j]) * (x * (one - x)));
+        for (int r = 0; r < HYPER_SIDE; r++) { da[j][r] *= sigmoid[j][r] * (1.0f - sigmoid[j][r]); }
     }
     if (!p->dpost) { return; }
     hyper_into_lanes_(post, p->post, hc, l);
     hyper_into_lanes_(da + hc, p->dpost, hc, l);
-    for (int k = hc; k < 2 * hc; k++) {
-        v_store(da[k], v_load(da[k]) * (v_load(post[k - hc]) * (one - v_load(sigmoid[k]))));
+    for (int k = 0; k < hc; k++) {
+        for (int r = 0; r < HYPER_SIDE; r++) { da[hc + k][r] *= post[k][r] * (1.0f - sigmoid[hc + k][r]); }
     }
     hyper_into_lanes_(da + 2 * hc, p->dcomb, hc * hc, l);
     hyper_sinkhorn_backward_lanes_(da + 2 * hc, a + 2 * hc, steps, p->s);
 }
 
-// channels d..d + n of stream j of these positions: dX. dz (M, VLANES); t as in hyper_dx_ref_
-static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward* p, float (*dz)[VLANES],
-                                                            const float* t, const HyperLanes* l, int j, int d, int n) {
-    const size_t D = (size_t)p->s->D, row = (size_t)p->s->hc * D, i = (size_t)j * D + d;
-    const float* fn = p->fn + i;
-    vfloat sums[VLANES];
-    #pragma GCC unroll 16
-    for (int r = 0; r < VLANES; r++) { sums[r] = v_fill(0.0f); }
-    for (int m = 0; m < p->M; m++, fn += row) {
-        const vfloat f = hyper_load_(fn, n);
-        #pragma GCC unroll 16
-        for (int r = 0; r < VLANES; r++) { sums[r] = v_madd(v_fill(dz[m][r]), f, sums[r]); }
-    }
-    #pragma GCC unroll 16
-    for (int r = 0; r < VLANES; r++) {
-        if (r >= l->n) { break; }
-        const size_t at = l->at[r];
-        float* to = p->dX + at * row + i;
-        const vfloat before = p->dpost ? hyper_load_(to, n) : v_fill(0.0f), x = hyper_load_(p->X + at * row + i, n);
-        const vfloat with_y = v_madd(v_fill(p->pre[at * p->s->hc + j]), hyper_load_(p->dy + at * D + d, n), before);
-        hyper_store_(to, with_y + (v_fill(p->r[at]) * sums[r] - x * v_fill(t[r])), n);
+// of each stream its channels, HYPER_WIDE at a time: (M, HYPER_WIDE), zeros where the stream ends
+static inline size_t hyper_wides_(const HyperShape* s) { return (size_t)ceil_div(s->D, HYPER_WIDE); }
+static inline void hyper_pack_wide_(float* packed, const HyperBackward* p) {
+    const size_t n_wides = hyper_wides_(p->s), D = (size_t)p->s->D, row = (size_t)p->s->hc * D;
+    #pragma omp parallel for
+    for (size_t i = 0; i < (size_t)p->s->hc * n_wides; i++) {
+        const size_t j = i / n_wides, d = i % n_wides * HYPER_WIDE, n = D - d < HYPER_WIDE ? D - d : HYPER_WIDE;
+        for (size_t m = 0; m < (size_t)p->M; m++) {
+            float* to = packed + (i * p->M + m) * HYPER_WIDE;
+            memcpy(to, p->fn + m * row + j * D + d, sizeof(float) * n);
+            memset(to + n, 0, sizeof(float) * (HYPER_WIDE - n));
+        }
     }
 }
 
-static inline void hyper_backward_lanes_(const HyperBackward* p, int first, float* steps) {
+// n channels of a stream, from number i of a row on, of position `at`: dX from the products fn^T dz
+static inline __attribute__((always_inline)) void hyper_dx_end_(const HyperBackward* p, const vfloat* product, float t,
+                                                                size_t at, int j, int d, int n) {
+    const size_t D = (size_t)p->s->D, i = (at * p->s->hc + j) * D + d;
+    const vfloat pre = v_fill(p->pre[at * p->s->hc + j]), r = v_fill(p->r[at]);
+    for (int v = 0; v < 3 && v * VLANES < n; v++) {
+        const int n_v = n - v * VLANES;
+        float* to = p->dX + i + v * VLANES;
+        const vfloat before = p->dpost ? hyper_load_(to, n_v) : v_fill(0.0f);
+        const vfloat x = hyper_load_(p->X + i + v * VLANES, n_v);
+        const vfloat dy = hyper_load_(p->dy + at * D + d + v * VLANES, n_v);
+        hyper_store_(to, v_madd(pre, dy, before) + (r * product[v] - x * v_fill(t)), n_v);
+    }
+}
+
+// HYPER_WIDE channels of stream j, from d on, of the positions of l from `first` on. dz (M); t as in hyper_dx_ref_
+static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward* p, HyperLanes* dz, const float* t,
+                                                            const HyperSide* l, int first, int j, int d) {
+    const float* f = p->packed + ((size_t)j * hyper_wides_(p->s) + d / HYPER_WIDE) * p->M * HYPER_WIDE;
+    vfloat sums[HYPER_ROWS][3];
+    #pragma GCC unroll 8
+    for (int r = 0; r < HYPER_ROWS; r++) { sums[r][0] = sums[r][1] = sums[r][2] = v_fill(0.0f); }
+    for (int m = 0; m < p->M; m++, f += HYPER_WIDE) {
+        const vfloat f0 = v_load(f), f1 = v_load(f + VLANES), f2 = v_load(f + 2 * VLANES);
+        #pragma GCC unroll 8
+        for (int r = 0; r < HYPER_ROWS; r++) {
+            const vfloat x = v_fill(dz[m][first + r]);
+            sums[r][0] = v_madd(x, f0, sums[r][0]);
+            sums[r][1] = v_madd(x, f1, sums[r][1]);
+            sums[r][2] = v_madd(x, f2, sums[r][2]);
+        }
+    }
+    #pragma GCC unroll 8
+    for (int r = 0; r < HYPER_ROWS; r++) {
+        if (first + r < l->n) { hyper_dx_end_(p, sums[r], t[first + r], l->at[first + r], j, d, p->s->D - d); }
+    }
+}
+
+static inline void hyper_backward_side_(const HyperBackward* p, int first, float* steps) {
     const HyperShape* s = p->s;
-    const int hc = s->hc, M = p->M, M_round = hyper_round_(M);
-    const HyperLanes l = hyper_lanes_(first, s->N);
-    float da[HYPER_SQUARE + 2 * HYPER_STREAMS][VLANES], z[HYPER_SQUARE + 2 * HYPER_STREAMS][VLANES];
-    float r[1][VLANES], t[VLANES];
+    const int hc = s->hc, M = p->M;
+    const HyperSide l = hyper_side_(first, s->N);
+    HyperLanes da[HYPER_MOST], z[HYPER_MOST], r[1], dot = {0};
     hyper_into_lanes_(z, p->z, M, &l);
     hyper_into_lanes_(r, p->r, 1, &l);
     if (hc == 4) { hyper_dpre_(da, p, &l, 4); } else { hyper_dpre_(da, p, &l, hc); }
     hyper_da_(da, z, p, steps, &l);
     hyper_out_of_lanes_(p->da, da, M, &l);
-    vfloat dot = v_fill(0.0f);
     for (int m = 0; m < M; m++) {  // da becomes dz
-        const vfloat dz = v_load(da[m]) * v_fill(p->scale[hyper_part_(m, hc)]);
-        v_store(da[m], dz);
-        dot = v_madd(dz, v_load(z[m]), dot);
-    }
-    v_store(t, v_load(r[0]) * v_load(r[0]) / v_fill((float)(hc * s->D)) * dot);
-    for (int i = 0; i < l.n; i++) {
-        float* left = p->left + l.at[i] * M_round;
-        for (int m = 0; m < M_round; m++) { left[m] = m < M ? r[0][i] * da[m][i] : 0.0f; }
-    }
-    for (int j = 0; j < hc; j++) {
-        int d = 0;
-        for (; d + VLANES <= s->D; d += VLANES) { hyper_dx_(p, da, t, &l, j, d, VLANES); }
-        if (d < s->D) { hyper_dx_(p, da, t, &l, j, d, s->D - d); }
-    }
-}
-
-// n columns of `width` rows of dfn, from the first on: the chains go on over positions t..end
-static inline __attribute__((always_inline)) void hyper_dfn_tile_(float* dfn, const float* left, const float* X,
-                                                                  int t, int end, size_t row, int M_round, int n_rows,
-                                                                  int n, int width) {
-    vfloat sums[HYPER_PIECE];
-    #pragma GCC unroll 24
-    for (int m = 0; m < width; m++) { sums[m] = t > 0 && m < n_rows ? hyper_load_(dfn + m * row, n) : v_fill(0.0f); }
-    left += (size_t)t * M_round, X += (size_t)t * row;
-    for (; t < end; t++, left += M_round, X += row) {
-        const vfloat x = hyper_load_(X, n);
-        __builtin_prefetch(X + VLANES, 0, 2);
-        #pragma GCC unroll 24
-        for (int m = 0; m < width; m++) { sums[m] = v_madd(v_fill(left[m]), x, sums[m]); }
-    }
-    #pragma GCC unroll 24
-    for (int m = 0; m < width; m++) {
-        if (m < n_rows) { hyper_store_(dfn + m * row, sums[m], n); }
-    }
-}
-
-// columns i..i + n of a piece of rows, n <= VLANES
-static inline void hyper_dfn_line_(float* dfn, const HyperBackward* p, int m, int i, int n, int t, int end) {
-    const int M_round = hyper_round_(p->M), width = hyper_piece_(m, p->M), n_rows = hyper_least_(width, p->M - m);
-    const size_t row = (size_t)p->s->hc * p->s->D;
-    float* to = dfn + m * row + i;
-    const float *left = p->left + m, *X = p->X + i;
-    if (n < VLANES) {
-        for (int k = 0; k < width; k += HYPER_ROUND) {
-            hyper_dfn_tile_(to + k * row, left + k, X, t, end, row, M_round, n_rows - k, n, HYPER_ROUND);
+        const float factor = p->scale[hyper_part_(m, hc)];
+        for (int i = 0; i < HYPER_SIDE; i++) {
+            da[m][i] *= factor;
+            dot[i] = madd(da[m][i], z[m][i], dot[i]);
         }
-    } else if (n_rows == HYPER_PIECE) {
-        hyper_dfn_tile_(to, left, X, t, end, row, M_round, HYPER_PIECE, VLANES, HYPER_PIECE);
-    } else if (width == HYPER_PIECE) {
-        hyper_dfn_tile_(to, left, X, t, end, row, M_round, n_rows, VLANES, HYPER_PIECE);
-    } else {
-        hyper_dfn_tile_(to, left, X, t, end, row, M_round, n_rows, VLANES, HYPER_ROUND);
+    }
+    for (int i = 0; i < l.n; i++) {
+        float* left = p->left + l.at[i] * hyper_row_(M);
+        for (int m = 0; m < (int)hyper_row_(M); m++) { left[m] = m < M ? r[0][i] * da[m][i] : 0.0f; }
+    }
+    for (int i = 0; i < HYPER_SIDE; i++) { dot[i] = r[0][i] * r[0][i] / (float)(hc * s->D) * dot[i]; }
+    for (int j = 0; j < hc; j++) {
+        for (int d = 0; d < s->D; d += HYPER_WIDE) {
+            for (int i = 0; i < l.n; i += HYPER_ROWS) { hyper_dx_(p, da, dot, &l, i, j, d); }
+        }
     }
 }
 
-static inline void hyper_dfn_(float* dfn, const HyperBackward* p) {
-    const int n = p->s->hc * p->s->D, N = p->s->N;
-    #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < n; first += HYPER_PANEL) {
-        const int last = hyper_least_(first + HYPER_PANEL, n);
-        for (int t = 0; t < N || t == 0; t += HYPER_TERMS) {
-            for (int i = first; i < last; i += VLANES) {
-                for (int m = 0; m < p->M; m += hyper_piece_(m, p->M)) {
-                    hyper_dfn_line_(dfn, p, m, i, hyper_least_(VLANES, last - i), t, hyper_least_(t + HYPER_TERMS, N));
+// two vectors of columns of a piece of rows of dfn: the chains go on over n positions, or with is_first begin at 0.
+// n_rows, n_columns: that there are
+static inline __attribute__((always_inline)) void hyper_dfn_tile_(float* dfn, size_t dfn_row, const float* left,
+                                                                  size_t left_row, float (*x)[HYPER_PANEL], int n,
+                                                                  int is_first, int n_rows, int n_columns) {
+    vfloat sums[HYPER_PIECE][2];
+    #pragma GCC unroll 12
+    for (int m = 0; m < HYPER_PIECE; m++) {
+        sums[m][0] = sums[m][1] = v_fill(0.0f);
+        if (is_first || m >= n_rows) { continue; }
+        sums[m][0] = hyper_load_(dfn + m * dfn_row, n_columns);
+        if (n_columns > VLANES) { sums[m][1] = hyper_load_(dfn + m * dfn_row + VLANES, n_columns - VLANES); }
+    }
+    for (int t = 0; t < n; t++, left += left_row) {
+        const vfloat x0 = v_load(x[t]), x1 = v_load(x[t] + VLANES);
+        #pragma GCC unroll 12
+        for (int m = 0; m < HYPER_PIECE; m++) {
+            const vfloat factor = v_fill(left[m]);
+            sums[m][0] = v_madd(factor, x0, sums[m][0]);
+            sums[m][1] = v_madd(factor, x1, sums[m][1]);
+        }
+    }
+    #pragma GCC unroll 12
+    for (int m = 0; m < HYPER_PIECE; m++) {
+        if (m >= n_rows) { continue; }
+        hyper_store_(dfn + m * dfn_row, sums[m][0], n_columns);
+        if (n_columns > VLANES) { hyper_store_(dfn + m * dfn_row + VLANES, sums[m][1], n_columns - VLANES); }
+    }
+}
+
+// columns first..first + width of dfn. Positions are copied in blocks, so that neither many rows that lie a power of
+// two apart nor several pieces read them from memory again
+static inline void hyper_dfn_panel_(float* dfn, const HyperBackward* p, int first, int width) {
+    const int N = p->s->N;
+    const size_t row = (size_t)p->s->hc * p->s->D, left_row = hyper_row_(p->M);
+    float x[HYPER_TERMS][HYPER_PANEL];
+    memset(x, 0, sizeof x);
+    for (int t = 0; t < N || t == 0; t += HYPER_TERMS) {
+        const int n = hyper_least_(HYPER_TERMS, N - t);
+        for (int k = 0; k < n; k++) { memcpy(x[k], p->X + (size_t)(t + k) * row + first, sizeof(float) * (size_t)width); }
+        for (int i = 0; i < width; i += 2 * VLANES) {
+            for (int m = 0; m < p->M; m += HYPER_PIECE) {
+                float* to = dfn + m * row + first + i;
+                const float* left = p->left + (size_t)t * left_row + m;
+                float (*from)[HYPER_PANEL] = (float (*)[HYPER_PANEL])(x[0] + i);
+                if (p->M - m >= HYPER_PIECE && width - i >= 2 * VLANES) {
+                    hyper_dfn_tile_(to, row, left, left_row, from, n, t == 0, HYPER_PIECE, 2 * VLANES);
+                } else {
+                    hyper_dfn_tile_(to, row, left, left_row, from, n, t == 0, p->M - m, width - i);
                 }
             }
         }
     }
 }
 
+static inline void hyper_dfn_(float* dfn, const HyperBackward* p) {
+    const int n = p->s->hc * p->s->D;
+    #pragma omp parallel for schedule(dynamic)
+    for (int first = 0; first < n; first += HYPER_PANEL) {
+        hyper_dfn_panel_(dfn, p, first, hyper_least_(HYPER_PANEL, n - first));
+    }
+}
+
 // a position after the other
 static inline void hyper_few_gradients_(float* dbase, float* dscale, const HyperBackward* p) {
     const int M = p->M, hc = p->s->hc;
-    float base[HYPER_SQUARE + 2 * HYPER_STREAMS] = {0}, scale[3] = {0};
+    float base[HYPER_MOST] = {0}, scale[3] = {0};
     const float *da = p->da, *z = p->z;
     for (int t = 0; t < p->s->N; t++, da += M, z += M) {
         for (int m = 0; m < M; m++) { base[m] += da[m]; }
@@ -943,13 +1025,16 @@ static inline void hyper_few_gradients_(float* dbase, float* dscale, const Hyper
 
 static inline void hyper_backward_(float* dfn, float* dbase, float* dscale, HyperBackward* p, const Device* dev) {
     const HyperShape* s = p->s;
-    const size_t n_steps = hyper_steps_(s) * VLANES, N = (size_t)s->N, n_left = N * hyper_round_(p->M);
+    const size_t n_steps = hyper_steps_(s) * VLANES, n_left = (size_t)s->N * hyper_row_(p->M);
+    const size_t n_packed = s->hc * hyper_wides_(s) * p->M * HYPER_WIDE;
     assert(s->hc >= 1 && s->hc <= HYPER_STREAMS && s->iters >= 1);
-    float* steps = device_workspace(dev, sizeof(float) * (n_steps * dev->n_threads + n_left + N * p->M));
-    p->left = steps + n_steps * dev->n_threads, p->da = p->left + n_left;
+    float* steps = device_workspace(dev, sizeof(float) * (n_steps * dev->n_threads + n_left + n_packed +
+                                                          (size_t)s->N * p->M));
+    p->left = steps + n_steps * dev->n_threads, p->packed = p->left + n_left, p->da = p->packed + n_packed;
+    hyper_pack_wide_(p->packed, p);
     #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < s->N; first += VLANES) {
-        hyper_backward_lanes_(p, first, steps + n_steps * thread_number());
+    for (int first = 0; first < s->N; first += HYPER_SIDE) {
+        hyper_backward_side_(p, first, steps + n_steps * thread_number());
     }
     if (dfn) { hyper_dfn_(dfn, p); }
     if (dbase || dscale) { hyper_few_gradients_(dbase, dscale, p); }
@@ -960,7 +1045,7 @@ static inline void hyper_site_backward(float* dX, float* dfn, float* dbase, floa
                                        const float* z, const float* pre, const float* post, const float* fn,
                                        const float* base, const float* scale, const HyperShape* s,
                                        const Device* dev) {
-    HyperBackward p = {dX, NULL, NULL, dy, dpost, dcomb, X, r, z, pre, post, fn, base, scale, hyper_numbers(s), s};
+    HyperBackward p = {dX, NULL, NULL, NULL, dy, dpost, dcomb, X, r, z, pre, post, fn, base, scale, hyper_numbers(s), s};
     hyper_backward_(dfn, dbase, dscale, &p, dev);
 }
 
@@ -968,7 +1053,7 @@ static inline void hyper_head_backward(float* dX, float* dfn, float* dbase, floa
                                        const float* X, const float* r, const float* z, const float* pre,
                                        const float* fn, const float* base, const float* scale, const HyperShape* s,
                                        const Device* dev) {
-    HyperBackward p = {dX, NULL, NULL, dy, NULL, NULL, X, r, z, pre, NULL, fn, base, scale, s->hc, s};
+    HyperBackward p = {dX, NULL, NULL, NULL, dy, NULL, NULL, X, r, z, pre, NULL, fn, base, scale, s->hc, s};
     hyper_backward_(dfn, dbase, dscale, &p, dev);
 }
 
