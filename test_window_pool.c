@@ -257,7 +257,8 @@ static void generate_entries(float* cache, const float* v, const float* g, const
     int token[4], number[4], slot[4];
     for (int i = 0; i < 4; i++) {
         const int entry = first / GEN_R + i, exists = entry < last / GEN_R;
-        token[i] = exists ? entry * GEN_R - begin : -1, number[i] = exists ? entry : 0, slot[i] = exists ? 2 + entry : 0;
+        token[i] = exists ? entry * GEN_R - begin : -1, number[i] = exists ? entry : 0;
+        slot[i] = exists ? 2 + entry : -1;
     }
     int *d_token = ints_to_device(token, 4, dev), *d_number = ints_to_device(number, 4, dev);
     int* d_slot = ints_to_device(slot, 4, dev);
@@ -313,7 +314,8 @@ static const struct {
     int r, W;
     int token[16], number[16], seen[ROWS_N];
 } known[] = {
-    {3, 16, {0, 5, 8, -1, 12, 15, 18, 21, 30, 33, -1, -1, 37, 40, 43, -1}, {0, 0, 1, 0, 0, 1, 2, 3, 0, 1, 0, 0, 0, 1, 2, 0},
+    {3, 16, {0, 5, 8, -1, 12, 15, 18, 21, 30, 33, -1, -1, 37, 40, 43, -1},
+     {0, 0, 1, 0, 0, 1, 2, 3, 0, 1, 0, 0, 0, 1, 2, 0},
      {0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4,
       0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3}},
     {5, 8, {5, -1, 12, 17, 30, -1, 37, 42}, {0, 0, 0, 1, 0, 0, 0, 1},

@@ -104,9 +104,9 @@ static inline WindowSoftmax window_pool_softmax_ref(const float* g, const float*
 static inline void window_pool_forward_ref(float* pool, const float* v, const float* g, const float* ape,
                                            const EntryWindows* w, int d) {
     for (int i = 0; i < w->W; i++) {
+        if (w->token[i] < 0 && w->slot) { continue; }
         float* out = pool + window_pool_row_(w, i) * d;
         const WindowSlots slots = window_pool_slots_(w, i);
-        if (w->token[i] < 0 && w->slot) { continue; }
         for (int c = 0; c < d; c++) {
             out[c] = 0.0f;
             if (w->token[i] < 0) { continue; }
@@ -247,13 +247,14 @@ static inline void window_pool_forward(float* pool, const float* v, const float*
     float* workspace = window_pool_workspace_(w, width, dev);
     #pragma omp parallel for
     for (int i = 0; i < w->W; i++) {
+        if (w->token[i] < 0 && w->slot) { continue; }
         float *out = pool + window_pool_row_(w, i) * d, *e = window_pool_room_(workspace, w, width);
         const WindowSlots slots = window_pool_slots_(w, i);
         for (int c = 0; c < d && w->token[i] >= 0; c += width) {
             const int n = window_pool_smaller_(width, d - c);
             window_pool_entry_(out + c, e, width, v + c, g + c, ape + c, w, &slots, d, n);
         }
-        if (w->token[i] < 0 && !w->slot) { memset(out, 0, sizeof(float) * (size_t)d); }
+        if (w->token[i] < 0) { memset(out, 0, sizeof(float) * (size_t)d); }
     }
 }
 
