@@ -1122,15 +1122,16 @@ static void deepseek_v4_stepped(Run* r, const Step* s) {
         save_let_change(r);
         level_biases(&w->v4, w->bias_stays, &r->dev);
     }
+    char mtp[32] = "", index[32] = "";
     if (m->learns_mtp) {
-        log_note(&r->log, "load %.2f | mtp %.4f", (double)now.load, (double)mtp_loss(&w->v4));
+        snprintf(mtp, sizeof mtp, " | mtp %.4f", (double)mtp_loss(&w->v4));
         log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite((double)mtp_loss(&w->v4))));
     }
     if (m->index_ratio > 0) {
-        const double loss = indexers_loss(&w->v4);
-        log_note(&r->log, "load %.2f | index %.4f", (double)now.load, loss);
-        log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(loss)));
+        snprintf(index, sizeof index, " | index %.4f", indexers_loss(&w->v4));
+        log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(indexers_loss(&w->v4))));
     }
+    log_note(&r->log, "load %.2f%s%s", (double)now.load, mtp, index);
 }
 
 static json_t* deepseek_v4_summary(const Run* r) {
