@@ -381,20 +381,22 @@ static inline HyperSide hyper_side_(int first, int N) {
     return l;
 }
 
-// columns[i][r] is number `from` + i of row r of x, for i < n
+// columns[i][r] is number `from` + i of row r of x, for i < n. A line of a row is taken whole: rows that lie a power of
+// two apart drive each other out of the first cache
 static inline __attribute__((always_inline)) void hyper_columns_(HyperLanes* columns, const float* x, size_t row,
                                                                  size_t from, int n, const HyperSide* l) {
+    const float* rows[HYPER_SIDE];
     vfloat square[VLANES];
-    for (int i = 0; i < n; i += VLANES) {
+    for (int r = 0; r < HYPER_SIDE; r++) { rows[r] = x + l->at[r] * row + from; }
+    for (int line = 0; line < n; line += GEMM_LINE) {
+        for (int r = 0; r < HYPER_SIDE; r++) { __builtin_prefetch(rows[r] + line + HYPER_AHEAD, 0, 2); }
         for (int v = 0; v < HYPER_SIDE; v += VLANES) {
-            for (int r = 0; r < VLANES; r++) {
-                const float* p = x + l->at[v + r] * row + from + i;
-                __builtin_prefetch(p + HYPER_AHEAD, 0, 2);
-                square[r] = hyper_load_(p, n - i);
-            }
-            v_transpose(square);
-            for (int k = 0; k < VLANES; k++) {
-                if (k < n - i) { v_store(columns[i + k] + v, square[k]); }
+            for (int i = line; i < line + GEMM_LINE && i < n; i += VLANES) {
+                for (int r = 0; r < VLANES; r++) { square[r] = hyper_load_(rows[v + r] + i, n - i); }
+                v_transpose(square);
+                for (int k = 0; k < VLANES; k++) {
+                    if (k < n - i) { v_store(columns[i + k] + v, square[k]); }
+                }
             }
         }
     }
@@ -629,12 +631,11 @@ static inline void hyper_logits_(HyperLanes* a, HyperLanes* sigmoid, HyperLanes*
 
 // y of one position
 static inline __attribute__((always_inline)) void hyper_collapse_(float* y, const float* X, const float* pre, int hc,
-                                                                  size_t D) {
-    #pragma omp simd
-    for (size_t d = 0; d < D; d++) {
-        float sum = 0.0f;
-        for (int j = 0; j < hc; j++) { sum = madd(pre[j], X[(size_t)j * D + d], sum); }
-        y[d] = sum;
+                                                                  int D) {
+    for (int d = 0; d < D; d += VLANES) {
+        vfloat sum = v_fill(0.0f);
+        for (int j = 0; j < hc; j++) { sum = v_madd(v_fill(pre[j]), hyper_load_(X + (size_t)j * D + d, D - d), sum); }
+        hyper_store_(y + d, sum, D - d);
     }
 }
 
@@ -661,9 +662,9 @@ static inline void hyper_forward_side_(const HyperForward* p, int first) {
     for (size_t t = (size_t)first; t < (size_t)first + l.n; t++) {
         const float* X = p->X + t * hc * s->D;
         if (hc == 4) {
-            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, 4, (size_t)s->D);
+            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, 4, s->D);
         } else {
-            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, hc, (size_t)s->D);
+            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, hc, s->D);
         }
     }
 }
@@ -880,18 +881,32 @@ static inline void hyper_pack_wide_(float* packed, const HyperBackward* p) {
     }
 }
 
-// n channels of a stream, from number i of a row on, of position `at`: dX from the products fn^T dz
-static inline __attribute__((always_inline)) void hyper_dx_end_(const HyperBackward* p, const vfloat* product, float t,
-                                                                size_t at, int j, int d, int n) {
-    const size_t D = (size_t)p->s->D, i = (at * p->s->hc + j) * D + d;
-    const vfloat pre = v_fill(p->pre[at * p->s->hc + j]), r = v_fill(p->r[at]);
-    for (int v = 0; v < 3 && v * VLANES < n; v++) {
-        const int n_v = n - v * VLANES;
-        float* to = p->dX + i + v * VLANES;
-        const vfloat before = p->dpost ? hyper_load_(to, n_v) : v_fill(0.0f);
-        const vfloat x = hyper_load_(p->X + i + v * VLANES, n_v);
-        const vfloat dy = hyper_load_(p->dy + at * D + d + v * VLANES, n_v);
-        hyper_store_(to, v_madd(pre, dy, before) + (r * product[v] - x * v_fill(t)), n_v);
+// what a position's channels from d on of stream j need beside the products fn^T dz, and where their dX goes
+typedef struct {
+    float* dX;
+    const float *X, *dy;
+    vfloat pre, r, t;
+} HyperRow;
+
+static inline __attribute__((always_inline)) HyperRow hyper_dx_row_(const HyperBackward* p, float t, size_t at, int j,
+                                                                    int d) {
+    const size_t stream = at * p->s->hc + j, D = (size_t)p->s->D;
+    const HyperRow row = {p->dX + stream * D + d, p->X + stream * D + d, p->dy + at * D + d, v_fill(p->pre[stream]),
+                          v_fill(p->r[at]), v_fill(t)};
+    for (int i = 0; i < HYPER_WIDE; i += GEMM_LINE) {
+        __builtin_prefetch(row.dX + i, 1, 3), __builtin_prefetch(row.X + i, 0, 3), __builtin_prefetch(row.dy + i, 0, 3);
+    }
+    return row;
+}
+
+// n channels: dX, which with add 0 begins at 0
+static inline __attribute__((always_inline)) void hyper_dx_end_(const HyperRow* row, const vfloat* product, int add,
+                                                                int n) {
+    for (int i = 0; i < HYPER_WIDE && i < n; i += VLANES) {
+        const vfloat before = add ? hyper_load_(row->dX + i, n - i) : v_fill(0.0f);
+        const vfloat with_y = v_madd(row->pre, hyper_load_(row->dy + i, n - i), before);
+        const vfloat du = row->r * product[i / VLANES] - hyper_load_(row->X + i, n - i) * row->t;
+        hyper_store_(row->dX + i, with_y + du, n - i);
     }
 }
 
@@ -899,10 +914,15 @@ static inline __attribute__((always_inline)) void hyper_dx_end_(const HyperBackw
 static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward* p, HyperLanes* dz, const float* t,
                                                             const HyperSide* l, int first, int j, int d) {
     const float* f = p->packed + ((size_t)j * hyper_wides_(p->s) + d / HYPER_WIDE) * p->M * HYPER_WIDE;
+    const int add = p->dpost != NULL, n = p->s->D - d, M = p->M;
     vfloat sums[HYPER_ROWS][3];
+    HyperRow rows[HYPER_ROWS];
     #pragma GCC unroll 8
-    for (int r = 0; r < HYPER_ROWS; r++) { sums[r][0] = sums[r][1] = sums[r][2] = v_fill(0.0f); }
-    for (int m = 0; m < p->M; m++, f += HYPER_WIDE) {
+    for (int r = 0; r < HYPER_ROWS; r++) {
+        rows[r] = hyper_dx_row_(p, t[first + r], l->at[first + r], j, d);
+        sums[r][0] = sums[r][1] = sums[r][2] = v_fill(0.0f);
+    }
+    for (int m = 0; m < M; m++, f += HYPER_WIDE) {
         const vfloat f0 = v_load(f), f1 = v_load(f + VLANES), f2 = v_load(f + 2 * VLANES);
         #pragma GCC unroll 8
         for (int r = 0; r < HYPER_ROWS; r++) {
@@ -914,7 +934,12 @@ static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward*
     }
     #pragma GCC unroll 8
     for (int r = 0; r < HYPER_ROWS; r++) {
-        if (first + r < l->n) { hyper_dx_end_(p, sums[r], t[first + r], l->at[first + r], j, d, p->s->D - d); }
+        if (first + r >= l->n) { break; }
+        if (add && n >= HYPER_WIDE) {
+            hyper_dx_end_(&rows[r], sums[r], 1, HYPER_WIDE);
+        } else {
+            hyper_dx_end_(&rows[r], sums[r], add, n);
+        }
     }
 }
 
@@ -1071,12 +1096,10 @@ static inline void hyper_spread_backward(float* dencoded, const float* dX, int N
     (void)dev;
     #pragma omp parallel for
     for (size_t t = 0; t < (size_t)N; t++) {
-        const float* from = dX + t * hc * D;
-        #pragma omp simd
-        for (int d = 0; d < D; d++) {
-            float sum = 0.0f;
-            for (int j = 0; j < hc; j++) { sum += from[(size_t)j * D + d]; }
-            dencoded[t * D + d] = sum;
+        for (int d = 0; d < D; d += VLANES) {
+            vfloat sum = v_fill(0.0f);
+            for (int j = 0; j < hc; j++) { sum += hyper_load_(dX + (t * hc + j) * D + d, D - d); }
+            hyper_store_(dencoded + t * D + d, sum, D - d);
         }
     }
 }
