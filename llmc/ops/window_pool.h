@@ -55,7 +55,8 @@ FM_FUNCTION size_t window_pool_at_(const EntryWindows* w, const WindowSlots* slo
 }
 
 FM_FUNCTION size_t window_pool_ape_at_(const EntryWindows* w, int slot, int d) {
-    return (size_t)(slot % w->r) * window_pool_channels_(w, d) + window_pool_half_(w, slot, d);
+    const int place = slot < w->r ? slot : slot - w->r;
+    return (size_t)place * window_pool_channels_(w, d) + window_pool_half_(w, slot, d);
 }
 
 // what is subtracted from gates, of the largest of them
@@ -305,7 +306,12 @@ enum {
     WINDOW_POOL_THREADS = 256,  // of a block, with at most two channels each
     WINDOW_POOL_SHARED = 512,
     WINDOW_POOL_GROUPS = 8,     // of slots, at most
-    WINDOW_POOL_OF_GROUP = 16   // slots of a group, at least
+    WINDOW_POOL_OF_GROUP = 16,  // slots of a group, at least
+#ifdef EXACT
+    WINDOW_POOL_BATCH = 1  // slots that are read together; more would not fit in registers
+#else
+    WINDOW_POOL_BATCH = 4
+#endif
 };
 
 // What a thread has: P channels of an entry from c on, and of its slots those of one group: every n_groups-th. EXACT
@@ -343,6 +349,14 @@ __device__ inline Pack<float, P> window_pool_gates_(const X* g, const float* ape
     const Pack<float, P> of_place = load_floats<P>(ape + window_pool_ape_at_(&w, slot, d) + x.c);
     for (int k = 0; k < P; k++) { gate.x[k] += of_place.x[k]; }
     return gate;
+}
+
+__device__ inline float window_pool_weight_(float gate, float largest, float total) {
+#ifdef EXACT
+    return fm_exp(gate - largest) / total;
+#else
+    return __fdividef(kernel_exp(gate - largest), total);
+#endif
 }
 
 // this thread's part of the work, and what divides its exponentials. n_blocks: of an entry
@@ -385,13 +399,15 @@ window_pool_forward_kernel(X* pool, const X* v, const X* g, const float* ape, En
         const Pack<float, P> gate = window_pool_gates_<P>(g, ape, w, x, s, d);
         const Pack<float, P> value = load_floats<P>(v + window_pool_at_(&w, &x.slots, s, d) + x.c);
         for (int k = 0; k < P; k++) {
-            sum.x[k] = madd(kernel_exp(gate.x[k] - x.largest[k]) / x.total[k], value.x[k], sum.x[k]);
+            sum.x[k] = madd(window_pool_weight_(gate.x[k], x.largest[k], x.total[k]), value.x[k], sum.x[k]);
         }
     }
     window_pool_over_groups_<0>(sum.x, of_groups);
     if (x.inside && threadIdx.y == 0) { store_floats(pool + window_pool_row_(&w, x.entry) * d + x.c, sum); }
 }
 
+// Some slots are read before the first of them is written, so that their loads are under way together: for the compiler
+// dv may be v
 template <int P, typename X>
 __global__ void __launch_bounds__(WINDOW_POOL_THREADS)
 window_pool_backward_kernel(X* dv, X* dg, const X* dpool, const X* v, const X* g, const float* ape, const X* pool,
@@ -401,17 +417,23 @@ window_pool_backward_kernel(X* dv, X* dg, const X* dpool, const X* v, const X* g
     const size_t entry = (size_t)x.entry * d + x.c;
     if (x.token < 0 || !x.inside) { return; }
     const Pack<float, P> average = load_floats<P>(pool + entry), daverage = load_floats<P>(dpool + entry);
-    #pragma unroll 4
-    for (int s = x.slots.begin + threadIdx.y; s < x.slots.end; s += blockDim.y) {
-        const size_t at = window_pool_at_(&w, &x.slots, s, d) + x.c;
-        const Pack<float, P> gate = window_pool_gates_<P>(g, ape, w, x, s, d), value = load_floats<P>(v + at);
-        Pack<float, P> dvalue, dgate;
-        for (int k = 0; k < P; k++) {
-            const float alpha = kernel_exp(gate.x[k] - x.largest[k]) / x.total[k];
-            dvalue.x[k] = alpha * daverage.x[k];
-            dgate.x[k] = window_pool_dgate_(alpha, value.x[k], average.x[k], daverage.x[k]);
+    for (int first = x.slots.begin + threadIdx.y; first < x.slots.end; first += WINDOW_POOL_BATCH * blockDim.y) {
+        Pack<float, P> gate[WINDOW_POOL_BATCH], value[WINDOW_POOL_BATCH];
+        for (int i = 0, s = first; i < WINDOW_POOL_BATCH; i++, s += blockDim.y) {
+            if (s >= x.slots.end) { continue; }
+            gate[i] = window_pool_gates_<P>(g, ape, w, x, s, d);
+            value[i] = load_floats<P>(v + window_pool_at_(&w, &x.slots, s, d) + x.c);
         }
-        store_floats(dv + at, dvalue), store_floats(dg + at, dgate);
+        for (int i = 0, s = first; i < WINDOW_POOL_BATCH; i++, s += blockDim.y) {
+            if (s >= x.slots.end) { continue; }
+            const size_t at = window_pool_at_(&w, &x.slots, s, d) + x.c;
+            for (int k = 0; k < P; k++) {
+                const float alpha = window_pool_weight_(gate[i].x[k], x.largest[k], x.total[k]);
+                gate[i].x[k] = window_pool_dgate_(alpha, value[i].x[k], average.x[k], daverage.x[k]);
+                value[i].x[k] = alpha * daverage.x[k];
+            }
+            store_floats(dv + at, value[i]), store_floats(dg + at, gate[i]);
+        }
     }
 }
 
