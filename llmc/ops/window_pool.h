@@ -55,7 +55,8 @@ FM_FUNCTION size_t window_pool_at_(const EntryWindows* w, const WindowSlots* slo
 }
 
 FM_FUNCTION size_t window_pool_ape_at_(const EntryWindows* w, int slot, int d) {
-    return (size_t)(slot % w->r) * window_pool_channels_(w, d) + window_pool_half_(w, slot, d);
+    const int place = slot < w->r ? slot : slot - w->r;
+    return (size_t)place * window_pool_channels_(w, d) + window_pool_half_(w, slot, d);
 }
 
 // what is subtracted from gates, of the largest of them
@@ -299,6 +300,262 @@ static inline void window_pool_backward(float* dv, float* dg, float* dape, const
     }
     if (dape) { window_pool_dape_(dape, dg, w, d); }
 }
-#else  // ---- CUDA ----
+#else  // ---- CUDA: a block has an entry and some of its channels; threads (channels, groups of slots) ----
+
+enum {
+    WINDOW_POOL_THREADS = 256,  // of a block, with at most two channels each
+    WINDOW_POOL_SHARED = 512,
+    WINDOW_POOL_GROUPS = 8,     // of slots, at most
+    WINDOW_POOL_OF_GROUP = 16,  // slots of a group, at least
+#ifdef EXACT
+    WINDOW_POOL_BATCH = 1  // slots that are read together; more would not fit in registers
+#else
+    WINDOW_POOL_BATCH = 4
+#endif
+};
+
+// What a thread has: P channels of an entry from c on, and of its slots those of one group: every n_groups-th. EXACT
+// builds have one group, so that sums are chains
+template <int P>
+struct WindowThread {
+    int entry, c, inside, token;  // token < 0: no entry, for all threads of the block
+    WindowSlots slots;
+    float largest[P], total[P];
+};
+
+// of each of P values the largest or the sum over the groups, ascending, the same in all threads
+template <int LARGEST, int P>
+__device__ inline void window_pool_over_groups_(float (&x)[P], float* shared) {
+    const int stride = blockDim.x * P;
+    float* at = shared + threadIdx.x * P;
+    if (blockDim.y == 1) { return; }
+    __syncthreads();
+    for (int k = 0; k < P; k++) { at[threadIdx.y * stride + k] = x[k]; }
+    __syncthreads();
+    for (int k = 0; k < P; k++) { x[k] = at[k]; }
+    for (int y = 1; y < (int)blockDim.y; y++) {
+        for (int k = 0; k < P; k++) {
+            const float other = at[y * stride + k];
+            x[k] = LARGEST ? (other > x[k] ? other : x[k]) : x[k] + other;
+        }
+    }
+}
+
+// gates of P channels in a slot
+template <int P, typename X>
+__device__ inline Pack<float, P> window_pool_gates_(const X* g, const float* ape, const EntryWindows& w,
+                                                    const WindowThread<P>& x, int slot, int d) {
+    Pack<float, P> gate = load_floats<P>(g + window_pool_at_(&w, &x.slots, slot, d) + x.c);
+    const Pack<float, P> of_place = load_floats<P>(ape + window_pool_ape_at_(&w, slot, d) + x.c);
+    for (int k = 0; k < P; k++) { gate.x[k] += of_place.x[k]; }
+    return gate;
+}
+
+__device__ inline float window_pool_weight_(float gate, float largest, float total) {
+#ifdef EXACT
+    return fm_exp(gate - largest) / total;
+#else
+    return __fdividef(kernel_exp(gate - largest), total);
+#endif
+}
+
+// this thread's part of the work, and what divides its exponentials. n_blocks: of an entry
+template <int P, typename X>
+__device__ inline WindowThread<P> window_pool_thread_(const X* g, const float* ape, const EntryWindows& w, int n_blocks,
+                                                      int d, float* shared) {
+    WindowThread<P> x;
+    x.entry = blockIdx.x / n_blocks;
+    x.c = (blockIdx.x % n_blocks * blockDim.x + threadIdx.x) * P;
+    x.inside = x.c < d, x.token = w.token[x.entry];
+    x.slots = window_pool_slots_(&w, x.entry);
+    for (int k = 0; k < P; k++) { x.largest[k] = -INFINITY, x.total[k] = 0.0f; }
+    if (x.token < 0) { return x; }
+    #pragma unroll 4
+    for (int s = x.slots.begin + threadIdx.y; x.inside && s < x.slots.end; s += blockDim.y) {
+        const Pack<float, P> gate = window_pool_gates_<P>(g, ape, w, x, s, d);
+        for (int k = 0; k < P; k++) { x.largest[k] = gate.x[k] > x.largest[k] ? gate.x[k] : x.largest[k]; }
+    }
+    window_pool_over_groups_<1>(x.largest, shared);
+    for (int k = 0; k < P; k++) { x.largest[k] = window_pool_least_(x.largest[k]); }
+    #pragma unroll 4
+    for (int s = x.slots.begin + threadIdx.y; x.inside && s < x.slots.end; s += blockDim.y) {
+        const Pack<float, P> gate = window_pool_gates_<P>(g, ape, w, x, s, d);
+        for (int k = 0; k < P; k++) { x.total[k] += kernel_exp(gate.x[k] - x.largest[k]); }
+    }
+    window_pool_over_groups_<0>(x.total, shared);
+    for (int k = 0; k < P; k++) { x.total[k] = window_pool_total_(x.total[k]); }
+    return x;
+}
+
+template <int P, typename X>
+__global__ void __launch_bounds__(WINDOW_POOL_THREADS)
+window_pool_forward_kernel(X* pool, const X* v, const X* g, const float* ape, EntryWindows w, int n_blocks, int d) {
+    __shared__ float of_groups[WINDOW_POOL_SHARED];
+    const WindowThread<P> x = window_pool_thread_<P>(g, ape, w, n_blocks, d, of_groups);
+    Pack<float, P> sum = {};
+    if (x.token < 0 && w.slot) { return; }
+    #pragma unroll 4
+    for (int s = x.slots.begin + threadIdx.y; x.token >= 0 && x.inside && s < x.slots.end; s += blockDim.y) {
+        const Pack<float, P> gate = window_pool_gates_<P>(g, ape, w, x, s, d);
+        const Pack<float, P> value = load_floats<P>(v + window_pool_at_(&w, &x.slots, s, d) + x.c);
+        for (int k = 0; k < P; k++) {
+            sum.x[k] = madd(window_pool_weight_(gate.x[k], x.largest[k], x.total[k]), value.x[k], sum.x[k]);
+        }
+    }
+    window_pool_over_groups_<0>(sum.x, of_groups);
+    if (x.inside && threadIdx.y == 0) { store_floats(pool + window_pool_row_(&w, x.entry) * d + x.c, sum); }
+}
+
+// Some slots are read before the first of them is written, so that their loads are under way together: for the compiler
+// dv may be v
+template <int P, typename X>
+__global__ void __launch_bounds__(WINDOW_POOL_THREADS)
+window_pool_backward_kernel(X* dv, X* dg, const X* dpool, const X* v, const X* g, const float* ape, const X* pool,
+                            EntryWindows w, int n_blocks, int d) {
+    __shared__ float of_groups[WINDOW_POOL_SHARED];
+    const WindowThread<P> x = window_pool_thread_<P>(g, ape, w, n_blocks, d, of_groups);
+    const size_t entry = (size_t)x.entry * d + x.c;
+    if (x.token < 0 || !x.inside) { return; }
+    const Pack<float, P> average = load_floats<P>(pool + entry), daverage = load_floats<P>(dpool + entry);
+    for (int first = x.slots.begin + threadIdx.y; first < x.slots.end; first += WINDOW_POOL_BATCH * blockDim.y) {
+        Pack<float, P> gate[WINDOW_POOL_BATCH], value[WINDOW_POOL_BATCH];
+        for (int i = 0, s = first; i < WINDOW_POOL_BATCH; i++, s += blockDim.y) {
+            if (s >= x.slots.end) { continue; }
+            gate[i] = window_pool_gates_<P>(g, ape, w, x, s, d);
+            value[i] = load_floats<P>(v + window_pool_at_(&w, &x.slots, s, d) + x.c);
+        }
+        for (int i = 0, s = first; i < WINDOW_POOL_BATCH; i++, s += blockDim.y) {
+            if (s >= x.slots.end) { continue; }
+            const size_t at = window_pool_at_(&w, &x.slots, s, d) + x.c;
+            for (int k = 0; k < P; k++) {
+                const float alpha = window_pool_weight_(gate[i].x[k], x.largest[k], x.total[k]);
+                gate[i].x[k] = window_pool_dgate_(alpha, value[i].x[k], average.x[k], daverage.x[k]);
+                value[i].x[k] = alpha * daverage.x[k];
+            }
+            store_floats(dv + at, value[i]), store_floats(dg + at, gate[i]);
+        }
+    }
+}
+
+// 0 where no entry reads; a block has a position
+template <typename X>
+__global__ void window_pool_zeros_kernel(X* dv, X* dg, EntryWindows w, Places places, int d) {
+    const int n = blockIdx.x, C = window_pool_channels_(&w, d), read = window_pool_read_(&w, &places, n);
+    const int first = read & 1 ? d : 0, last = read & 2 ? C - d : C;
+    for (int c = first + threadIdx.x; c < last; c += blockDim.x) {
+        dv[(size_t)n * C + c] = dg[(size_t)n * C + c] = from_float<X>(0.0f);
+    }
+}
+
+// parts (gridDim.y, r, C): the sums over the entries W * y / gridDim.y .. of part y. A thread has a channel of a place
+template <typename X>
+__global__ void window_pool_dape_kernel(float* parts, const X* dg, EntryWindows w, int d) {
+    const int C = window_pool_channels_(&w, d), n = w.r * C, i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int first = (int)((int64_t)w.W * blockIdx.y / gridDim.y);
+    const int last = (int)((int64_t)w.W * (blockIdx.y + 1) / gridDim.y);
+    if (i >= n) { return; }
+    float sum = 0.0f;
+    #pragma unroll 4
+    for (int entry = first; entry < last; entry++) {
+        if (w.token[entry] >= 0) { sum += to_float(dg[(size_t)w.token[entry] * C + i]); }
+    }
+    parts[(size_t)blockIdx.y * n + i] = sum;
+}
+
+// dape (n): the sum of parts (n_parts, n), ascending
+__global__ static void window_pool_parts_kernel(float* dape, const float* parts, int n_parts, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) { return; }
+    float sum = parts[i];
+    #pragma unroll 8
+    for (int part = 1; part < n_parts; part++) { sum += parts[(size_t)part * n + i]; }
+    dape[i] = sum;
+}
+
+static inline int window_pool_smaller_(int a, int b) { return a < b ? a : b; }
+
+// threads of a block, and how many blocks an entry has
+static inline dim3 window_pool_block_(const EntryWindows* w, int d, int P, int* n_blocks) {
+#ifdef EXACT
+    const int n_groups = 1;
+    (void)w;
+#else
+    const int n_slots = w->overlap ? 2 * w->r : w->r;
+    const int n_groups = window_pool_smaller_(WINDOW_POOL_GROUPS, (int)ceil_div(n_slots, WINDOW_POOL_OF_GROUP));
+#endif
+    const int most = WINDOW_POOL_THREADS / n_groups / WARP, needed = (int)ceil_div(d, P * WARP);
+    const int threads = WARP * window_pool_smaller_(most, needed);
+    *n_blocks = (int)ceil_div(d, P * threads);
+    return dim3((unsigned)threads, (unsigned)n_groups);
+}
+
+template <int P, typename X>
+static inline void window_pool_forward_launch_(X* pool, const X* v, const X* g, const float* ape, const EntryWindows* w,
+                                               int d, const Device* dev) {
+    int n_blocks;
+    const dim3 block = window_pool_block_(w, d, P, &n_blocks);
+    window_pool_forward_kernel<P><<<(unsigned)(w->W * n_blocks), block, 0, dev->stream>>>(pool, v, g, ape, *w, n_blocks,
+                                                                                          d);
+}
+
+template <typename X>
+static inline void window_pool_forward(X* pool, const X* v, const X* g, const float* ape, const EntryWindows* w, int d,
+                                       const Device* dev) {
+    if (w->W == 0) { return; }
+    if (d % 2 == 0 && pack_aligned(pool, v, g, ape)) {
+        window_pool_forward_launch_<2>(pool, v, g, ape, w, d, dev);
+    } else {
+        window_pool_forward_launch_<1>(pool, v, g, ape, w, d, dev);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+template <int P, typename X>
+static inline void window_pool_backward_launch_(X* dv, X* dg, const X* dpool, const X* v, const X* g, const float* ape,
+                                                const X* pool, const EntryWindows* w, int d, const Device* dev) {
+    int n_blocks;
+    const dim3 block = window_pool_block_(w, d, P, &n_blocks);
+    window_pool_backward_kernel<P><<<(unsigned)(w->W * n_blocks), block, 0, dev->stream>>>(dv, dg, dpool, v, g, ape,
+                                                                                           pool, *w, n_blocks, d);
+}
+
+// into how many parts the entries are cut: of as many threads as run at once, each with 8 entries or more
+static inline int window_pool_n_parts_(int W, int n, const Device* dev) {
+#ifdef EXACT
+    (void)W, (void)n, (void)dev;
+    return 1;  // a chain
+#else
+    const int at_once = dev->n_sms * 2048 / n, parts = window_pool_smaller_((int)ceil_div(W, 8), at_once);
+    return parts > 1 ? parts : 1;
+#endif
+}
+
+template <typename X>
+static inline void window_pool_dape_(float* dape, const X* dg, const EntryWindows* w, int d, const Device* dev) {
+    const int n = w->r * window_pool_channels_(w, d), n_parts = window_pool_n_parts_(w->W, n, dev);
+    float* parts = n_parts > 1 ? device_workspace(dev, sizeof(float) * (size_t)n_parts * n) : dape;
+    const dim3 grid((unsigned)ceil_div(n, GRID_BLOCK), (unsigned)n_parts);
+    window_pool_dape_kernel<<<grid, GRID_BLOCK, 0, dev->stream>>>(parts, dg, *w, d);
+    if (n_parts > 1) {
+        window_pool_parts_kernel<<<grid.x, GRID_BLOCK, 0, dev->stream>>>(dape, parts, n_parts, n);
+    }
+}
+
+template <typename X>
+static inline void window_pool_backward(X* dv, X* dg, float* dape, const X* dpool, const X* v, const X* g,
+                                        const float* ape, const X* pool, const EntryWindows* w, const Places* places,
+                                        int n_tokens, int d, const Device* dev) {
+    const int packs = d % 2 == 0 && pack_aligned(dv, dg, dpool, v, g, ape, pool);
+    if (w->W > 0 && packs) {
+        window_pool_backward_launch_<2>(dv, dg, dpool, v, g, ape, pool, w, d, dev);
+    } else if (w->W > 0) {
+        window_pool_backward_launch_<1>(dv, dg, dpool, v, g, ape, pool, w, d, dev);
+    }
+    if (n_tokens > 0) {
+        window_pool_zeros_kernel<<<(unsigned)n_tokens, 128, 0, dev->stream>>>(dv, dg, *w, *places, d);
+    }
+    if (dape) { window_pool_dape_(dape, dg, w, d, dev); }
+    cudaCheck(cudaGetLastError());
+}
 #endif
 #endif  // LLMC_WINDOW_POOL_H
