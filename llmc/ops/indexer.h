@@ -366,8 +366,7 @@ enum {
     INDEX_ROWS = 8,                         // entries or heads of a tile
     INDEX_PAIR = VLANES == 16 ? 2 : 1,      // vectors of its other side, at most
     INDEX_WORD = 32,                        // heads of a word of bits
-    INDEX_SLOPES = 64,                      // slopes that are found together
-    INDEX_ENTRIES = 32                      // entries whose gradients a task sums
+    INDEX_SLOPES = 64                       // slopes that are found together
 };
 
 // of one position: n entries, filled up with the first one to n_rows
@@ -418,6 +417,7 @@ static inline __attribute__((always_inline)) void index_products_tile_(float* pr
     for (int m = 0; m < INDEX_ROWS; m++) {
         for (int v = 0; v < V; v++) { sum[m][v] = v_fill(0.0f); }
     }
+    #pragma GCC unroll 4
     for (int c = 0; c < dI; c++) {
         #pragma GCC unroll 8
         for (int m = 0; m < INDEX_ROWS; m++) {
@@ -589,64 +589,69 @@ static inline void index_list_dq_(float* dq, const IndexList* l, const IndexShap
     }
 }
 
-// n terms of V vectors of channels; d: slopes of these positions
-static inline __attribute__((always_inline)) void index_dk_channels_(float* dk, const float* q, size_t stride,
-                                                                     const int* positions, const float* d, int n,
-                                                                     int V) {
+// n terms of V vectors of channels from c on: d q, the q of term i is rows[i]
+static inline __attribute__((always_inline)) void index_dk_channels_(float* dk, const float* const* rows,
+                                                                     const float* d, int n, int c, int V) {
     vfloat sum[8];
-    for (int v = 0; v < V; v++) { sum[v] = v_load(dk + v * VLANES); }
+    for (int v = 0; v < V; v++) { sum[v] = v_load(dk + c + v * VLANES); }
     for (int i = 0; i < n; i++) {
-        const float* row = q + (size_t)positions[i] * stride;
+        const float* row = rows[i] + c;
         const vfloat slope = v_fill(d[i]);
         #pragma GCC unroll 8
         for (int v = 0; v < V; v++) { sum[v] = v_madd(slope, v_load(row + v * VLANES), sum[v]); }
     }
-    for (int v = 0; v < V; v++) { v_store(dk + v * VLANES, sum[v]); }
+    for (int v = 0; v < V; v++) { v_store(dk + c + v * VLANES, sum[v]); }
 }
 
-// dk of an entry goes on with places first .. last - 1 of its list, for head h
+// dk of an entry goes on with places first .. last - 1 of its list, for head h. q: of that head, from position n on
 static inline void index_dk_terms_(float* dk, const float* q, const IndexLists* lists, int first, int last, int h,
-                                   const IndexShape* s) {
-    const float *a = lists->a_turned + (size_t)h * s->N, *from = q + (size_t)h * s->dI;
-    const size_t stride = (size_t)s->heads * s->dI;
+                                   int n, const IndexShape* s) {
+    const float* a = lists->a_turned + (size_t)h * s->N;
     float d[INDEX_SLOPES];
+    const float* rows[INDEX_SLOPES];
     for (; first < last; first += INDEX_SLOPES) {
-        const int n = index_least_(INDEX_SLOPES, last - first), *positions = lists->positions + first;
+        const int n_terms = index_least_(INDEX_SLOPES, last - first), *positions = lists->positions + first;
         const uint32_t* open = lists->open + (size_t)first * lists->words + h / INDEX_WORD;
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < n_terms; i++) {
             const float slope = a[positions[i]] * lists->dscores[first + i];
             d[i] = open[(size_t)i * lists->words] >> (h % INDEX_WORD) & 1 ? slope : 0.0f;
+            rows[i] = q + (size_t)(positions[i] - n) * s->dI;
         }
         int c = 0;
-        for (; c + 8 * VLANES <= s->dI; c += 8 * VLANES) {
-            index_dk_channels_(dk + c, from + c, stride, positions, d, n, 8);
-        }
-        for (; c + 4 * VLANES <= s->dI; c += 4 * VLANES) {
-            index_dk_channels_(dk + c, from + c, stride, positions, d, n, 4);
-        }
-        for (; c + VLANES <= s->dI; c += VLANES) {
-            index_dk_channels_(dk + c, from + c, stride, positions, d, n, 1);
-        }
+        for (; c + 8 * VLANES <= s->dI; c += 8 * VLANES) { index_dk_channels_(dk, rows, d, n_terms, c, 8); }
+        for (; c + 4 * VLANES <= s->dI; c += 4 * VLANES) { index_dk_channels_(dk, rows, d, n_terms, c, 4); }
+        for (; c + VLANES <= s->dI; c += VLANES) { index_dk_channels_(dk, rows, d, n_terms, c, 1); }
         for (; c < s->dI; c++) {
-            for (int i = 0; i < n; i++) { dk[c] = madd(d[i], from[(size_t)positions[i] * stride + c], dk[c]); }
+            for (int i = 0; i < n_terms; i++) { dk[c] = madd(d[i], rows[i][c], dk[c]); }
         }
     }
 }
 
-// entries first .. last - 1: for each head a stretch of positions whose q stays in the cache, for all of them
-static inline void index_dk_group_(float* dk, const float* q, const IndexLists* lists, int first, int last,
-                                   const IndexShape* s) {
-    const int stretch = 1 + INDEX_FLOATS / s->dI;
-    int at[INDEX_ENTRIES];
-    memset(dk + (size_t)first * s->dI, 0, sizeof(float) * (size_t)(last - first) * s->dI);
+// positions whose q of a head stays in the cache
+static inline int index_stretch_(const IndexShape* s) { return 1 + INDEX_FLOATS / 2 / s->dI; }
+
+// by the threads of the enclosing parallel region, which meet for each head and stretch of positions: there they bring
+// q together, into `room`, and it serves all entries. at (n_entries): how far the list of an entry has been summed
+static inline void index_dk_(float* dk, float* room, int* at, const float* q, const IndexLists* lists, int n_entries,
+                             const IndexShape* s) {
+    const int stretch = index_stretch_(s);
+    const size_t dI = (size_t)s->dI;
+    #pragma omp for
+    for (int e = 0; e < n_entries; e++) { memset(dk + e * dI, 0, sizeof(float) * dI); }
     for (int h = 0; h < s->heads; h++) {
-        for (int e = first; e < last; e++) { at[e - first] = lists->offsets[e]; }
-        for (int64_t n = 0; n < s->N; n += stretch) {
-            for (int e = first; e < last; e++) {
-                int begin = at[e - first], end = begin;
-                while (end < lists->offsets[e + 1] && lists->positions[end] < n + stretch) { end++; }
-                index_dk_terms_(dk + (size_t)e * s->dI, q, lists, begin, end, h, s);
-                at[e - first] = end;
+        for (int n = 0; n < s->N; n += stretch) {
+            const int n_end = index_least_(n + stretch, s->N);
+            #pragma omp for
+            for (int i = n; i < n_end; i++) {
+                memcpy(room + (size_t)(i - n) * dI, q + ((size_t)i * s->heads + h) * dI, sizeof(float) * dI);
+            }
+            #pragma omp for schedule(static, 8)
+            for (int e = 0; e < n_entries; e++) {
+                const int begin = n > 0 ? at[e] : lists->offsets[e];
+                int end = begin;
+                while (end < lists->offsets[e + 1] && lists->positions[end] < n_end) { end++; }
+                index_dk_terms_(dk + e * dI, room, lists, begin, end, h, n, s);
+                at[e] = end;
             }
         }
     }
@@ -681,9 +686,9 @@ static inline void index_loss_backward(float* dq, float* dk, float* da, float dl
     const size_t pairs = index_whole_((size_t)s->N * s->topk, GEMM_LINE), words = (size_t)ceil_div(s->heads, INDEX_WORD);
     const size_t n_offsets = index_whole_((size_t)n_entries + 1, GEMM_LINE);
     const size_t n_turned = index_whole_((size_t)s->N * s->heads, GEMM_LINE);
-    const size_t n_rooms = index_list_floats_(s) * (size_t)dev->n_threads;
-    const size_t n_scratch = index_whole_(inverse_lists_scratch(n_entries, dev), GEMM_LINE);
-    const int group = index_least_(INDEX_ENTRIES, 1 + n_entries / (4 * dev->n_threads));
+    const size_t n_stretch = index_whole_((size_t)index_stretch_(s) * s->dI, GEMM_LINE);
+    const size_t n_rooms = index_list_floats_(s) * (size_t)dev->n_threads + n_stretch;
+    const size_t n_scratch = index_whole_(inverse_lists_scratch(n_entries, dev), GEMM_LINE);  // n_entries or more
     (void)places, (void)w;
     index_check_(s);
     float* rooms = device_workspace(dev, 4 * (n_rooms + n_turned + n_offsets + pairs * (3 + words) + n_scratch));
@@ -695,10 +700,8 @@ static inline void index_loss_backward(float* dq, float* dk, float* da, float dl
     #pragma omp parallel for
     for (int i = 0; i < offsets[n_entries]; i++) { place[order[i]] = i; }  // dscores take order's place
     index_backward_positions_(dq, da, dloss, mass, chosen, q, k, a, &lists, rooms, s);
-    #pragma omp parallel for schedule(dynamic)
-    for (int e = 0; e < n_entries; e += group) {
-        index_dk_group_(dk, q, &lists, e, index_least_(e + group, n_entries), s);
-    }
+    #pragma omp parallel
+    index_dk_(dk, rooms + n_rooms - n_stretch, scratch, q, &lists, n_entries, s);
 }
 #endif
 #endif  // LLMC_INDEXER_H
