@@ -34,9 +34,8 @@ Source: DeepSeek-AI 2025, arXiv:2512.02556, eq. 1 to 4; spec deepseek_v4.md 2.6,
 #include "../core/madd.h"    // madd
 #include "entry_windows.h"   // Places, EntryWindows, ENTRIES_SEEN
 #include "inverse_lists.h"   // inverse_lists
-#ifndef __CUDACC__
-#include "gemm.h"  // gemm_tile_, gemm_pack_a_tile_, gemm_pack_b_panel_, TILE_M, TILE_N, vec.h
-#endif
+#include "gemm.h"            // gemm_tile_, gemm_pack_a_tile_, gemm_pack_b_panel_; in kernels gemm_terms_, gemm_load_
+#include <assert.h>
 
 typedef struct {
     int N, heads, dI, topk;  // positions; heads and their channels; most entries of a position
@@ -334,6 +333,7 @@ static inline void index_choose(int* chosen, float* scores, int n_columns, const
         const int seen = ENTRIES_SEEN(places->t[n], w->r);
         most = seen > most ? seen : most;
     }
+    if (most > n_columns) { fail_run("indexer: %d entries are seen: expected %d at most", most, n_columns); }
     const int at_once = index_least_(INDEX_POSITIONS, 1 + INDEX_FLOATS / (s->heads * s->dI));
     const size_t stride = index_whole_((size_t)most, TILE_N), dI = index_whole_((size_t)s->dI, GEMM_LINE);
     const size_t a_floats = index_whole_((size_t)at_once * s->heads, TILE_M) * dI, b_floats = TILE_N * dI;
@@ -366,8 +366,7 @@ enum {
     INDEX_ROWS = 8,                         // entries or heads of a tile
     INDEX_PAIR = VLANES == 16 ? 2 : 1,      // vectors of its other side, at most
     INDEX_WORD = 32,                        // heads of a word of bits
-    INDEX_SLOPES = 64,                      // slopes that are found together
-    INDEX_ENTRIES = 32                      // entries whose gradients a task sums
+    INDEX_SLOPES = 64                       // slopes that are found together
 };
 
 // of one position: n entries, filled up with the first one to n_rows
@@ -418,6 +417,7 @@ static inline __attribute__((always_inline)) void index_products_tile_(float* pr
     for (int m = 0; m < INDEX_ROWS; m++) {
         for (int v = 0; v < V; v++) { sum[m][v] = v_fill(0.0f); }
     }
+    #pragma GCC unroll 4
     for (int c = 0; c < dI; c++) {
         #pragma GCC unroll 8
         for (int m = 0; m < INDEX_ROWS; m++) {
@@ -589,64 +589,69 @@ static inline void index_list_dq_(float* dq, const IndexList* l, const IndexShap
     }
 }
 
-// n terms of V vectors of channels; d: slopes of these positions
-static inline __attribute__((always_inline)) void index_dk_channels_(float* dk, const float* q, size_t stride,
-                                                                     const int* positions, const float* d, int n,
-                                                                     int V) {
+// n terms of V vectors of channels from c on: d q, the q of term i is rows[i]
+static inline __attribute__((always_inline)) void index_dk_channels_(float* dk, const float* const* rows,
+                                                                     const float* d, int n, int c, int V) {
     vfloat sum[8];
-    for (int v = 0; v < V; v++) { sum[v] = v_load(dk + v * VLANES); }
+    for (int v = 0; v < V; v++) { sum[v] = v_load(dk + c + v * VLANES); }
     for (int i = 0; i < n; i++) {
-        const float* row = q + (size_t)positions[i] * stride;
+        const float* row = rows[i] + c;
         const vfloat slope = v_fill(d[i]);
         #pragma GCC unroll 8
         for (int v = 0; v < V; v++) { sum[v] = v_madd(slope, v_load(row + v * VLANES), sum[v]); }
     }
-    for (int v = 0; v < V; v++) { v_store(dk + v * VLANES, sum[v]); }
+    for (int v = 0; v < V; v++) { v_store(dk + c + v * VLANES, sum[v]); }
 }
 
-// dk of an entry goes on with places first .. last - 1 of its list, for head h
+// dk of an entry goes on with places first .. last - 1 of its list, for head h. q: of that head, from position n on
 static inline void index_dk_terms_(float* dk, const float* q, const IndexLists* lists, int first, int last, int h,
-                                   const IndexShape* s) {
-    const float *a = lists->a_turned + (size_t)h * s->N, *from = q + (size_t)h * s->dI;
-    const size_t stride = (size_t)s->heads * s->dI;
+                                   int n, const IndexShape* s) {
+    const float* a = lists->a_turned + (size_t)h * s->N;
     float d[INDEX_SLOPES];
+    const float* rows[INDEX_SLOPES];
     for (; first < last; first += INDEX_SLOPES) {
-        const int n = index_least_(INDEX_SLOPES, last - first), *positions = lists->positions + first;
+        const int n_terms = index_least_(INDEX_SLOPES, last - first), *positions = lists->positions + first;
         const uint32_t* open = lists->open + (size_t)first * lists->words + h / INDEX_WORD;
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < n_terms; i++) {
             const float slope = a[positions[i]] * lists->dscores[first + i];
             d[i] = open[(size_t)i * lists->words] >> (h % INDEX_WORD) & 1 ? slope : 0.0f;
+            rows[i] = q + (size_t)(positions[i] - n) * s->dI;
         }
         int c = 0;
-        for (; c + 8 * VLANES <= s->dI; c += 8 * VLANES) {
-            index_dk_channels_(dk + c, from + c, stride, positions, d, n, 8);
-        }
-        for (; c + 4 * VLANES <= s->dI; c += 4 * VLANES) {
-            index_dk_channels_(dk + c, from + c, stride, positions, d, n, 4);
-        }
-        for (; c + VLANES <= s->dI; c += VLANES) {
-            index_dk_channels_(dk + c, from + c, stride, positions, d, n, 1);
-        }
+        for (; c + 8 * VLANES <= s->dI; c += 8 * VLANES) { index_dk_channels_(dk, rows, d, n_terms, c, 8); }
+        for (; c + 4 * VLANES <= s->dI; c += 4 * VLANES) { index_dk_channels_(dk, rows, d, n_terms, c, 4); }
+        for (; c + VLANES <= s->dI; c += VLANES) { index_dk_channels_(dk, rows, d, n_terms, c, 1); }
         for (; c < s->dI; c++) {
-            for (int i = 0; i < n; i++) { dk[c] = madd(d[i], from[(size_t)positions[i] * stride + c], dk[c]); }
+            for (int i = 0; i < n_terms; i++) { dk[c] = madd(d[i], rows[i][c], dk[c]); }
         }
     }
 }
 
-// entries first .. last - 1: for each head a stretch of positions whose q stays in the cache, for all of them
-static inline void index_dk_group_(float* dk, const float* q, const IndexLists* lists, int first, int last,
-                                   const IndexShape* s) {
-    const int stretch = 1 + INDEX_FLOATS / s->dI;
-    int at[INDEX_ENTRIES];
-    memset(dk + (size_t)first * s->dI, 0, sizeof(float) * (size_t)(last - first) * s->dI);
+// positions whose q of a head stays in the cache
+static inline int index_stretch_(const IndexShape* s) { return 1 + INDEX_FLOATS / 2 / s->dI; }
+
+// by the threads of the enclosing parallel region, which meet for each head and stretch of positions: there they bring
+// q together, into `room`, and it serves all entries. at (n_entries): how far the list of an entry has been summed
+static inline void index_dk_(float* dk, float* room, int* at, const float* q, const IndexLists* lists, int n_entries,
+                             const IndexShape* s) {
+    const int stretch = index_stretch_(s);
+    const size_t dI = (size_t)s->dI;
+    #pragma omp for
+    for (int e = 0; e < n_entries; e++) { memset(dk + e * dI, 0, sizeof(float) * dI); }
     for (int h = 0; h < s->heads; h++) {
-        for (int e = first; e < last; e++) { at[e - first] = lists->offsets[e]; }
-        for (int64_t n = 0; n < s->N; n += stretch) {
-            for (int e = first; e < last; e++) {
-                int begin = at[e - first], end = begin;
-                while (end < lists->offsets[e + 1] && lists->positions[end] < n + stretch) { end++; }
-                index_dk_terms_(dk + (size_t)e * s->dI, q, lists, begin, end, h, s);
-                at[e - first] = end;
+        for (int n = 0; n < s->N; n += stretch) {
+            const int n_end = index_least_(n + stretch, s->N);
+            #pragma omp for
+            for (int i = n; i < n_end; i++) {
+                memcpy(room + (size_t)(i - n) * dI, q + ((size_t)i * s->heads + h) * dI, sizeof(float) * dI);
+            }
+            #pragma omp for schedule(static, 8)
+            for (int e = 0; e < n_entries; e++) {
+                const int begin = n > 0 ? at[e] : lists->offsets[e];
+                int end = begin;
+                while (end < lists->offsets[e + 1] && lists->positions[end] < n_end) { end++; }
+                index_dk_terms_(dk + e * dI, room, lists, begin, end, h, n, s);
+                at[e] = end;
             }
         }
     }
@@ -681,9 +686,9 @@ static inline void index_loss_backward(float* dq, float* dk, float* da, float dl
     const size_t pairs = index_whole_((size_t)s->N * s->topk, GEMM_LINE), words = (size_t)ceil_div(s->heads, INDEX_WORD);
     const size_t n_offsets = index_whole_((size_t)n_entries + 1, GEMM_LINE);
     const size_t n_turned = index_whole_((size_t)s->N * s->heads, GEMM_LINE);
-    const size_t n_rooms = index_list_floats_(s) * (size_t)dev->n_threads;
-    const size_t n_scratch = index_whole_(inverse_lists_scratch(n_entries, dev), GEMM_LINE);
-    const int group = index_least_(INDEX_ENTRIES, 1 + n_entries / (4 * dev->n_threads));
+    const size_t n_stretch = index_whole_((size_t)index_stretch_(s) * s->dI, GEMM_LINE);
+    const size_t n_rooms = index_list_floats_(s) * (size_t)dev->n_threads + n_stretch;
+    const size_t n_scratch = index_whole_(inverse_lists_scratch(n_entries, dev), GEMM_LINE);  // n_entries or more
     (void)places, (void)w;
     index_check_(s);
     float* rooms = device_workspace(dev, 4 * (n_rooms + n_turned + n_offsets + pairs * (3 + words) + n_scratch));
@@ -695,10 +700,408 @@ static inline void index_loss_backward(float* dq, float* dk, float* da, float dl
     #pragma omp parallel for
     for (int i = 0; i < offsets[n_entries]; i++) { place[order[i]] = i; }  // dscores take order's place
     index_backward_positions_(dq, da, dloss, mass, chosen, q, k, a, &lists, rooms, s);
-    #pragma omp parallel for schedule(dynamic)
-    for (int e = 0; e < n_entries; e += group) {
-        index_dk_group_(dk, q, &lists, e, index_least_(e + group, n_entries), s);
+    #pragma omp parallel
+    index_dk_(dk, rooms + n_rooms - n_stretch, scratch, q, &lists, n_entries, s);
+}
+#else  // ---- CUDA: scores of all that is seen, a tile of positions and entries to a block of threads ----
+
+enum {
+    INDEX_BUFFER = 1 << 24,   // scores that are kept at a time, about
+    INDEX_CHOOSERS = 8,       // positions of a block that chooses, one for each warp
+    INDEX_DIGITS = 256,       // of 8 bits
+    INDEX_THREADS = 128,      // entries or channels at a time
+    INDEX_GROUP = 16          // heads at a time
+};
+
+// scores (positions from n_first on, n_columns) of the N positions from there on. Positions that choose all they see
+// need none, but where `all` is set. block is (GEMM_THREADS), grid (tiles of positions, tiles of entries)
+template <typename X>
+__global__ void __launch_bounds__(GEMM_THREADS)
+index_scores_kernel(float* scores, int n_columns, const X* q, const X* k, const float* a, IndexShape s, int n_first,
+                    int N, int all, const int* t, const int* first_entry, int r) {
+    __shared__ alignas(16) float q_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    __shared__ alignas(16) float k_tile[GEMM_TILE_K][GEMM_TILE_ROW];
+    __shared__ int seen[GEMM_TILE], first[GEMM_TILE];
+    const int row = blockIdx.x * GEMM_TILE, e = blockIdx.y * GEMM_TILE, n_rows = min(GEMM_TILE, N - row);
+    const int m = gemm_first_row_(), n = gemm_first_column_();
+    if ((int)threadIdx.x < n_rows) {
+        const int position = n_first + row + (int)threadIdx.x, sees = ENTRIES_SEEN(t[position], r);
+        assert(sees <= n_columns);
+        seen[threadIdx.x] = all || sees > s.topk ? sees : 0;
+        first[threadIdx.x] = first_entry[position];
     }
+    __syncthreads();
+    for (int begin = 0, end = 0; begin < n_rows; begin = end) {  // rows whose documents begin at the same entry
+        int most = 0;
+        for (; end < n_rows && first[end] == first[begin]; end++) { most = max(most, seen[end]); }
+        if (most <= e) { continue; }
+        const size_t head = (size_t)(n_first + row + begin) * s.heads;
+        float score[GEMM_SUMS][GEMM_SUMS] = {};
+        for (int h = 0; h < s.heads; h++) {
+            float sum[GEMM_SUMS][GEMM_SUMS] = {};
+            auto load_q = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int c, int n_c) {
+                gemm_load_(tile, q + (head + h) * s.dI + c, (size_t)s.heads * s.dI, 1, end - begin, n_c);
+            };
+            auto load_k = [&](float (&tile)[GEMM_TILE_K][GEMM_TILE_ROW], int c, int n_c) {
+                gemm_load_(tile, k + (size_t)(first[begin] + e) * s.dI + c, (size_t)s.dI, 1, most - e, n_c);
+            };
+            gemm_terms_(sum, q_tile, k_tile, load_q, load_k, s.dI);
+            for (int i = 0; i < GEMM_SUMS; i++) {
+                const float weight = begin + m + i < end ? a[head + (size_t)(m + i) * s.heads + h] : 0.0f;
+                for (int j = 0; j < GEMM_SUMS; j++) { score[i][j] = madd(weight, index_relu_one(sum[i][j]), score[i][j]); }
+            }
+        }
+        for (int i = 0; i < GEMM_SUMS && begin + m + i < end; i++) {
+            float* to = scores + (size_t)(row + begin + m + i) * n_columns;
+            for (int j = 0; j < GEMM_SUMS && e + n + j < seen[begin + m + i]; j++) { to[e + n + j] = score[i][j]; }
+        }
+    }
+}
+
+// ---- CUDA: the topk of a row, by a warp. Digit by digit, from the highest, it finds the smallest key that is chosen:
+// a histogram of the keys that have the digits found so far ----
+
+// unsigned numbers in the order of what scores are compared by
+__device__ inline unsigned index_key_(float score) {
+    const int bits = __float_as_int(index_rank_one(score));
+    return (unsigned)(bits ^ (int)((unsigned)(bits >> 31) >> 1)) ^ 0x80000000u;
+}
+
+// the digit of the key that is number `wanted` from the top, which becomes its number among those of this digit
+__device__ inline int index_digit_(const int* counts, int* wanted) {
+    enum { EACH = INDEX_DIGITS / WARP };
+    const int lane = threadIdx.x, top = INDEX_DIGITS - 1 - EACH * lane;  // lane 0 has the highest digits
+    int mine = 0, before = 0, digit = top;
+    for (int i = 0; i < EACH; i++) { mine += counts[top - i]; }
+    before = mine;
+    for (int step = 1; step < WARP; step *= 2) {
+        const int other = __shfl_up_sync(ALL_LANES, before, step);
+        before += lane >= step ? other : 0;
+    }
+    const int owner = __ffs((int)__ballot_sync(ALL_LANES, before >= *wanted)) - 1;
+    int left = *wanted - (before - mine);
+    for (int i = 0; i < EACH - 1 && left > counts[digit]; i++, digit--) { left -= counts[digit]; }
+    *wanted = __shfl_sync(ALL_LANES, left, owner);
+    return __shfl_sync(ALL_LANES, digit, owner);
+}
+
+// the smallest key of the topk; *equals: how many entries of that key are among them
+__device__ inline unsigned index_limit_(int* counts, const float* scores, int seen, int topk, int* equals) {
+    const int lane = threadIdx.x;
+    unsigned limit = 0;
+    *equals = topk;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        const unsigned known = shift < 24 ? ALL_LANES << (shift + 8) : 0;
+        for (int i = lane; i < INDEX_DIGITS; i += WARP) { counts[i] = 0; }
+        __syncwarp();
+        for (int e = lane; e < seen; e += WARP) {
+            const unsigned key = index_key_(scores[e]);
+            if ((key & known) == limit) { atomicAdd(&counts[key >> shift & (INDEX_DIGITS - 1)], 1); }
+        }
+        __syncwarp();
+        limit |= (unsigned)index_digit_(counts, equals) << shift;
+        __syncwarp();
+    }
+    return limit;
+}
+
+// block is (WARP, INDEX_CHOOSERS); scores (N, n_columns) of positions from n_first on, NULL: all see topk at most
+__global__ static void index_choose_kernel(int* chosen, const float* scores, int n_columns, int topk, int n_first,
+                                           int N, const int* t, const int* first_entry, int r) {
+    __shared__ int counts[INDEX_CHOOSERS][INDEX_DIGITS];
+    const int row = blockIdx.x * INDEX_CHOOSERS + threadIdx.y, lane = threadIdx.x;
+    if (row >= N) { return; }
+    const int n = n_first + row, seen = ENTRIES_SEEN(t[n], r), first = first_entry[n];
+    int* to = chosen + (size_t)n * topk;
+    if (seen <= topk) {
+        for (int j = lane; j < topk; j += WARP) { to[j] = j < seen ? first + j : -1; }
+        return;
+    }
+    const float* from = scores + (size_t)row * n_columns;
+    int equals, n_chosen = 0;
+    const unsigned limit = index_limit_(counts[threadIdx.y], from, seen, topk, &equals), lower = (1u << lane) - 1;
+    for (int e = lane; n_chosen < topk; e += WARP) {
+        const unsigned key = e < seen ? index_key_(from[e]) : 0;
+        const unsigned equal = __ballot_sync(ALL_LANES, e < seen && key == limit);
+        const bool takes = e < seen && (key > limit || (key == limit && __popc(equal & lower) < equals));
+        const unsigned taken = __ballot_sync(ALL_LANES, takes);
+        if (takes) { to[n_chosen + __popc(taken & lower)] = first + e; }
+        n_chosen += __popc(taken);
+        equals -= __popc(equal);
+    }
+}
+
+template <typename X>
+static inline void index_choose(int* chosen, float* scores, int n_columns, const X* q, const X* k, const float* a,
+                                const IndexShape* s, const Places* places, const EntryWindows* w, const Device* dev) {
+    const int columns = n_columns > 0 ? n_columns : 1;
+    const int64_t room = ceil_div(INDEX_BUFFER, (int64_t)columns * GEMM_TILE) * GEMM_TILE;
+    const int at_once = scores || room > s->N ? s->N : (int)room, needs = scores || n_columns > s->topk;
+    float* to = scores;
+    index_check_(s);
+    if (!scores && needs) { to = device_workspace(dev, sizeof(float) * (size_t)at_once * (size_t)n_columns); }
+    for (int n = 0; n < s->N; n += at_once) {
+        const int N = s->N - n < at_once ? s->N - n : at_once;
+        const dim3 grid((unsigned)ceil_div(N, GEMM_TILE), (unsigned)ceil_div(n_columns, GEMM_TILE));
+        const dim3 block(WARP, INDEX_CHOOSERS);
+        if (needs && n_columns > 0) {
+            index_scores_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(to, n_columns, q, k, a, *s, n, N, scores != NULL,
+                                                                        places->t, w->first_entry, w->r);
+        }
+        index_choose_kernel<<<(unsigned)ceil_div(N, INDEX_CHOOSERS), block, 0, dev->stream>>>(
+            chosen, to, n_columns, s->topk, n, N, places->t, w->first_entry, w->r);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- CUDA, the loss: a block of threads has a position. A thread has an entry that it chose, or a channel, and
+// INDEX_GROUP heads at a time ----
+
+// q of heads h .. h + INDEX_GROUP - 1 to shared memory, (dI, INDEX_GROUP); zeros behind the last head
+template <typename X>
+__device__ inline void index_load_heads_(float* q_tile, const X* q, int h, int heads, int dI) {
+    for (int i = threadIdx.x; i < INDEX_GROUP * dI; i += INDEX_THREADS) {
+        const int head = i / dI, c = i % dI;
+        q_tile[c * INDEX_GROUP + head] = h + head < heads ? to_float(q[(size_t)(h + head) * dI + c]) : 0.0f;
+    }
+}
+
+// q k of an entry and all heads of the group
+template <int W, typename X>
+__device__ inline void index_products_(float (&sum)[INDEX_GROUP], const float* q_tile, const X* k, int dI) {
+    for (int h = 0; h < INDEX_GROUP; h++) { sum[h] = 0.0f; }
+    for (int c = 0; c < dI; c += W) {
+        const Pack<float, W> x = load_floats<W>(k + c);
+        #pragma unroll
+        for (int i = 0; i < W; i++) {
+            const Pack<float, INDEX_GROUP> y = load_floats<INDEX_GROUP>(q_tile + (c + i) * INDEX_GROUP);
+            #pragma unroll
+            for (int h = 0; h < INDEX_GROUP; h++) { sum[h] = madd(y.x[h], x.x[i], sum[h]); }
+        }
+    }
+}
+
+// scores (N, topk) of what is chosen; block is (INDEX_THREADS), grid (N). shared memory: q of a group
+template <int W, typename X>
+__global__ void __launch_bounds__(INDEX_THREADS)
+index_list_scores_kernel(float* scores, const int* chosen, const X* q, const X* k, const float* a, IndexShape s) {
+    extern __shared__ __align__(16) float index_q_tile[];
+    const size_t n = blockIdx.x;
+    for (int h = 0; h < s.heads; h += INDEX_GROUP) {
+        __syncthreads();
+        index_load_heads_(index_q_tile, q + n * s.heads * s.dI, h, s.heads, s.dI);
+        __syncthreads();
+        for (int j = threadIdx.x; j < s.topk; j += INDEX_THREADS) {
+            const int e = chosen[n * s.topk + j];
+            if (e < 0) { break; }
+            float sum[INDEX_GROUP], score = h > 0 ? scores[n * s.topk + j] : 0.0f;
+            index_products_<W>(sum, index_q_tile, k + (size_t)e * s.dI, s.dI);
+            #pragma unroll
+            for (int i = 0; i < INDEX_GROUP; i++) {
+                if (h + i < s.heads) { score = madd(a[n * s.heads + h + i], index_relu_one(sum[i]), score); }
+            }
+            scores[n * s.topk + j] = score;
+        }
+    }
+}
+
+// how many entries a row has, known to all lanes
+__device__ inline int index_count_(const int* chosen, int topk) {
+    int n = 0;
+    for (int j = threadIdx.x; j - (int)threadIdx.x < topk; j += WARP) {
+        n += __popc(__ballot_sync(ALL_LANES, j < topk && chosen[j] >= 0));
+    }
+    return n;
+}
+
+// teacher and student of n entries, by a warp; index_row_ref
+__device__ inline IndexRow index_row_(const float* scores, const float* mass, int n) {
+    const int lane = threadIdx.x;
+    IndexRow row = {0.0f, -INFINITY, 0.0f, 0};
+    for (int j = lane; j - lane < n; j += WARP) {
+        row.mass = row_add(row.mass, j < n ? mass[j] : 0.0f);
+        row.largest = j < n && scores[j] > row.largest ? scores[j] : row.largest;
+    }
+    row.mass = row_total(row.mass), row.largest = row_max(row.largest);
+    for (int j = lane; j - lane < n; j += WARP) {
+        row.total = row_add(row.total, j < n ? kernel_exp(scores[j] - row.largest) : 0.0f);
+        row.taught |= j < n && index_teacher_one(mass[j], row.mass) > 0.0f;
+    }
+    row.total = row_total(row.total), row.taught = __ballot_sync(ALL_LANES, row.taught) != 0;
+    return row;
+}
+
+// losses (N), or NULL, and scores become dscores. block is (WARP, INDEX_CHOOSERS)
+__global__ static void index_rows_kernel(float* losses, float* scores, float dloss, const float* mass,
+                                         const int* chosen, int N, int topk) {
+    const size_t n = (size_t)blockIdx.x * INDEX_CHOOSERS + threadIdx.y;
+    const int lane = threadIdx.x;
+    if (n >= (size_t)N) { return; }
+    const int count = index_count_(chosen + n * topk, topk);
+    scores += n * topk, mass += n * topk;
+    const IndexRow row = index_row_(scores, mass, count);
+    const float log_total = fm_log(row.total);
+    float loss = 0.0f;
+    for (int j = lane; j - lane < count; j += WARP) {
+        const float p = j < count ? index_teacher_one(mass[j], row.mass) : -0.0f;
+        const float distance = j < count ? scores[j] - row.largest : 0.0f;
+        if (losses) {
+            loss = row_madd(p, j < count ? index_apart_one(p, distance, log_total) : 0.0f, loss);
+        } else if (j < count) {
+            scores[j] = row.taught ? (kernel_exp(distance) / row.total - p) * dloss : 0.0f;
+        }
+    }
+    loss = row_total(loss);
+    if (losses && lane == 0) { losses[n] = loss; }
+}
+
+// dq and da; open (N, topk, groups): which heads of a group have q k > 0, as bits. block is (INDEX_THREADS), grid (N).
+// Entry by entry the threads make slopes, which they then sum channel by channel
+template <int W, typename X>
+__global__ void __launch_bounds__(INDEX_THREADS)
+index_dq_kernel(X* dq, float* da, unsigned short* open, const float* dscores, const int* chosen, const X* q, const X* k,
+                const float* a, IndexShape s) {
+    extern __shared__ __align__(16) float index_heads[];
+    __shared__ alignas(16) float slopes[INDEX_THREADS][INDEX_GROUP], terms[INDEX_THREADS][INDEX_GROUP + 1];
+    __shared__ int entries[INDEX_THREADS];
+    const size_t n = blockIdx.x, head = n * s.heads;
+    const int i = threadIdx.x, groups = (s.heads + INDEX_GROUP - 1) / INDEX_GROUP;
+    const int h = blockIdx.y * INDEX_GROUP;
+    index_load_heads_(index_heads, q + head * s.dI, h, s.heads, s.dI);
+    for (int c = i; c - i < s.dI; c += INDEX_THREADS) {
+        float sum[INDEX_GROUP] = {}, da_sum = 0.0f;
+        for (int first = 0; first < s.topk; first += INDEX_THREADS) {
+            const size_t pair = n * s.topk + first + i;
+            const int e = first + i < s.topk ? chosen[pair] : -1;
+            __syncthreads();  // what the entries before left has been read
+            entries[i] = e;
+            if (e >= 0) {
+                float products[INDEX_GROUP];
+                unsigned bits = 0;
+                index_products_<W>(products, index_heads, k + (size_t)e * s.dI, s.dI);
+                #pragma unroll
+                for (int g = 0; g < INDEX_GROUP; g++) {
+                    const float weight = h + g < s.heads ? a[head + h + g] : 0.0f;
+                    slopes[i][g] = index_slope_one(products[g], weight, dscores[pair]);
+                    terms[i][g] = index_relu_one(products[g]);
+                    bits |= (products[g] > 0.0f ? 1u : 0u) << g;
+                }
+                terms[i][INDEX_GROUP] = dscores[pair];
+                open[pair * groups + blockIdx.y] = (unsigned short)bits;
+            }
+            __syncthreads();
+            for (int j = 0; j < INDEX_THREADS && entries[j] >= 0; j++) {
+                const float x = c < s.dI ? to_float(k[(size_t)entries[j] * s.dI + c]) : 0.0f;
+                const Pack<float, INDEX_GROUP> d = load_floats<INDEX_GROUP>(slopes[j]);
+                #pragma unroll
+                for (int g = 0; g < INDEX_GROUP; g++) { sum[g] = madd(d.x[g], x, sum[g]); }
+                if (i < INDEX_GROUP) { da_sum = madd(terms[j][INDEX_GROUP], terms[j][i], da_sum); }
+            }
+        }
+        #pragma unroll
+        for (int g = 0; g < INDEX_GROUP; g++) {
+            if (c < s.dI && h + g < s.heads) { dq[(head + h + g) * s.dI + c] = from_float<X>(sum[g]); }
+        }
+        if (c < INDEX_GROUP && h + c < s.heads) { da[head + h + c] = da_sum; }
+    }
+}
+
+// dk of an entry: a thread has a channel, block is (INDEX_THREADS), grid (n_entries)
+template <typename X>
+__global__ void __launch_bounds__(INDEX_THREADS)
+index_dk_kernel(X* dk, const unsigned short* open, const float* dscores, const int* offsets, const int* pairs,
+                const X* q, const float* a, IndexShape s) {
+    __shared__ float slopes[INDEX_THREADS];
+    __shared__ int positions[INDEX_THREADS];
+    const size_t e = blockIdx.x, stride = (size_t)s.heads * s.dI;
+    const int i = threadIdx.x, first = offsets[e], last = offsets[e + 1];
+    const int groups = (s.heads + INDEX_GROUP - 1) / INDEX_GROUP;
+    for (int c = i; c - i < s.dI; c += INDEX_THREADS) {
+        float sum = 0.0f;
+        for (int h = 0; h < s.heads; h++) {
+            for (int begin = first; begin < last; begin += INDEX_THREADS) {
+                const int n_terms = min(INDEX_THREADS, last - begin);
+                __syncthreads();
+                if (i < n_terms) {
+                    const int pair = pairs[begin + i], n = pair / s.topk;
+                    const unsigned bits = open[(size_t)pair * groups + h / INDEX_GROUP];
+                    const float slope = a[(size_t)n * s.heads + h] * dscores[pair];
+                    positions[i] = n, slopes[i] = bits >> (h % INDEX_GROUP) & 1 ? slope : 0.0f;
+                }
+                __syncthreads();
+                const X* from = q + (size_t)h * s.dI + (c < s.dI ? c : 0);
+                #pragma unroll 4
+                for (int j = 0; j < n_terms; j++) { sum = madd(slopes[j], to_float(from[positions[j] * stride]), sum); }
+            }
+        }
+        if (c < s.dI) { dk[e * s.dI + c] = from_float<X>(sum); }
+    }
+}
+
+// shared memory of a kernel that has q of a group
+static inline size_t index_shared_(const IndexShape* s) {
+    const size_t n_bytes = sizeof(float) * INDEX_GROUP * (size_t)s->dI;
+    if (n_bytes > (size_t)24 << 10) { fail_run("indexer: heads of %d channels: expected 384 at most", s->dI); }
+    return n_bytes;
+}
+
+template <typename X>
+static inline void index_list_scores_(float* scores, const int* chosen, const X* q, const X* k, const float* a,
+                                      const IndexShape* s, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    const size_t shared = index_shared_(s);
+    const unsigned N = (unsigned)s->N;
+    if (pack_fits(k, s->dI)) {
+        index_list_scores_kernel<W><<<N, INDEX_THREADS, shared, dev->stream>>>(scores, chosen, q, k, a, *s);
+    } else {
+        index_list_scores_kernel<1><<<N, INDEX_THREADS, shared, dev->stream>>>(scores, chosen, q, k, a, *s);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void index_loss_forward(float* losses, const float* mass, const int* chosen, const X* q, const X* k,
+                                      const float* a, const IndexShape* s, const EntryWindows* w, const Device* dev) {
+    const dim3 block(WARP, INDEX_CHOOSERS);
+    (void)w;
+    index_check_(s);
+    if (s->N == 0) { return; }
+    float* scores = device_workspace(dev, sizeof(float) * (size_t)s->N * (size_t)s->topk);
+    index_list_scores_(scores, chosen, q, k, a, s, dev);
+    index_rows_kernel<<<(unsigned)ceil_div(s->N, INDEX_CHOOSERS), block, 0, dev->stream>>>(
+        losses, scores, 0.0f, mass, chosen, s->N, s->topk);
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void index_loss_backward(X* dq, X* dk, float* da, float dloss, const float* mass, const int* chosen,
+                                       const X* q, const X* k, const float* a, int n_entries, const IndexShape* s,
+                                       const Places* places, const EntryWindows* w, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    const unsigned groups = (unsigned)ceil_div(s->heads, INDEX_GROUP);
+    const size_t pairs = (size_t)s->N * s->topk, shared = index_shared_(s);
+    const dim3 block(WARP, INDEX_CHOOSERS), grid((unsigned)s->N, groups);
+    (void)places, (void)w;
+    index_check_(s);
+    float* dscores = device_workspace(dev, 4 * (2 * pairs + (size_t)n_entries + 1) + 2 * pairs * groups);
+    int *order = (int*)(void*)(dscores + pairs), *offsets = order + pairs;
+    unsigned short* open = (unsigned short*)(void*)(offsets + n_entries + 1);
+    inverse_lists(offsets, NULL, order, NULL, chosen, s->N, s->topk, n_entries, dev);
+    if (s->N > 0) {
+        index_list_scores_(dscores, chosen, q, k, a, s, dev);
+        index_rows_kernel<<<(unsigned)ceil_div(s->N, INDEX_CHOOSERS), block, 0, dev->stream>>>(
+            NULL, dscores, dloss, mass, chosen, s->N, s->topk);
+        if (pack_fits(k, s->dI)) {
+            index_dq_kernel<W><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a, *s);
+        } else {
+            index_dq_kernel<1><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a, *s);
+        }
+    }
+    if (n_entries > 0) {
+        index_dk_kernel<<<(unsigned)n_entries, INDEX_THREADS, 0, dev->stream>>>(dk, open, dscores, offsets, order, q, a,
+                                                                                *s);
+    }
+    cudaCheck(cudaGetLastError());
 }
 #endif
 #endif  // LLMC_INDEXER_H
