@@ -245,43 +245,75 @@ static inline void sparse_gather_(float* out, const float* lanes, const SparseSt
     sparse_product(&p);
 }
 
-// products of a position to weights; max, inv (n_heads)
-static inline void sparse_softmax_(float* lanes, float* max, float* inv, const float* sinks, const SparseStrip* strip,
-                                   const SparseSeen* seen, float scale) {
-    const int n_heads = strip->n_heads, n_keys = seen->n_window + seen->n_entries;
-    float top[SPARSE_LANES], total[SPARSE_LANES] = {0};
-    memcpy(top, sinks, sizeof(float) * n_heads);
+// products of n neighbouring heads of a position, from their lane of the first row of lanes on, to weights. The compiler
+// makes a loop of its own for whole vectors of heads
+static inline __attribute__((always_inline)) void sparse_softmax_lanes_(float* lanes, float* max, float* inv,
+                                                                        const float* sinks, int n, size_t stride,
+                                                                        const SparseSeen* seen, float scale) {
+    const int n_keys = seen->n_window + seen->n_entries;
+    float top[VLANES], total[VLANES] = {0};
+    for (int j = 0; j < n; j++) { top[j] = sinks[j]; }
     for (int k = 0; k < n_keys; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
-        for (int j = 0; j < n_heads; j++) {
+        float* w = lanes + sparse_row(seen, k) * stride;
+        for (int j = 0; j < n; j++) {
             w[j] *= scale;
             top[j] = w[j] > top[j] ? w[j] : top[j];
         }
     }
     for (int k = 0; k < n_keys; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
+        float* w = lanes + sparse_row(seen, k) * stride;
         #pragma omp simd
-        for (int j = 0; j < n_heads; j++) {
+        for (int j = 0; j < n; j++) {
             w[j] = fm_exp(w[j] - top[j]);
             total[j] += w[j];
         }
     }
-    for (int j = 0; j < n_heads; j++) { total[j] = 1.0f / (total[j] + fm_exp(sinks[j] - top[j])); }
-    for (int k = 0; k < n_keys; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
-        for (int j = 0; j < n_heads; j++) { w[j] *= total[j]; }
+    #pragma omp simd
+    for (int j = 0; j < n; j++) {
+        max[j] = top[j];
+        inv[j] = total[j] = 1.0f / (total[j] + fm_exp(sinks[j] - top[j]));
     }
-    memcpy(max, top, sizeof(float) * n_heads);
-    memcpy(inv, total, sizeof(float) * n_heads);
+    for (int k = 0; k < n_keys; k++) {
+        float* w = lanes + sparse_row(seen, k) * stride;
+        for (int j = 0; j < n; j++) { w[j] *= total[j]; }
+    }
 }
 
 // the same where max and inv are known
+static inline __attribute__((always_inline)) void sparse_weights_lanes_(float* lanes, const float* max,
+                                                                        const float* inv, int n, size_t stride,
+                                                                        const SparseSeen* seen, float scale) {
+    float top[VLANES], one[VLANES];
+    for (int j = 0; j < n; j++) { top[j] = max[j], one[j] = inv[j]; }
+    for (int k = 0; k < seen->n_window + seen->n_entries; k++) {
+        float* w = lanes + sparse_row(seen, k) * stride;
+        #pragma omp simd
+        for (int j = 0; j < n; j++) { w[j] = fm_exp(w[j] * scale - top[j]) * one[j]; }
+    }
+}
+
+// products of a position to weights; max, inv (n_heads)
+static inline void sparse_softmax_(float* lanes, float* max, float* inv, const float* sinks, const SparseStrip* strip,
+                                   const SparseSeen* seen, float scale) {
+    float* w = lanes + seen->lane;
+    int h = 0;
+    for (; h + VLANES <= strip->n_heads; h += VLANES) {
+        sparse_softmax_lanes_(w + h, max + h, inv + h, sinks + h, VLANES, strip->stride, seen, scale);
+    }
+    if (h < strip->n_heads) {
+        sparse_softmax_lanes_(w + h, max + h, inv + h, sinks + h, strip->n_heads - h, strip->stride, seen, scale);
+    }
+}
+
 static inline void sparse_weights_(float* lanes, const float* max, const float* inv, const SparseStrip* strip,
                                    const SparseSeen* seen, float scale) {
-    for (int k = 0; k < seen->n_window + seen->n_entries; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
-        #pragma omp simd
-        for (int j = 0; j < strip->n_heads; j++) { w[j] = fm_exp(w[j] * scale - max[j]) * inv[j]; }
+    float* w = lanes + seen->lane;
+    int h = 0;
+    for (; h + VLANES <= strip->n_heads; h += VLANES) {
+        sparse_weights_lanes_(w + h, max + h, inv + h, VLANES, strip->stride, seen, scale);
+    }
+    if (h < strip->n_heads) {
+        sparse_weights_lanes_(w + h, max + h, inv + h, strip->n_heads - h, strip->stride, seen, scale);
     }
 }
 
@@ -359,21 +391,35 @@ typedef struct {
     float* scratch;       // of all threads
 } SparseBackward_;
 
-// ds from datt, and D
+// ds from datt, and D, of n neighbouring heads
+static inline __attribute__((always_inline)) void sparse_dscores_lanes_(float* ds, float* D, const float* att, int n,
+                                                                        size_t stride, const SparseSeen* seen,
+                                                                        float scale) {
+    const int n_keys = seen->n_window + seen->n_entries;
+    float sum[VLANES] = {0};
+    for (int k = 0; k < n_keys; k++) {
+        const size_t at = sparse_row(seen, k) * stride;
+        #pragma omp simd
+        for (int j = 0; j < n; j++) { sum[j] = madd(att[at + j], ds[at + j], sum[j]); }
+    }
+    for (int k = 0; k < n_keys; k++) {
+        const size_t at = sparse_row(seen, k) * stride;
+        #pragma omp simd
+        for (int j = 0; j < n; j++) { ds[at + j] = att[at + j] * (ds[at + j] - sum[j]) * scale; }
+    }
+    for (int j = 0; j < n; j++) { D[j] = sum[j]; }
+}
+
 static inline void sparse_dscores_(float* ds, float* D, const float* att, const SparseStrip* strip,
                                    const SparseSeen* seen, float scale) {
-    const int n_heads = strip->n_heads, n_keys = seen->n_window + seen->n_entries;
-    float sum[SPARSE_LANES] = {0};
-    for (int k = 0; k < n_keys; k++) {
-        const size_t at = sparse_row(seen, k) * strip->stride + (size_t)seen->lane;
-        #pragma omp simd
-        for (int j = 0; j < n_heads; j++) { sum[j] = madd(att[at + j], ds[at + j], sum[j]); }
+    const size_t lane = (size_t)seen->lane;
+    int h = 0;
+    for (; h + VLANES <= strip->n_heads; h += VLANES) {
+        sparse_dscores_lanes_(ds + lane + h, D + h, att + lane + h, VLANES, strip->stride, seen, scale);
     }
-    for (int k = 0; k < n_keys; k++) {
-        const size_t at = sparse_row(seen, k) * strip->stride + (size_t)seen->lane;
-        for (int j = 0; j < n_heads; j++) { ds[at + j] = att[at + j] * (ds[at + j] - sum[j]) * scale; }
+    if (h < strip->n_heads) {
+        sparse_dscores_lanes_(ds + lane + h, D + h, att + lane + h, strip->n_heads - h, strip->stride, seen, scale);
     }
-    memcpy(D, sum, sizeof(float) * n_heads);
 }
 
 // positions first..end, as many as make a strip
