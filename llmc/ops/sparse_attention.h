@@ -182,8 +182,8 @@ enum {
     SPARSE_KEYS = 8 * TILE_M,  // whose gradients are a task
     SPARSE_ROWS = 256,         // positions whose q and dout, of one head, a task copies at a time: where they lie, rows
                                // are often a power of two apart, and most of them in the same few lines of a cache
-    SPARSE_AHEAD = 4,          // positions between those whose rows are used and asked for
-    SPARSE_LISTED = 64,        // entries with lists whose gradients are a task...
+    SPARSE_AHEAD = 8,          // positions between those whose rows are used and asked for
+    SPARSE_LISTED = 128,       // entries with lists whose gradients are a task...
     SPARSE_CHANNELS = 64       // ...of so many channels: the sums should stay in the first cache
 };
 
@@ -586,6 +586,8 @@ static inline __attribute__((always_inline)) void sparse_add_listed_(const Spars
         __builtin_prefetch(q + SPARSE_AHEAD * row + i);
         __builtin_prefetch(dout + SPARSE_AHEAD * row + i);
     }
+    __builtin_prefetch(att + SPARSE_AHEAD * b->row + k);
+    __builtin_prefetch(ds + SPARSE_AHEAD * b->row + k);
     for (; k < k_end; k++) {
         const size_t at = (size_t)b->x.chosen[(size_t)n * s->topk + k] * d + c;
         sparse_add_row_(b->entries_by_q + at, ds[k], q, n_channels);
