@@ -180,7 +180,10 @@ static inline void sparse_attention_mass_ref(float* mass, const float* q, const 
 
 enum {
     SPARSE_KEYS = 8 * TILE_M,  // whose gradients are a task
-    SPARSE_LISTED = 64,        // entries with lists whose gradients are a task...
+    SPARSE_ROWS = 256,         // positions whose q and dout, of one head, a task copies at a time: where they lie, rows
+                               // are often a power of two apart, and most of them in the same few lines of a cache
+    SPARSE_AHEAD = 8,          // positions between those whose rows are used and asked for
+    SPARSE_LISTED = 128,       // entries with lists whose gradients are a task...
     SPARSE_CHANNELS = 64       // ...of so many channels: the sums should stay in the first cache
 };
 
@@ -245,43 +248,75 @@ static inline void sparse_gather_(float* out, const float* lanes, const SparseSt
     sparse_product(&p);
 }
 
-// products of a position to weights; max, inv (n_heads)
-static inline void sparse_softmax_(float* lanes, float* max, float* inv, const float* sinks, const SparseStrip* strip,
-                                   const SparseSeen* seen, float scale) {
-    const int n_heads = strip->n_heads, n_keys = seen->n_window + seen->n_entries;
-    float top[SPARSE_LANES], total[SPARSE_LANES] = {0};
-    memcpy(top, sinks, sizeof(float) * n_heads);
+// products of n neighbouring heads of a position, from their lane of the first row of lanes on, to weights. The compiler
+// makes a loop of its own for whole vectors of heads
+static inline __attribute__((always_inline)) void sparse_softmax_lanes_(float* lanes, float* max, float* inv,
+                                                                        const float* sinks, int n, size_t stride,
+                                                                        const SparseSeen* seen, float scale) {
+    const int n_keys = seen->n_window + seen->n_entries;
+    float top[VLANES], total[VLANES] = {0};
+    for (int j = 0; j < n; j++) { top[j] = sinks[j]; }
     for (int k = 0; k < n_keys; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
-        for (int j = 0; j < n_heads; j++) {
+        float* w = lanes + sparse_row(seen, k) * stride;
+        for (int j = 0; j < n; j++) {
             w[j] *= scale;
             top[j] = w[j] > top[j] ? w[j] : top[j];
         }
     }
     for (int k = 0; k < n_keys; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
+        float* w = lanes + sparse_row(seen, k) * stride;
         #pragma omp simd
-        for (int j = 0; j < n_heads; j++) {
+        for (int j = 0; j < n; j++) {
             w[j] = fm_exp(w[j] - top[j]);
             total[j] += w[j];
         }
     }
-    for (int j = 0; j < n_heads; j++) { total[j] = 1.0f / (total[j] + fm_exp(sinks[j] - top[j])); }
-    for (int k = 0; k < n_keys; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
-        for (int j = 0; j < n_heads; j++) { w[j] *= total[j]; }
+    #pragma omp simd
+    for (int j = 0; j < n; j++) {
+        max[j] = top[j];
+        inv[j] = total[j] = 1.0f / (total[j] + fm_exp(sinks[j] - top[j]));
     }
-    memcpy(max, top, sizeof(float) * n_heads);
-    memcpy(inv, total, sizeof(float) * n_heads);
+    for (int k = 0; k < n_keys; k++) {
+        float* w = lanes + sparse_row(seen, k) * stride;
+        for (int j = 0; j < n; j++) { w[j] *= total[j]; }
+    }
 }
 
 // the same where max and inv are known
+static inline __attribute__((always_inline)) void sparse_weights_lanes_(float* lanes, const float* max,
+                                                                        const float* inv, int n, size_t stride,
+                                                                        const SparseSeen* seen, float scale) {
+    float top[VLANES], one[VLANES];
+    for (int j = 0; j < n; j++) { top[j] = max[j], one[j] = inv[j]; }
+    for (int k = 0; k < seen->n_window + seen->n_entries; k++) {
+        float* w = lanes + sparse_row(seen, k) * stride;
+        #pragma omp simd
+        for (int j = 0; j < n; j++) { w[j] = fm_exp(w[j] * scale - top[j]) * one[j]; }
+    }
+}
+
+// products of a position to weights; max, inv (n_heads)
+static inline void sparse_softmax_(float* lanes, float* max, float* inv, const float* sinks, const SparseStrip* strip,
+                                   const SparseSeen* seen, float scale) {
+    float* w = lanes + seen->lane;
+    int h = 0;
+    for (; h + VLANES <= strip->n_heads; h += VLANES) {
+        sparse_softmax_lanes_(w + h, max + h, inv + h, sinks + h, VLANES, strip->stride, seen, scale);
+    }
+    if (h < strip->n_heads) {
+        sparse_softmax_lanes_(w + h, max + h, inv + h, sinks + h, strip->n_heads - h, strip->stride, seen, scale);
+    }
+}
+
 static inline void sparse_weights_(float* lanes, const float* max, const float* inv, const SparseStrip* strip,
                                    const SparseSeen* seen, float scale) {
-    for (int k = 0; k < seen->n_window + seen->n_entries; k++) {
-        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
-        #pragma omp simd
-        for (int j = 0; j < strip->n_heads; j++) { w[j] = fm_exp(w[j] * scale - max[j]) * inv[j]; }
+    float* w = lanes + seen->lane;
+    int h = 0;
+    for (; h + VLANES <= strip->n_heads; h += VLANES) {
+        sparse_weights_lanes_(w + h, max + h, inv + h, VLANES, strip->stride, seen, scale);
+    }
+    if (h < strip->n_heads) {
+        sparse_weights_lanes_(w + h, max + h, inv + h, strip->n_heads - h, strip->stride, seen, scale);
     }
 }
 
@@ -359,21 +394,35 @@ typedef struct {
     float* scratch;       // of all threads
 } SparseBackward_;
 
-// ds from datt, and D
+// ds from datt, and D, of n neighbouring heads
+static inline __attribute__((always_inline)) void sparse_dscores_lanes_(float* ds, float* D, const float* att, int n,
+                                                                        size_t stride, const SparseSeen* seen,
+                                                                        float scale) {
+    const int n_keys = seen->n_window + seen->n_entries;
+    float sum[VLANES] = {0};
+    for (int k = 0; k < n_keys; k++) {
+        const size_t at = sparse_row(seen, k) * stride;
+        #pragma omp simd
+        for (int j = 0; j < n; j++) { sum[j] = madd(att[at + j], ds[at + j], sum[j]); }
+    }
+    for (int k = 0; k < n_keys; k++) {
+        const size_t at = sparse_row(seen, k) * stride;
+        #pragma omp simd
+        for (int j = 0; j < n; j++) { ds[at + j] = att[at + j] * (ds[at + j] - sum[j]) * scale; }
+    }
+    for (int j = 0; j < n; j++) { D[j] = sum[j]; }
+}
+
 static inline void sparse_dscores_(float* ds, float* D, const float* att, const SparseStrip* strip,
                                    const SparseSeen* seen, float scale) {
-    const int n_heads = strip->n_heads, n_keys = seen->n_window + seen->n_entries;
-    float sum[SPARSE_LANES] = {0};
-    for (int k = 0; k < n_keys; k++) {
-        const size_t at = sparse_row(seen, k) * strip->stride + (size_t)seen->lane;
-        #pragma omp simd
-        for (int j = 0; j < n_heads; j++) { sum[j] = madd(att[at + j], ds[at + j], sum[j]); }
+    const size_t lane = (size_t)seen->lane;
+    int h = 0;
+    for (; h + VLANES <= strip->n_heads; h += VLANES) {
+        sparse_dscores_lanes_(ds + lane + h, D + h, att + lane + h, VLANES, strip->stride, seen, scale);
     }
-    for (int k = 0; k < n_keys; k++) {
-        const size_t at = sparse_row(seen, k) * strip->stride + (size_t)seen->lane;
-        for (int j = 0; j < n_heads; j++) { ds[at + j] = att[at + j] * (ds[at + j] - sum[j]) * scale; }
+    if (h < strip->n_heads) {
+        sparse_dscores_lanes_(ds + lane + h, D + h, att + lane + h, strip->n_heads - h, strip->stride, seen, scale);
     }
-    memcpy(D, sum, sizeof(float) * n_heads);
 }
 
 // positions first..end, as many as make a strip
@@ -435,38 +484,65 @@ static inline SparseTile_ sparse_tile_(const SparseBackward_* b, int is_entry, i
     return t;
 }
 
-// what positions from..to of head h, which see the keys m0..m1 of a tile, add to them; or, as stairs, the whole tile
-static inline void sparse_add_(const SparseBackward_* b, const SparseTile_* t, int h, int from, int to, int m0, int m1) {
-    const SparseShape* s = b->x.s;
-    const size_t d = (size_t)s->d, of_q = ((size_t)from * s->H + b->first_head + h) * d;
-    const size_t column = (size_t)(b->plan.n_window + t->first + m0 - (t->is_entry ? b->x.w->first_entry[from] : from + 1));
-    const size_t kept = ((size_t)h * s->N + from) * b->row + column, step = b->row - (t->is_entry ? 0 : 1);
-    const size_t at = (size_t)(t->first + m0) * d;
-    SparseProduct p = {(t->is_entry ? b->entries_by_q : b->by_q) + at, b->ds + kept, b->x.q + of_q, NULL, d, step,
-                       d * s->H, m1 - m0, s->d, to - from, 1, t->stair, t->stairs_down};
+// the rows of q and dout of one head that a task has at hand: positions first..end
+typedef struct {
+    int h, first, end;
+    const float *q, *dout;
+    size_t step;
+} SparseRows_;
+
+// copies of them, into scratch: two times SPARSE_ROWS rows
+static inline SparseRows_ sparse_rows_(const SparseBackward_* b, int h, int first, int end, float* scratch) {
+    const size_t d = (size_t)b->x.s->d, step = d + GEMM_LINE;
+    float* dout = scratch + SPARSE_ROWS * step;
+    for (int n = first; n < end; n++) {
+        const size_t from = ((size_t)n * b->x.s->H + b->first_head + h) * d, to = (size_t)(n - first) * step;
+        memcpy(scratch + to, b->x.q + from, sizeof(float) * d);
+        memcpy(dout + to, b->dout + from, sizeof(float) * d);
+    }
+    const SparseRows_ rows = {h, first, end, scratch, dout, step};
+    return rows;
+}
+
+// what positions from..to, which see the keys m0..m1 of a tile, add to them; or, from the first stair on, the whole tile
+static inline void sparse_add_(const SparseBackward_* b, const SparseTile_* t, const SparseRows_* rows, int is_stairs,
+                               int from, int to, int m0, int m1) {
+    const size_t d = (size_t)b->x.s->d, at = (size_t)(t->first + m0) * d, of_q = (size_t)(from - rows->first) * rows->step;
+    const int before = t->is_entry ? b->x.w->first_entry[from] : from + 1;
+    const size_t column = (size_t)(b->plan.n_window + t->first + m0 - before);
+    const size_t kept = ((size_t)rows->h * b->x.s->N + from) * b->row + column;
+    SparseProduct p = {(t->is_entry ? b->entries_by_q : b->by_q) + at, b->ds + kept, rows->q + of_q, NULL, d,
+                       b->row - (t->is_entry ? 0 : 1), rows->step, m1 - m0, b->x.s->d, to - from, 1, t->stair,
+                       t->stairs_down};
     for (int part = 0; part < 2; part++) {
-        if (t->is_stairs) { sparse_stairs(&p); } else { sparse_product(&p); }
-        p.out = (t->is_entry ? b->entries_by_dout : b->by_dout) + at, p.a = b->att + kept, p.b = b->dout + of_q;
+        if (is_stairs) { sparse_stairs(&p); } else { sparse_product(&p); }
+        p.out = (t->is_entry ? b->entries_by_dout : b->by_dout) + at, p.a = b->att + kept, p.b = rows->dout + of_q;
     }
 }
 
-// head h of one tile
-static inline void sparse_add_tile_(const SparseBackward_* b, const SparseTile_* t, int h) {
-    if (t->is_stairs) {
-        const int all = t->end[0] - t->begin[TILE_M - 1];  // positions that see all of its keys
-        sparse_add_(b, t, h, t->begin[0], t->begin[0] + all, 0, TILE_M);
+// the same keys are seen from position `from` on, up to where one begins or ends: returns that, sets who they are
+static inline int sparse_segment_(const SparseTile_* t, int from, int* m0, int* m1) {
+    int to = INT_MAX;
+    *m0 = TILE_M, *m1 = 0;
+    for (int m = 0; m < t->n; m++) {
+        if (t->begin[m] > from && t->begin[m] < to) { to = t->begin[m]; }
+        if (t->end[m] > from && t->end[m] < to) { to = t->end[m]; }
+        if (t->begin[m] <= from && from < t->end[m]) { *m0 = gemm_min_(*m0, m), *m1 = m + 1; }
+    }
+    return to;
+}
+
+// one tile
+static inline void sparse_add_tile_(const SparseBackward_* b, const SparseTile_* t, const SparseRows_* rows) {
+    int from = rows->first, to, m0, m1;
+    const int last = TILE_M - 1, all = t->is_stairs ? gemm_min_(t->end[0], rows->end) - t->begin[last] : 0;
+    if (all > 0 && t->begin[0] >= from && (!t->stairs_down || t->end[last] <= rows->end)) {
+        sparse_add_(b, t, rows, 1, t->begin[0], t->begin[0] + all, 0, TILE_M);
         return;
     }
-    for (int from = 0, to;; from = to) {  // from here on the same keys are seen, up to where one begins or ends
-        int m0 = TILE_M, m1 = 0;
-        to = INT_MAX;
-        for (int m = 0; m < t->n; m++) {
-            if (t->begin[m] > from && t->begin[m] < to) { to = t->begin[m]; }
-            if (t->end[m] > from && t->end[m] < to) { to = t->end[m]; }
-            if (t->begin[m] <= from && from < t->end[m]) { m0 = gemm_min_(m0, m), m1 = m + 1; }
-        }
-        if (to == INT_MAX) { return; }
-        if (m0 < m1) { sparse_add_(b, t, h, from, to, m0, m1); }
+    for (; from < rows->end; from = to) {
+        to = gemm_min_(sparse_segment_(t, from, &m0, &m1), rows->end);
+        if (m0 < m1) { sparse_add_(b, t, rows, 0, from, to, m0, m1); }
     }
 }
 
@@ -474,28 +550,48 @@ static inline void sparse_add_tile_(const SparseBackward_* b, const SparseTile_*
 static inline void sparse_add_keys_(const SparseBackward_* b, int is_entry, int first, int end) {
     SparseTile_ tile[SPARSE_KEYS / TILE_M];
     const int n = (int)ceil_div(end - first, TILE_M);
+    int begin_n = INT_MAX, end_n = 0;  // positions that see any of them
     for (int i = 0; i < n; i++) {
-        tile[i] = sparse_tile_(b, is_entry, first + i * TILE_M, gemm_min_(TILE_M, end - first - i * TILE_M));
+        SparseTile_* t = &tile[i];
+        *t = sparse_tile_(b, is_entry, first + i * TILE_M, gemm_min_(TILE_M, end - first - i * TILE_M));
+        for (int m = 0; m < t->n; m++) {
+            if (t->begin[m] < t->end[m]) { begin_n = gemm_min_(begin_n, t->begin[m]); }
+            end_n = t->end[m] > end_n ? t->end[m] : end_n;
+        }
     }
+    float* scratch = b->scratch + (size_t)thread_number() * b->plan.n_floats;
     for (int h = 0; h < b->n_heads; h++) {
-        for (int i = 0; i < n; i++) { sparse_add_tile_(b, &tile[i], h); }
+        for (int from = begin_n; from < end_n; from += SPARSE_ROWS) {
+            const SparseRows_ rows = sparse_rows_(b, h, from, gemm_min_(from + SPARSE_ROWS, end_n), scratch);
+            for (int i = 0; i < n; i++) { sparse_add_tile_(b, &tile[i], &rows); }
+        }
     }
 }
 
-// what position n of head h adds to the entries on its list from place k to k_end, n_channels of them from c on
-static inline void sparse_add_listed_(const SparseBackward_* b, int h, int n, int k, int k_end, int c, int n_channels) {
+// sums += a * x
+static inline __attribute__((always_inline)) void sparse_add_row_(float* sums, float a, const float* x, int n) {
+    #pragma omp simd
+    for (int i = 0; i < n; i++) { sums[i] = madd(a, x[i], sums[i]); }
+}
+
+// what position n of head h adds to the entries on its list from place k to k_end, n_channels of them from c on. The
+// compiler makes a loop of its own for SPARSE_CHANNELS
+static inline __attribute__((always_inline)) void sparse_add_listed_(const SparseBackward_* b, int h, int n, int k,
+                                                                     int k_end, int c, int n_channels) {
     const SparseShape* s = b->x.s;
-    const size_t d = (size_t)s->d, kept = ((size_t)h * s->N + n) * b->row + b->plan.n_window;
-    const size_t of_q = ((size_t)n * s->H + b->first_head + h) * d + c;
+    const size_t d = (size_t)s->d, kept = ((size_t)h * s->N + n) * b->row + b->plan.n_window, row = s->H * d;
+    const size_t of_q = (size_t)n * row + (b->first_head + h) * d + c;
     const float *q = b->x.q + of_q, *dout = b->dout + of_q, *att = b->att + kept, *ds = b->ds + kept;
+    for (int i = 0; i < n_channels; i += GEMM_LINE) {
+        __builtin_prefetch(q + SPARSE_AHEAD * row + i);
+        __builtin_prefetch(dout + SPARSE_AHEAD * row + i);
+    }
+    __builtin_prefetch(att + SPARSE_AHEAD * b->row + k);
+    __builtin_prefetch(ds + SPARSE_AHEAD * b->row + k);
     for (; k < k_end; k++) {
         const size_t at = (size_t)b->x.chosen[(size_t)n * s->topk + k] * d + c;
-        float *by_q = b->entries_by_q + at, *by_dout = b->entries_by_dout + at;
-        const float ds_k = ds[k], att_k = att[k];
-        #pragma omp simd
-        for (int i = 0; i < n_channels; i++) { by_q[i] = madd(ds_k, q[i], by_q[i]); }
-        #pragma omp simd
-        for (int i = 0; i < n_channels; i++) { by_dout[i] = madd(att_k, dout[i], by_dout[i]); }
+        sparse_add_row_(b->entries_by_q + at, ds[k], q, n_channels);
+        sparse_add_row_(b->entries_by_dout + at, att[k], dout, n_channels);
     }
 }
 
@@ -511,7 +607,13 @@ static inline void sparse_add_lists_(const SparseBackward_* b, int first, int en
         place[s->N + n] = k;
     }
     for (int h = 0; h < b->n_heads; h++) {
-        for (int n = 0; n < s->N; n++) { sparse_add_listed_(b, h, n, place[n], place[s->N + n], c, n_channels); }
+        for (int n = 0; n < s->N; n++) {
+            if (n_channels == SPARSE_CHANNELS) {
+                sparse_add_listed_(b, h, n, place[n], place[s->N + n], c, SPARSE_CHANNELS);
+            } else {
+                sparse_add_listed_(b, h, n, place[n], place[s->N + n], c, n_channels);
+            }
+        }
     }
 }
 
@@ -601,8 +703,9 @@ static inline void sparse_attention_backward(float* dq, float* dkv, float* dentr
     const int strip_heads = gemm_min_(at_once, SPARSE_LANES);
     b.plan = sparse_plan_(&b.x, strip_heads, 2);
     const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b.n_entries * s->d;
-    const size_t n_place = 2 * (size_t)s->N;
+    const size_t n_place = 2 * (size_t)s->N, n_rows = 2 * SPARSE_ROWS * ((size_t)s->d + GEMM_LINE);
     if (b.plan.n_floats < n_place) { b.plan.n_floats = n_place; }
+    if (b.plan.n_floats < n_rows) { b.plan.n_floats = n_rows; }
     const size_t n_D = (size_t)s->N * s->H, n_kept = (size_t)at_once * of_head;
     float* p = device_workspace(dev, sizeof(float) * (n_D + n_kept + n_kv + n_of_entries + 2 * (size_t)b.n_entries +
                                                       b.plan.n_floats * (size_t)dev->n_threads));

@@ -7,14 +7,15 @@ first the keys of the window of any of them, then the entries.
     sparse_product     products of a few rows: what weights make of keys, or of queries
     sparse_stairs      the same where each row begins some terms after the one before: what a key has of positions
 Cost:   nothing is packed but q, once for all keys; keys are read where they lie, lists through their index. A product
-        keeps TILE_M x TILE_V sums in registers, as gemm.h. Of the keys that a strip sees together each position sees
+        keeps up to TILE_M x TILE_V vectors of sums in registers, as gemm.h. Of the keys that a strip sees together each position sees
         all but n - 1.
 Order:  every sum is a chain over its terms, ascending; lanes and tiles hold different sums.
 */
 #ifndef LLMC_SPARSE_STRIPS_H
 #define LLMC_SPARSE_STRIPS_H
 #ifndef __CUDACC__
-#include "gemm.h"          // TILE_M, TILE_V, gemm_min_; vec.h
+#include "../core/vec.h"   // vfloat, VLANES, v_load, v_load_columns, v_store, v_fill, v_madd
+#include "gemm.h"          // TILE_M, TILE_V, gemm_min_
 #include "sparse_shape.h"  // SparseShape, Places, EntryWindows
 
 enum { SPARSE_LANES = 64 };  // of a strip: whole positions, or as many heads of one
@@ -111,6 +112,14 @@ static inline void sparse_turn(float* turned, size_t stride, const float* x, int
     }
 }
 
+// x, kept in a register: gcc would load it from memory for each of its uses, of which there are more than loads at a time
+static inline vfloat sparse_held_(vfloat x) {
+#if defined(__SSE2__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
 // ---- scores ----
 
 static inline __attribute__((always_inline)) void sparse_dots_tile_(float* out, size_t stride, const float* const* at,
@@ -122,7 +131,7 @@ static inline __attribute__((always_inline)) void sparse_dots_tile_(float* out, 
     }
     for (ptrdiff_t c = 0; c < d; c++, x += stride) {
         vfloat xc[TILE_V];
-        for (int v = 0; v < V; v++) { xc[v] = v_load(x + v * VLANES); }
+        for (int v = 0; v < V; v++) { xc[v] = sparse_held_(v_load(x + v * VLANES)); }
         #pragma GCC unroll 8
         for (int m = 0; m < TILE_M; m++) {
             const vfloat y = v_fill(at[m][c]);
@@ -183,7 +192,7 @@ static inline __attribute__((always_inline)) void sparse_product_tile_(const Spa
     for (ptrdiff_t k = 0, K = p->K; k < K; k++, a += p->a_step) {
         const float* b_k = b + (p->index ? p->index[k] : k) * p->b_step;
         vfloat bk[TILE_V];
-        for (int v = 0; v < V; v++) { bk[v] = v_load(b_k + v * VLANES); }
+        for (int v = 0; v < V; v++) { bk[v] = sparse_held_(v_load(b_k + v * VLANES)); }
         #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
             const vfloat am = v_fill(a[m]);
@@ -211,6 +220,7 @@ static inline void sparse_product_rest_(const SparseProduct* p, int c) {
     }
 }
 
+// rows m..m + M
 static inline __attribute__((always_inline)) void sparse_product_rows_(const SparseProduct* p, int m, int M) {
     for (int left = p->C / VLANES, c = 0, V; left > 0; left -= V, c += V * VLANES) {
         V = (int)ceil_div(left, ceil_div(left, TILE_V));
@@ -222,12 +232,21 @@ static inline __attribute__((always_inline)) void sparse_product_rows_(const Spa
     }
 }
 
+// rows in tiles of about this length each: 8 heads as twice 4 where there is no room for 8
 static inline void sparse_product(const SparseProduct* p) {
-    int m = 0;
-    for (; m + TILE_M <= p->M; m += TILE_M) { sparse_product_rows_(p, m, TILE_M); }
-    for (; m + 4 <= p->M; m += 4) { sparse_product_rows_(p, m, 4); }
-    for (; m + 2 <= p->M; m += 2) { sparse_product_rows_(p, m, 2); }
-    for (; m < p->M; m++) { sparse_product_rows_(p, m, 1); }
+    for (int m = 0, M; m < p->M; m += M) {
+        M = (int)ceil_div(p->M - m, ceil_div(p->M - m, TILE_M));
+        switch (M) {
+            case 1: sparse_product_rows_(p, m, 1); break;
+            case 2: sparse_product_rows_(p, m, 2); break;
+            case 3: sparse_product_rows_(p, m, 3); break;
+            case 4: sparse_product_rows_(p, m, 4); break;
+            case 5: sparse_product_rows_(p, m, 5); break;
+            case 6: sparse_product_rows_(p, m, 6); break;
+            case 7: sparse_product_rows_(p, m, TILE_M == 8 ? 7 : 1); break;
+            default: sparse_product_rows_(p, m, TILE_M);
+        }
+    }
     if (p->C % VLANES) { sparse_product_rest_(p, p->C / VLANES * VLANES); }
 }
 
@@ -236,7 +255,7 @@ static inline __attribute__((always_inline)) void sparse_stair_(vfloat (*sum)[TI
                                                                 const SparseProduct* p, int n, int m0, int m1, int V) {
     for (; n > 0; n--, *a += p->a_step, *b += p->b_step) {
         vfloat bk[TILE_V];
-        for (int v = 0; v < V; v++) { bk[v] = v_load(*b + v * VLANES); }
+        for (int v = 0; v < V; v++) { bk[v] = sparse_held_(v_load(*b + v * VLANES)); }
         #pragma GCC unroll 8
         for (int m = m0; m < m1; m++) {
             const vfloat am = v_fill((*a)[m]);
