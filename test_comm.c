@@ -1176,6 +1176,7 @@ static void leaves_backward(DataParallel* s, const float* params, size_t n, int 
 }
 
 enum { N_TENSORS = 5, N_SMALL_SLICES = 8 };  // of small_table
+enum { MUON_ROOM = 1 << 17 };               // bytes, enough for matrices of 64 x 64
 
 // three updates of S leaves on this rank's part of the world
 typedef struct {
@@ -1183,6 +1184,7 @@ typedef struct {
     const int* frozen;     // of each slice, NULL: none
     const int* counts;     // updates of each slice before the first; NULL: all alike
     const int* discarded;  // slices of which the gradients are made 0 and the updates left out; NULL: none
+    int muon;              // matrices of layers by Muon
 } TestWay;
 
 // of an arena of whole tensors
@@ -1211,6 +1213,7 @@ static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tenso
     const Weights w = weights_of(out.params, sizeof(float), NULL, out.m, out.v);
     Verify verify;
     if (way.S == 5) { dp_verify(s, &verify, &w); }
+    void* room = way.muon ? device_alloc(MUON_ROOM, "room") : NULL;
     for (int step = 0; step < 3; step++) {
         device_download(params, out.params, 4 * n, dev);
         leaves_backward(s, params, n, step, dev);
@@ -1223,11 +1226,12 @@ static Trained train_slices(DataParallel* s, Comm* c, Tensor* table, int n_tenso
             const int count = way.counts ? way.counts[i] : 1, is_out = way.discarded && way.discarded[i];
             updates[i] = count > 0 && !is_out ? count + step : 0;
         }
-        Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, way.S == 5 ? &verify : NULL, updates};
+        Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, way.S == 5 ? &verify : NULL, updates, 0.95f, room};
         if (!way.counts && !way.discarded) { o.slice_updates = NULL; }
         dp_update(s, &w, grads, out.norm, &o, step + 1, dev);
     }
     if (way.S == 5) { verify_free(&verify); }
+    if (room) { device_release(room, MUON_ROOM); }
     s->n_buffer = n_buffer;
     free(params);
     return out;
@@ -1272,7 +1276,8 @@ static void check_same(Test* t, Comm* c, DataParallel* s, const Trained* got, Da
 static void ranks_train(Test* t, Comm* c, int number) {
     const int S = number / 100, zero = number % 10;
     const TestTable which = (TestTable)(number / 10 % 10);
-    const TestWay by_one = {S, 0, test_frozen(which), NULL, NULL}, by_all = {S, zero, test_frozen(which), NULL, NULL};
+    const TestWay by_one = {S, 0, test_frozen(which), NULL, NULL, 0};
+    const TestWay by_all = {S, zero, test_frozen(which), NULL, NULL, 0};
     Tensor table[MAX_ROWS];
     DataParallel s, alone;
     const int n_tensors = test_table(table, which);
@@ -1400,8 +1405,8 @@ static void ranks_slices(Test* t, Comm* c, int number) {
     const int n_tensors = test_table(table, SMALL);
     const size_t n = tensors_layout(table, n_tensors);
     Device dev = rank_device(c);
-    const TestWay by_one = {S, 0, small_frozen, small_counts, NULL};
-    const TestWay by_all = {S, zero, small_frozen, small_counts, NULL};
+    const TestWay by_one = {S, 0, small_frozen, small_counts, NULL, 0};
+    const TestWay by_all = {S, zero, small_frozen, small_counts, NULL, 0};
     Trained one = train_slices(&alone, NULL, table, n_tensors, by_one, &dev);
     Trained got = train_slices(&s, c, table, n_tensors, by_all, &dev);
     check_same(t, c, &s, &got, &alone, &one, &dev);
@@ -1427,6 +1432,78 @@ static void ranks_slices(Test* t, Comm* c, int number) {
     trained_free(&got, &s, n);
     trained_free(&one, &alone, n);
     device_free(&dev);
+}
+
+// the same of updates with Muon, of odd_table's tensors: each matrix by itself, gate and up of each expert apart
+static void train_by_matrices(float* params, float* m, float* v, const Tensor* table, int n_tensors, size_t n) {
+    enum { MOST = 64 * 64 };
+    float *g = (float*)new_array(n, sizeof(float)), *x = (float*)new_array(MOST, sizeof(float));
+    float* room = (float*)new_array(MUON_ROOM, 1);
+    for (int step = 0; step < 3; step++) {
+        float* noise = random_array(n, 1.0f, (uint64_t)(1000 * step));
+        NormSum sum = norm_sum_init();
+        for (size_t i = 0; i < n; i++) { g[i] = noise[i] + 0.1f * params[i]; }
+        for (int i = 0; i < n_tensors; i++) { norm_see_ref(&sum, g + table[i].offset, tensor_elements(&table[i])); }
+        for (int i = 0; i < n_tensors; i++) { norm_add_ref(&sum, g + table[i].offset, tensor_elements(&table[i])); }
+        const float scale = 1.0f / (float)sqrt(norm_value(&sum));
+        const AdamW a = adamw_step(1e-2f, 0.9f, 0.95f, 1e-8f, scale, step + 1);
+        const Muon u = {1e-2f, 0.95f, scale};
+        for (int i = 0; i < n_tensors; i++) {
+            const int is_matrix = i >= 2 && i <= 6, rows = i == 5 ? table[i].rows / 2 : table[i].rows;
+            const size_t all = tensor_elements(&table[i]), each = is_matrix ? (size_t)(rows * table[i].columns) : all;
+            const float decay = table[i].decay == DECAY ? 0.1f : 0.0f;
+            for (size_t at = table[i].offset; at < table[i].offset + all; at += each) {
+                if (is_matrix) {
+                    muon_update_ref(params + at, m + at, g + at, rows, table[i].columns, decay, &u, x, room);
+                } else { adamw_update_ref(params + at, m + at, v + at, g + at, all, decay, &a); }
+            }
+        }
+        free(noise);
+    }
+    free(g), free(x), free(room);
+}
+
+// number: 100 S + 10 table + zero. With one leaf of odd_table also against the definition
+static void ranks_muon(Test* t, Comm* c, int number) {
+    const int S = number / 100, zero = number % 10;
+    const TestTable which = (TestTable)(number / 10 % 10);
+    const TestWay by_one = {S, 0, test_frozen(which), NULL, NULL, 1};
+    const TestWay by_all = {S, zero, test_frozen(which), NULL, NULL, 1};
+    Tensor table[MAX_ROWS];
+    DataParallel s, alone;
+    const int n_tensors = test_table(table, which);
+    const size_t n = tensors_layout(table, n_tensors);
+    Device dev = rank_device(c);
+    Trained one = train_slices(&alone, NULL, table, n_tensors, by_one, &dev);
+    Trained got = train_slices(&s, c, table, n_tensors, by_all, &dev);
+    check_same(t, c, &s, &got, &alone, &one, &dev);
+    if (S == 1 && which == ODD && !FAST_KERNELS) {
+        float *params = (float*)new_array(n, sizeof(float)), *found = (float*)new_array(n, sizeof(float));
+        float *m = (float*)new_array(n, sizeof(float)), *v = (float*)new_array(n, sizeof(float));
+        tensors_init(table, n_tensors, params, 42);
+        train_by_matrices(params, m, v, table, n_tensors, n);
+        device_download(found, one.params, 4 * n, &dev);
+        check_bits(t, "parameters by the definition", found, params, n);
+        device_download(found, one.m, 4 * n, &dev);
+        check_bits(t, "moments by the definition", found, m, n);
+        device_download(found, one.v, 4 * n, &dev);
+        check_bits(t, "second moments, those of matrices 0", found, v, n);
+        float* arrays[] = {params, found, m, v};
+        for (int i = 0; i < 4; i++) { free(arrays[i]); }
+    }
+    trained_free(&got, &s, n);
+    trained_free(&one, &alone, n);
+    device_free(&dev);
+}
+
+static void test_muon(Test* t) {
+    const int most = device_ranks(t, 4);
+    for (int P = 1; P <= most; P++) {
+        for (int zero = 0; zero < 2 && (!DEVICE_MEETS || P == 2); zero++) {
+            run_ranks(t, P, ranks_muon, 100 + 10 * ODD + zero);
+            run_ranks(t, P, ranks_muon, 500 + 10 * ODD_FROZEN + zero);
+        }
+    }
 }
 
 static void test_slices(Test* t) {
@@ -1459,7 +1536,7 @@ static void train_stored(uint16_t* bits, Comm* c, Tensor* table, size_t n, int z
     device_sync(dev);
     dp_round(&s, &w, 0, dev);
     for (int step = 0; step < 2; step++) {
-        const Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL, NULL};
+        const Optimizer o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0, NULL, NULL, 0.0f, NULL};
         device_download(bits, w.stored, n_bytes, dev);
         for (size_t i = 0; i < n; i++) { params[i] = float_from_bits((uint32_t)bits[i] << 16); }
         leaves_backward(&s, params, n, step, dev);
@@ -1586,7 +1663,7 @@ static void test_evaluate(Test* t) {
 // 100 S + zero
 static void ranks_frozen(Test* t, Comm* c, int number) {
     const int S = number / 100, zero = number % 10, *frozen = test_frozen(ODD_FROZEN);
-    const TestWay discarding = {S, 0, NULL, NULL, frozen}, freezing = {S, zero, frozen, NULL, NULL};
+    const TestWay discarding = {S, 0, NULL, NULL, frozen, 0}, freezing = {S, zero, frozen, NULL, NULL, 0};
     Tensor table[MAX_ROWS];
     DataParallel s, alone;
     const int n_tensors = test_table(table, ODD_FROZEN);
@@ -1662,7 +1739,7 @@ static void test_frozen_memory(Test* t) {
 static void ranks_all_frozen(Test* t, Comm* c, int zero) {
     int frozen[MAX_SLICES];
     for (int i = 0; i < MAX_SLICES; i++) { frozen[i] = 1; }
-    const TestWay way = {4, zero, frozen, NULL, NULL};
+    const TestWay way = {4, zero, frozen, NULL, NULL, 0};
     Tensor table[MAX_ROWS];
     DataParallel s;
     Device dev = rank_device(c);
@@ -1910,6 +1987,7 @@ int main(int argc, char** argv) {
         {"dp resume", "moments with other frozen slices, or of all: 0 for what learns anew, and a line", test_resume},
         {"dp masters", "dealt out and collected; what is frozen comes from the stored weights", test_masters},
         {"dp slices", "layers that are frozen, or had other counts of updates: the definition's bits, on 1..4 ranks, --zero 0, 1, 2", test_slices},
+        {"dp muon", "matrices that learn by Muon have the bits of one rank, --zero 0 and 1, and those of the definition", test_muon},
 #ifdef __CUDACC__
         {"dp stored",
          "bf16 parameters and float masters: one rank's bits on 2 and 3, and the masters give the parameters again",

@@ -247,7 +247,7 @@ static void test_obvious(Test* t) {
     Matrices one = {filled_array(N, 0.0f), filled_array(N, 0.0f), filled_array(N, 1e-6f), ROWS, COLUMNS, N};
     update_fast(&one, 0.0f, &u, &dev);
     for (int i = 0; i < N; i++) {
-        const double want = -0.18 * 3.0 / sqrt(N), off = fabs((double)one.p[i] / want - 1.0);
+        const double want = -0.18 * 3.0 / sqrt((double)N), off = fabs((double)one.p[i] / want - 1.0);
         check(t, off < 1e-3, "[%d] found %g, expected %g", i, (double)one.p[i], want);
         check(t, one.m[i] == 1e-6f, "the moment is the gradient");
     }

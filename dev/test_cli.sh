@@ -198,6 +198,24 @@ for threads in 1 3; do
     check "12 steps = 6 steps and --resume with $threads threads: model, moments, metrics" same_run step_000012
     rm -r leg
 done
+cp -r whole leg
+refuse "another optimizer for old moments" "--optimizer: the moments of leg/step_000012 are those of adamw: begin with --from leg/step_000012" --resume --run leg --steps 14 --optimizer muon
+rm -r leg
+cp -r whole adamw
+rm -r whole
+run "${long[@]}" --steps 12 --save-every 6 --optimizer muon --lr 1e-2 --run whole
+for threads in 1 2 7; do
+    cp -r whole leg
+    rm -r leg/step_000012
+    run --resume --run leg --threads $threads
+    check "--optimizer muon: 12 steps = 6 steps and --resume with $threads threads" same_run step_000012
+    rm -r leg
+done
+check "... and it is not AdamW" test "$(cmp whole/step_000012/model.safetensors adamw/step_000012/model.safetensors | wc -l)" = 1
+refuse "AdamW for moments of Muon" "are those of muon" --resume --run whole --steps 14 --optimizer adamw
+refuse "--momentum of AdamW" "--momentum: is for --optimizer muon" "${start[@]}" --momentum 0.9 --steps 1 --run new
+rm -r whole
+mv adamw whole
 run --resume --run whole
 check "resuming a finished run does nothing, status 0" grep -qx "all 12 steps are done, checkpoint in whole/step_000012; to go on, give more --steps" out
 rm -r whole

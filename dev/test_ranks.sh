@@ -90,6 +90,16 @@ for zero in 0 1 2; do
     rm -rf several
 done
 rm -rf one
+options=("${start[@]}" --batch-tokens 128 --steps 10 --optimizer muon --freeze '*.h.0.attn.*')
+"$trainer" "${options[@]}" --run one >out 2>err
+for zero in 0 1; do
+    ranks 3 "${options[@]}" --zero $zero --run several
+    check "--optimizer muon on 3 ranks, --zero $zero" same_run one several step_000010
+    rm -rf several
+done
+ranks 2 "${options[@]}" --zero 2 --run several
+check "--optimizer muon refuses --zero 2" grep -q -- "--optimizer: muon needs whole matrices: several ranks want --zero 0 or 1" err
+rm -rf one several
 cp text/a.txt other.txt
 options=("${start[@]}" --train text/a.txt:1,other.txt:3 --grad-accum 6 --steps 10)
 "$trainer" "${options[@]}" --run one >out 2>err

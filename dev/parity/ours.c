@@ -45,7 +45,7 @@ static void parity_train(const ParityRun* run, int n_threads, void (*report)(int
         parity_batch(inputs, targets, &data_state, run);
         gpt2_leaf(&model, &acts, inputs, targets, 1.0f / (float)N, run->B, run->T, &dev);
         float loss_sum, *grads = dp_reduce(&model.model.dp, &loss_sum, &dev);
-        Optimizer o = {run->lr, 0.9f, 0.999f, 1e-8f, run->weight_decay, 0.0f, 1, NULL, NULL};
+        Optimizer o = {run->lr, 0.9f, 0.999f, 1e-8f, run->weight_decay, 0.0f, 1, NULL, NULL, 0.0f, NULL};
         dp_update(&model.model.dp, &model.model.w, grads, 0.0f, &o, step + 1, &dev);
         gather(packed, &model);
         report(step, loss_sum / (float)N, packed, n);

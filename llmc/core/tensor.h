@@ -335,6 +335,18 @@ static inline int tensor_slice_layer(const Tensor* t, int slice) {
     return -1;
 }
 
+// ---- matrices that Muon updates (ops/muon.h): what has a name of its own, of a layer in groups a group's ----
+
+static inline int tensor_muon_rows(const Tensor* t) {
+    return t->rows / tensor_names(t) / (t->blocks > 0 ? t->blocks : 1);
+}
+
+// The weight of a linear layer, or of experts; not embeddings and heads, which belong to no layer, and no vector
+static inline int tensor_takes_muon(const Tensor* t) {
+    const int is_weight = t->layers > 0 && tensor_is_matrix(t) && t->decay == DECAY && t->split != SPLIT_VOCABULARY;
+    return is_weight && tensor_muon_rows(t) > 1 && t->columns > 1;
+}
+
 // of one matrix: the way from an expert to the next
 static inline size_t tensor_matrix_elements(const Tensor* t) { return (size_t)t->rows * (size_t)t->columns; }
 

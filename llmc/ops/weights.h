@@ -9,6 +9,7 @@ be bf16 in every build.
 #include "../core/bf16.h"    // bf16_nearest
 #include "../core/tensor.h"  // Tensor, tensor_stored_place
 #include "ema.h"    // ema_update, ema_exchange
+#include "muon.h"   // muon_direction, muon_descend_stored
 
 // all of it is device memory
 typedef struct {
@@ -34,6 +35,24 @@ static inline void weights_update(const Weights* w, const float* g, size_t n, fl
     }
 #endif
     adamw_update_stored((float*)w->stored, w->master, w->m, w->v, g, n, weight_decay, step, key, numbers, dev);
+}
+
+// Muon on n elements of a matrix (rows, columns) from number `first` on, where w stands; x: all of the matrix, as
+// muon_momentum has left it
+static inline void weights_muon(const Weights* w, const float* x, size_t first, size_t n, int rows, int columns,
+                                float weight_decay, const Muon* u, uint32_t key, ElementNumbers numbers, void* room,
+                                const Device* dev) {
+#ifdef __CUDACC__
+    if (w->stored_bytes == sizeof(__nv_bfloat16)) {
+        __nv_bfloat16* stored = (__nv_bfloat16*)w->stored;
+        const __nv_bfloat16* direction = muon_direction(x, rows, columns, room, (const __nv_bfloat16*)stored, dev);
+        muon_descend_stored(stored, w->master, direction + first, n, rows, columns, weight_decay, u, key, numbers, dev);
+        return;
+    }
+#endif
+    float* stored = (float*)w->stored;
+    const float* direction = muon_direction(x, rows, columns, room, (const float*)stored, dev);
+    muon_descend_stored(stored, w->master, direction + first, n, rows, columns, weight_decay, u, key, numbers, dev);
 }
 
 // bf16 of a CPU build, which does not learn

@@ -15,7 +15,7 @@ table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
     dp_norm     owners add the squares of what they own, whole numbers (global_norm.h), and all add these; dp_norms of
                 several such owners together
-    dp_update   AdamW: with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
+    dp_update   AdamW, or Muon for matrices (muon.h): with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
                 layers) may have had fewer updates than the run
     dp_average  the average of the parameters over updates takes in those of now
     dp_exchange_average   parameters and their average change places, and back
@@ -147,6 +147,8 @@ typedef struct {
     Verify* verify;  // NULL: the update is computed once
     const int* slice_updates;  // of every slice in table order: its updates with this one, AdamW's t; 0: it stays as
                                // it is, its moments too. NULL: as many as the run
+    float momentum;  // of Muon
+    void* muon_room; // Muon updates the matrices that it takes (tensor_takes_muon), with this scratch. NULL: AdamW all
 } Optimizer;
 
 // ---- 1. Who owns what ----
@@ -944,12 +946,64 @@ static inline void dp_update_stretch_(const DataParallel* s, const Weights* w, c
     }
 }
 
-// clip to the norm, then AdamW; t counts updates from 1 and is the key of the noise with which bf16 is rounded.
+// ---- Muon: with --zero 0 every rank computes all directions, with --zero 1 those of which it keeps something ----
+
+static inline int dp_has_muon_(const DataParallel* s, const Optimizer* o, int i) {
+    return o->muon_room && tensor_takes_muon(s->stretches[i].whole.tensor);
+}
+
+// the moments that this rank keeps of stretch i; in the place of its gradient comes what directions are made of
+static inline void dp_muon_moments_(const DataParallel* s, const Weights* w, float* grads, int i, const Optimizer* o,
+                                    const Muon* u, int t, const Device* dev) {
+    for (int k = 0; k < s->stretches[i].n_slices; k++) {
+        const Part part = dp_kept_slices_(s, i, k, k + 1);
+        if (part.n == 0 || dp_count_(s, o, s->stretches[i].slice + k, t) == 0) { continue; }
+        float* g = grads + part_at(s->reduced[i], part.first);
+        muon_momentum(g, w->m + part.at, g, part.n, u, dev);
+    }
+}
+
+// matrix by matrix, once that is whole
+static inline void dp_muon_stretch_(const DataParallel* s, const Weights* w, const float* grads, int i,
+                                    const Optimizer* o, const Muon* u, int t, const Device* dev) {
+    const Part whole = s->stretches[i].whole;
+    const Tensor* tensor = whole.tensor;
+    const int rows = tensor_muon_rows(tensor);
+    const size_t n = (size_t)rows * (size_t)tensor->columns;
+    for (size_t first = whole.first; first < whole.first + whole.n; first += n) {
+        const Part part = part_within(s->kept[i], first, first + n);
+        const int slice = s->stretches[i].slice + (int)((first - whole.first) / tensor_slice_elements(tensor));
+        if (part.n == 0 || dp_count_(s, o, slice, t) == 0) { continue; }
+        const Weights own = weights_from(w, tensor, part.first, part.at);
+        weights_muon(&own, grads + part_at(s->reduced[i], first), part.first - first, part.n, rows, tensor->columns,
+                     o->weight_decay, u, (uint32_t)t, tensor_numbers(tensor, part.first), o->muon_room, dev);
+    }
+}
+
+// grads: what dp_reduce has returned
+static inline void dp_update_muon_(DataParallel* s, const Weights* w, const float* grads, const Optimizer* o,
+                                   float scale, int t, const Device* dev) {
+    const Muon u = {o->lr, o->momentum, scale};
+    float* x = s->tree.arena[0];
+    assert(x == grads && s->zero < 2);
+    for (int i = 0; i < s->n_stretches; i++) {
+        if (dp_has_muon_(s, o, i)) { dp_muon_moments_(s, w, x, i, o, &u, t, dev); }
+    }
+    if (s->zero == 1) { dp_gather(s, x, s->reduced, dev); }
+    for (int i = 0; i < s->n_stretches; i++) {
+        if (dp_has_muon_(s, o, i)) { dp_muon_stretch_(s, w, x, i, o, &u, t, dev); }
+    }
+}
+
+// clip to the norm, then AdamW, or Muon; t counts updates from 1 and is the key of the noise with which bf16 is rounded.
 // Afterwards the stored parameters are those of one rank, on every rank.
 static inline void dp_update(DataParallel* s, const Weights* w, const float* grads, float norm, const Optimizer* o,
                              int t, const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
-    for (int i = 0; i < s->n_stretches; i++) { dp_update_stretch_(s, w, grads, i, o, scale, t, dev); }
+    for (int i = 0; i < s->n_stretches; i++) {
+        if (!dp_has_muon_(s, o, i)) { dp_update_stretch_(s, w, grads, i, o, scale, t, dev); }
+    }
+    if (o->muon_room) { dp_update_muon_(s, w, grads, o, scale, t, dev); }
     if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }
 }
 

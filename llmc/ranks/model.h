@@ -14,6 +14,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
                           of bf16 or fp8 straight to where they are stored so; else to fp8 by bands of 128 rows
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
+    model_init_muon       scratch of Muon (ops/muon.h), whose moment is the first one; the second stays 0
     model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
                           dp_point, or model_point_gradients
     model_row, model_place_of, model_matrix, model_vector   one of them: its row of the table, where it is stored, as a
@@ -67,6 +68,7 @@ typedef struct {
                           // matrix, too, or that a module behind the head reads; -1: there is none
     float* shared_grads;  // of the last stage: its share of the gradient, of pp.tie_rooms micro-batches
     Weights w;            // stored, master, moments
+    void* muon_room;      // scratch of --optimizer muon, model_muon_bytes; NULL: AdamW updates everything
     float* average;       // of the parameters over updates, the parts that moments have; NULL: none is kept
     int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
     int* frozen_held[2];  // of every slice of `held`, with --ep: for dp, for dp_experts
@@ -520,6 +522,25 @@ static inline void model_init_training(Model* m, Comm* comm, int n_batches, int 
     if (has_masters) { m->w.master = (float*)device_alloc(kept, "master weights"); }
 }
 
+// scratch of the largest matrix of which something learns
+static inline size_t model_muon_bytes(const Model* m) {
+    size_t most = 0;
+    for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+        const Tensor* t = &m->table[i];
+        if (!tensor_takes_muon(t) || !slices_learn(m->frozen, slice, tensor_slices(t))) { continue; }
+        const size_t n_bytes = muon_room_bytes(tensor_muon_rows(t), t->columns);
+        most = n_bytes > most ? n_bytes : most;
+    }
+    return most;
+}
+
+// once training is opened, of a model whose ranks have whole matrices
+static inline void model_init_muon(Model* m) {
+    const size_t n_bytes = model_muon_bytes(m);
+    assert(!model_has_tp(m) && !model_has_ep(m));
+    m->muon_room = n_bytes > 0 ? device_alloc(n_bytes, "scratch of Muon") : NULL;
+}
+
 // once training is opened: an average, which has taken in nothing yet
 static inline void model_init_average(Model* m, const Device* dev) {
     m->average = (float*)device_alloc(sizeof(float) * m->n_kept, "averaged weights");
@@ -746,6 +767,7 @@ static inline void model_free(Model* m) {
     device_release(m->w.m, kept);
     device_release(m->w.v, kept);
     device_release(m->average, kept);
+    if (m->muon_room) { device_release(m->muon_room, model_muon_bytes(m)); }
     if (m->shared_grads) { device_release(m->shared_grads, (size_t)model_shared_bytes(m)); }
     model_plan_free(m);
     expert_ranks_free(&m->ranks);

@@ -17,6 +17,9 @@ Errors: fail_input, with the option's name.
 #define EXPORT_DTYPE_NAMES "fp32|bf16"
 typedef enum { EXPORT_FP32, EXPORT_BF16 } ExportDtype;
 
+#define OPTIMIZER_NAMES "adamw|muon"  // what --optimizer takes
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
+
 typedef struct {
     const char *from, *config, *model;                                                    // model
     int seed;
@@ -24,9 +27,9 @@ typedef struct {
     int batch_size, seq_len, batch_tokens, grad_accum, shuffle, overfit, doc_reset, eval_examples;
     float val_fraction;
     const char* freeze;                                                                   // optimizer
-    int schedule, steps, lr_horizon;                                                      // schedule: a Schedule
+    int optimizer, schedule, steps, lr_horizon;                     // an OptimizerKind, a Schedule
     Amount warmup;                                                                        // of the steps
-    float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, clip, skip_loss_z, skip_norm_z;
+    float epochs, lr, final_lr, weight_decay, beta1, beta2, eps, momentum, clip, skip_loss_z, skip_norm_z;
     int noise_scale, ema_weights;
     float ema;
     const char* run;                                                                      // run
@@ -91,6 +94,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "epochs", "", OPTION_FLOAT, &o->epochs, "1", 1e-6, 1e6, "F",
          "passes over the training data, when --steps is 0", 0},
         {"optimizer", "lr", "-l", OPTION_FLOAT, &o->lr, "3e-4", 0, 10, "F", "peak learning rate", 0},
+        {"optimizer", "optimizer", "", OPTION_CHOICE, &o->optimizer, "adamw", 0, 0, OPTIMIZER_NAMES,
+         "muon: matrices of layers learn by Muon, with the same learning rate, the rest by AdamW", 0},
         {"optimizer", "schedule", "-k", OPTION_CHOICE, &o->schedule, "cosine", 0, 0, SCHEDULE_NAMES,
          "how the learning rate falls after warm-up", 0},
         {"optimizer", "warmup", "-u --lr-warmup-steps", OPTION_AMOUNT, &o->warmup, "5%", 0, INT_MAX, "N|F%",
@@ -105,6 +110,7 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"optimizer", "beta2", "", OPTION_FLOAT, &o->beta2, "0.95", 0, 0.9999999, "F",
          "decay of AdamW's second moment", 0},
         {"optimizer", "eps", "--adam-eps", OPTION_FLOAT, &o->eps, "1e-8", 1e-30, 1, "F", "AdamW's epsilon", 0},
+        {"optimizer", "momentum", "", OPTION_FLOAT, &o->momentum, "0.95", 0, 0.99999, "F", "decay of Muon's moment", 0},
         {"optimizer", "clip", "--grad-clip-norm", OPTION_FLOAT, &o->clip, "1", 0, 1e30, "F",
          "largest gradient norm; 0: no limit", 0},
         {"optimizer", "skip-loss-z", "-sl", OPTION_FLOAT, &o->skip_loss_z, "0", 0, 1e30, "F",

@@ -363,6 +363,7 @@ static inline void save_open_model(Run* r) {
     ModelStream stream;
     model_init(m, r->trainer->stored_bytes);
     if (trains) { model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters); }
+    if (trains && r->o.optimizer == OPTIMIZER_MUON) { model_init_muon(m); }
     if (trains && r->o.ema > 0.0f) { model_init_average(m, &r->dev); }
     if (trains && r->trainer->counts_updates) {
         const size_t n_bytes = sizeof(int) * (size_t)m->n_slices;
@@ -445,12 +446,24 @@ static inline void save_load_average_(Run* r) {
               r->old_layers ? "the model has new layers" : "the checkpoint has none");
 }
 
+// Moments mean something else to another optimizer. A checkpoint that names none is AdamW's
+static inline void save_check_optimizer_(const Run* r) {
+    char folder[PATH_BYTES];
+    char* name = checkpoint_option(checkpoint_folder(folder, r->o.run, r->state.step), "optimizer");
+    const int old = name ? choice_find(OPTIMIZER_NAMES, name) : OPTIMIZER_ADAMW;
+    free(name);
+    if (old == r->o.optimizer) { return; }
+    options_fail("optimizer", "the moments of %s are those of %s: begin with --from %s", folder,
+                 choice_name(OPTIMIZER_NAMES, old).s, folder);
+}
+
 // moments, and what else is kept, of the checkpoint that --resume goes on from
 static inline void save_resume(Run* r) {
     Model* m = r->model;
     char path[PATH_BYTES];
     Extra extras[MAX_EXTRAS];
     if (!r->o.resume) { return; }
+    save_check_optimizer_(r);
     checkpoint_path(path, r->o.run, r->state.step, "optimizer.safetensors");
     moments_load_layers(path, m, m->w.m, m->w.v, r->old_layers, &r->dev);
     if (m->average) { save_load_average_(r); }

@@ -340,6 +340,11 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     start_check_purpose_(r);
     options_refuse(run_is_training(r) && o->ema > 0.0f && r->trainer->stored_bytes < sizeof(float) && !r->has_masters,
                    "ema", "averages float weights: give --master-weights 1");
+    const int has_muon = run_is_training(r) && o->optimizer == OPTIMIZER_MUON;
+    options_refuse(has_muon && r->comm->size > 1 && (o->zero == 2 || model_has_tp(r->model)), "optimizer",
+                   "muon needs whole matrices: several ranks want --zero 0 or 1, without --tp, --ep and --cp");
+    options_refuse(run_is_typed(r, "momentum") && o->optimizer != OPTIMIZER_MUON, "momentum",
+                   "is for --optimizer muon");
     const int averages = run_is_training(r) && o->ema > 0.0f;
     options_refuse(run_takes_average(r) && !*o->from && !o->resume && !averages, "ema-weights",
                    "takes the averaged weights of a checkpoint or of a run: give --from, or --ema");
@@ -560,7 +565,8 @@ static inline Needed start_box_memory_(Run* r) {
     const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
         : verify_bytes(tensors_count(m->held, m->n_table), (size_t)kept / sizeof(float), r->has_masters);
-    const double rest = text + verify + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
+    const double muon = trains && o->optimizer == OPTIMIZER_MUON ? (double)model_muon_bytes(m) : 0.0;
+    const double rest = text + verify + muon + saving + more + process + (trains && DEVICE_IS_SHARED != 0 ? rows : 0.0);
     const int has_average = trains && o->ema > 0.0f;
     const double moments = !trains ? 0.0 : (2.0 + r->has_masters + has_average) * kept;
     const double copy =

@@ -139,14 +139,15 @@ static inline float* train_verified_gradients(Run* r, float* loss, float* norm) 
     return grads;
 }
 
-// clip to the norm, then AdamW
+// clip to the norm, then AdamW, or Muon
 static inline void train_update(Run* r, const float* grads, float norm, float lr) {
     const RunOptions* o = &r->o;
     for (int i = 0; i < r->model->n_slices && r->slice_updates; i++) {
         r->slice_updates[i] += !slice_is_frozen(r->model->frozen, i);
     }
     const Optimizer optimizer = {lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->clip, r->decay_all,
-                                 train_verifies(r) ? &r->verify : NULL, r->slice_updates};
+                                 train_verifies(r) ? &r->verify : NULL, r->slice_updates, o->momentum,
+                                 r->model->muon_room};
     model_update(r->model, grads, norm, &optimizer, ++r->state.updates, &r->dev);
 }
 

@@ -241,7 +241,7 @@ static inline float golden_update(const Golden* g, const GoldenRun* run, int ste
     const char* schedule = json_string_value(json_object_get(g->config, "schedule"));
     const float lr = golden_lr(g, (Schedule)choice_find(SCHEDULE_NAMES, schedule), step);
     const Optimizer o = {lr, golden_float(g, "beta1"), golden_float(g, "beta2"), golden_float(g, "eps"),
-                         golden_float(g, "weight_decay"), golden_float(g, "clip"), 0, NULL, NULL};
+                         golden_float(g, "weight_decay"), golden_float(g, "clip"), 0, NULL, NULL, 0.0f, NULL};
     dp_update(run->dp, &run->weights, grads, norm, &o, step + 1, run->dev);
     if (run->updated) { run->updated(run->model); }
     return lr;
