@@ -25,20 +25,12 @@ static Activations* activations_of(Subject* s, Purpose purpose) {
     return purpose == TO_TRAIN ? &of(s)->acts : &of(s)->cache;
 }
 
-// what does not learn
-static Model* frozen(DeepseekV4* v4) {
-    Model* m = &v4->model;
-    m->frozen = (int*)new_array((size_t)m->n_slices, sizeof(int));
-    freeze_still(v4, 0);
-    return m;
-}
-
 static Model* layout(Subject* s) {
     Config c;
     ErrorText error;
     if (!config_parse(&c, s->file.config, &error)) { fail_run("%s: %s", s->file.set.path, error.text); }
     deepseek_v4_layout(&of(s)->v4, &c, NULL, c.mtp, c.indexer != INDEXER_OFF);
-    return frozen(&of(s)->v4);
+    return &of(s)->v4.model;  // what does not learn has no gradient and no decay, and so stays
 }
 
 // more entries than are chosen; a token takes all experts, so that no rounding chooses others

@@ -150,6 +150,62 @@ static Op rmsnorm_float_gain(void) {
     return op;
 }
 
+// ---- no weight: the gain is 1 ----
+
+static void forward_plain_ref(float* const* a, const int* d) {
+    rmsnorm_forward_ref(a[OUT], a[RSTD], a[INP], NULL, EPS, d['N'], d['C']);
+}
+
+OP_STORED(X)
+static void forward_plain(X* const* x, float* const* a, const int* d, const Device* dev) {
+    rmsnorm_forward(x[OUT], a[RSTD], x[INP], NULL, EPS, d['N'], d['C'], dev);
+}
+
+static void backward_plain_ref(float* const* a, const int* d) {
+    rmsnorm_backward_ref(a[DINP], NULL, a[DOUT], a[INP], NULL, a[RSTD], 1, d['N'], d['C']);
+}
+
+OP_STORED(X)
+static void backward_plain(X* const* x, float* const* a, const int* d, const Device* dev) {
+    rmsnorm_backward(x[DINP], NULL, x[DOUT], x[INP], NULL, a[RSTD], 1, d['N'], d['C'], dev);
+}
+
+static void plain_in_double(double* const* a, const int* d) {
+    for (int c = 0; c < d['C']; c++) { a[WEIGHT][c] = 1.0; }
+    in_double(a, d);
+}
+
+// all but dweight, which comes last; the weight is there for the formula in double
+static Op rmsnorm_plain(void) {
+    static const OpFast fast_forward = OP_FAST(forward_plain), fast_backward = OP_FAST(backward_plain);
+    Op op = rmsnorm;
+    op.name = "no weight";
+    op.arrays[INP].needed = op.arrays[RSTD].needed = op.arrays[DOUT].needed = "dinp";
+    memset(&op.arrays[DWEIGHT], 0, sizeof op.arrays[DWEIGHT]);
+    op.forward_ref = forward_plain_ref, op.backward_ref = backward_plain_ref;
+    op.forward = fast_forward, op.backward = fast_backward;
+    op.in_double = plain_in_double;
+    return op;
+}
+
+// as a gain of ones, also of hard numbers
+static void test_no_weight(Test* t) {
+    enum { N = 37, C = 72, SIZE = N * C };
+    const int shape[] = {N, C};
+    const Op op = rmsnorm_plain();
+    for (int kind = EASY; kind <= MANY_SPECIALS; kind++) {
+        OpProblem ones = op_problem(&rmsnorm, shape, kind, 0), none = op_problem(&op, shape, kind, 0);
+        Device dev = test_device(2);
+        for (int c = 0; c < C; c++) { ones.a[WEIGHT][c] = 1.0f; }
+        op_answer(t, &ones, &dev), op_answer(t, &none, &dev);
+        check_bits(t, "out", none.a[OUT], ones.a[OUT], SIZE);
+        check_bits(t, "rstd", none.a[RSTD], ones.a[RSTD], N);
+        check_bits(t, "dinp", none.a[DINP], ones.a[DINP], SIZE);
+        device_free(&dev);
+        op_problem_free(&ones), op_problem_free(&none);
+    }
+}
+
 // ---- the gain of a zero-centred norm ----
 
 enum { CENTRED, GAIN };
@@ -355,14 +411,15 @@ static void test_zeros(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    const Op op_written = rmsnorm_written(), op_float_gain = rmsnorm_float_gain();
-    const Op* ops[] = {&rmsnorm, &op_written, &op_float_gain, &zero_centred, &residual_rmsnorm};
+    const Op op_written = rmsnorm_written(), op_float_gain = rmsnorm_float_gain(), op_plain = rmsnorm_plain();
+    const Op* ops[] = {&rmsnorm, &op_written, &op_float_gain, &op_plain, &zero_centred, &residual_rmsnorm};
     const Promise promises[] = {
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"obvious", "a row of zeros stays 0, +-1000 becomes +-1 times the weight", test_obvious},
         {"underflow", "sums whose products are too small for floats keep their sign", test_underflow},
         {"zeros", "dinp that is written has the bits of zeros to which it is added", test_zeros},
+        {"without", "no weight: the bits of a weight of ones", test_no_weight},
         {"gain of 0", "a weight of 0 gives 1, one of -1 gives 0, halves of the last place go to even", test_gain},
     };
-    return op_main(argc, argv, ops, 5, promises, 5);
+    return op_main(argc, argv, ops, 6, promises, 6);
 }

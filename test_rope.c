@@ -7,7 +7,7 @@ against decimal arithmetic, of values that the specifications give, of generatio
 
 // ---- rotations: heads of R channels, D apart; rows W, sequences S elements apart; positions F..T-1 ----
 
-enum { INP, COSINES, SINES, OUT, DOUT, DINP };
+enum { INP, COSINES, SINES, OUT, DOUT, DINP, PLACES };
 
 // interleaved pairs are the last R channels of a head, and all sequences have one table (DeepSeek V4)
 static RopeShape shape_of(const int* d, int pairs) {
@@ -67,6 +67,40 @@ static void halves_back(X* const* x, float* const* a, const int* d, const Device
     rope_backward(x[DINP], a[COSINES], a[SINES], &s, dev);
 }
 
+// interleaved, and positions have any rows of the table, or none
+static RopeShape placed_shape_of(float* const* a, const int* d) {
+    RopeShape s = shape_of(d, ROPE_INTERLEAVED);
+    s.places = (const int*)a[PLACES];
+    return s;
+}
+
+static void placed_ref(float* const* a, const int* d) {
+    RopeShape s = placed_shape_of(a, d);
+    rope_forward_ref(a[OUT] + d['D'] - d['R'], a[COSINES], a[SINES], &s);
+}
+
+OP_STORED(X)
+static void placed_fast(X* const* x, float* const* a, const int* d, const Device* dev) {
+    RopeShape s = placed_shape_of(a, d);
+    rope_forward(x[OUT] + d['D'] - d['R'], a[COSINES], a[SINES], &s, dev);
+}
+
+static void placed_back_ref(float* const* a, const int* d) {
+    RopeShape s = placed_shape_of(a, d);
+    rope_backward_ref(a[DINP] + d['D'] - d['R'], a[COSINES], a[SINES], &s);
+}
+
+OP_STORED(X)
+static void placed_back(X* const* x, float* const* a, const int* d, const Device* dev) {
+    RopeShape s = placed_shape_of(a, d);
+    rope_backward(x[DINP] + d['D'] - d['R'], a[COSINES], a[SINES], &s, dev);
+}
+
+static void fill_places(float* const* a, const int* d) {
+    int* places = (int*)a[PLACES];
+    for (int i = 3; i < d['B'] * d['T']; i += 4) { places[i] = -1; }
+}
+
 // pair i of `rotated` channels as a complex number, times cos + i sin
 static void turn_double(double* y, const double* x, const double* c, const double* n, int pairs, int rotated) {
     for (int i = 0; i < rotated / 2; i++) {
@@ -76,13 +110,15 @@ static void turn_double(double* y, const double* x, const double* c, const doubl
     }
 }
 
-static void in_double_of(double* const* a, const int* d, RopeShape s, size_t first) {
+// places: as the shape's, NULL or not
+static void in_double_of(double* const* a, RopeShape s, size_t first, const double* places) {
     memcpy(a[OUT], a[INP], sizeof(double) * s.B * s.seq);
     for (int b = 0; b < s.B; b++) {
-        for (int t = s.t0; t < s.T; t++) {
-            for (int h = 0; h < s.heads; h++) {
-                size_t at = b * s.seq + (t - s.t0) * s.row + h * s.head + first;
-                size_t row = b * s.table_seq + t * s.table_row;
+        for (int t = 0; t < s.T - s.t0; t++) {
+            const int place = places ? (int)places[b * (s.T - s.t0) + t] : s.t0 + t;
+            for (int h = 0; h < s.heads && place >= 0; h++) {
+                size_t at = b * s.seq + t * s.row + h * s.head + first;
+                size_t row = b * s.table_seq + place * s.table_row;
                 turn_double(a[OUT] + at, a[INP] + at, a[COSINES] + row, a[SINES] + row, s.pairs, s.rotated);
             }
         }
@@ -90,9 +126,12 @@ static void in_double_of(double* const* a, const int* d, RopeShape s, size_t fir
 }
 
 static void interleaved_double(double* const* a, const int* d) {
-    in_double_of(a, d, shape_of(d, ROPE_INTERLEAVED), (size_t)(d['D'] - d['R']));
+    in_double_of(a, shape_of(d, ROPE_INTERLEAVED), (size_t)(d['D'] - d['R']), NULL);
 }
-static void halves_double(double* const* a, const int* d) { in_double_of(a, d, own_shape_of(d), 0); }
+static void halves_double(double* const* a, const int* d) { in_double_of(a, own_shape_of(d), 0, NULL); }
+static void placed_double(double* const* a, const int* d) {
+    in_double_of(a, shape_of(d, ROPE_INTERLEAVED), (size_t)(d['D'] - d['R']), a[PLACES]);
+}
 
 static double error(int array, const int* d) { return 3 * 0x1p-24 * 4.0; }  // two products below 2 and their sum
 
@@ -138,6 +177,23 @@ static const Op halves = {
     .forward_ref = halves_ref, .forward = OP_FAST(halves_fast),
     .backward_ref = halves_back_ref, .backward = OP_FAST(halves_back),
     .in_double = halves_double, .error = error, .judged = {{2, 5, 1, 2, 6, 7, 15, 70}}, .apart = apart,
+};
+
+static const Op placed = {
+    .name = "placed", .dims = "BTFHRDWS",
+    .arrays = {
+        {INP, "inp", "BS", GIVEN, 2.0f},
+        {COSINES, "cosines", "TR", GIVEN | FLOAT, 1.0f},
+        {SINES, "sines", "TR", GIVEN | FLOAT, 1.0f},
+        {OUT, "out", "BS", MADE | PARTLY, 0.0f, NULL, "inp"},
+        {DOUT, "dout", "BS", GIVEN, 1.0f},
+        {DINP, "dinp", "BS", GRADIENT | PARTLY, 0.0f, NULL, "dout"},
+        {PLACES, "places", "BT", GIVEN | INDEX, 0.0f, NULL, NULL, 'T'},
+    },
+    .shapes = shapes, .traits = ROWS | ANYWHERE, .fill = fill_places,
+    .forward_ref = placed_ref, .forward = OP_FAST(placed_fast),
+    .backward_ref = placed_back_ref, .backward = OP_FAST(placed_back),
+    .in_double = placed_double, .error = error, .judged = {{2, 5, 1, 2, 6, 7, 15, 70}}, .apart = apart,
 };
 
 // ---- powers and angles against decimal arithmetic ----
@@ -298,6 +354,81 @@ static void test_known(Test* t) {
     }
 }
 
+// ---- YaRN: dev/ref/deepseek_v4.py gave these bits ----
+
+static const struct {
+    double base;
+    int rotated;
+    RopeYarn yarn;
+    float want[32];
+} yarns[] = {
+    {160000.0, 64, {16.0f, 65536, 32.0f, 1.0f},  // DeepSeek V4 Flash: pairs 15 to 25 are in between
+     {0x1p+0f, 0x1.601474p-1f, 0x1.e4383ep-2f, 0x1.4cfa02p-2f, 0x1.c9f25cp-3f, 0x1.3ae8eap-3f, 0x1.b11968p-4f,
+      0x1.29d2c6p-4f, 0x1.99999ap-5f, 0x1.19a9f6p-5f, 0x1.836032p-6f, 0x1.0a619cp-6f, 0x1.6e5b7ep-7f, 0x1.f7db1p-8f,
+      0x1.5a7abcp-8f, 0x1.dc846ep-9f, 0x1.28f5c2p-9f, 0x1.6e29cp-10f, 0x1.bd7b6cp-11f, 0x1.0a619cp-11f,
+      0x1.37675ep-12f, 0x1.60b2fp-13f, 0x1.7d209ap-14f, 0x1.7d36bep-15f, 0x1.47ae18p-16f, 0x1.6887ap-18f,
+      0x1.efd74cp-19f, 0x1.54f7dp-19f, 0x1.d4effep-20f, 0x1.4277b8p-20f, 0x1.bb7e6p-21f, 0x1.30f89ap-21f}},
+    {160000.0, 8, {4.0f, 64, 32.0f, 1.0f}, {0x1p+0f, 0x1.99999ap-7f, 0x1.47ae14p-11f, 0x1.0624dep-15f}},
+    {100.0, 6, {4.0f, 64, 8.0f, 1.0f}, {0x1p+0f, 0x1.13c482p-3f, 0x1.7c3d2ap-7f}},
+    {10000.0, 16, {3.0f, 100, 7.5f, 0.5f},
+     {0x1p+0f, 0x1.0dd902p-2f, 0x1.111112p-4f, 0x1.030dc6p-6f, 0x1.b4e81ap-9f, 0x1.1452f6p-10f, 0x1.5d867ep-12f,
+      0x1.ba1e56p-14f}},
+    {10000.0, 8, {7.0f, 100, 2.0f, 1.5f}, {0x1p+0f, 0x1.d41d42p-5f, 0x1.767dcep-10f, 0x1.2b97dap-13f}},
+    {10000.0, 8, {3.0f, 6, 1.0f, 0.96875f}, {0x1p+0f, 0x1.111112p-5f, 0x1.b4e81ap-9f, 0x1.5d867ep-12f}},  // low is high
+};
+
+// the specification's numbers (2.3 for the first, 6.3 for the second), where they lie
+static const struct {
+    int yarn, pair;
+    double frequency;
+} known_yarns[] = {
+    {0, 0, 1.0}, {0, 1, 6.876560219e-01}, {0, 15, 3.635538584e-03}, {0, 16, 2.265625000e-03}, {0, 20, 2.969777783e-04},
+    {0, 24, 1.953125000e-05}, {0, 25, 5.372312671e-06}, {0, 31, 5.680529037e-07}, {1, 0, 1.0}, {1, 1, 1.25e-2},
+    {1, 2, 6.25e-4}, {1, 3, 3.125e-5},
+};
+
+static void test_yarn(Test* t) {
+    float got[32];
+    for (size_t k = 0; k < sizeof yarns / sizeof *yarns; k++) {
+        rope_yarn_frequencies(got, yarns[k].base, yarns[k].rotated, &yarns[k].yarn);
+        check_bits(t, "frequencies", got, yarns[k].want, (size_t)yarns[k].rotated / 2);
+    }
+    for (size_t k = 0; k < sizeof known_yarns / sizeof *known_yarns; k++) {
+        const int yarn = known_yarns[k].yarn, pair = known_yarns[k].pair;
+        rope_yarn_frequencies(got, yarns[yarn].base, yarns[yarn].rotated, &yarns[yarn].yarn);
+        // a mixture of two frequencies, each of a few roundings
+        check(t, fabs((double)got[pair] - known_yarns[k].frequency) < 4e-7 * known_yarns[k].frequency,
+              "YaRN %d, pair %d: %.10g, expected %.10g", yarn, pair, (double)got[pair], known_yarns[k].frequency);
+    }
+    RopeYarn none = {1.0f, 65536, 32.0f, 1.0f};  // a factor of 1 slows nothing: f r + f (1 - r), three roundings
+    float plain[32];
+    rope_frequencies(plain, 160000.0, 64), rope_yarn_frequencies(got, 160000.0, 64, &none);
+    for (int i = 0; i < 32; i++) { check(t, float_ulps(got[i], plain[i]) <= 2, "factor 1, pair %d", i); }
+}
+
+// a pair is as it was where its place is negative, and turned by the table's row 2 where the place is 2
+static void test_places(Test* t) {
+    enum { T = 3, HS = 2 };
+    const float cosines[T] = {1, 0, -1}, sines[T] = {0, 1, 0}, want[] = {-2, 1, 1, 2, -1, -2, 1, 2};
+    const int places[] = {1, -1, 2, 0};
+    float x[4 * HS] = {1, 2, 1, 2, 1, 2, 1, 2};
+    for (int pairs = 0; pairs < 2; pairs++) {
+        Device dev = test_device(2);
+        RopeShape s = rope_shape(2, 2, 0, 1, HS, pairs);
+        check(t, s.places == NULL, "rope_shape: positions have the rows of their numbers");
+        int* d_places = ints_to_device(places, 4, &dev);
+        float *dx = to_device(x, 4 * HS, &dev), *c = to_device(cosines, T, &dev), *n = to_device(sines, T, &dev);
+        float got[4 * HS];
+        s.places = d_places;
+        rope_forward(dx, c, n, &s, &dev);
+        from_device(got, dx, 4 * HS, &dev);
+        check_bits(t, "turned", got, want, 4 * HS);
+        device_sync(&dev);
+        device_drop(c), device_drop(n), device_drop(d_places);
+        device_free(&dev);
+    }
+}
+
 // two products that round to the same float: their difference is 0 unless one of them was fused with it
 static void test_rounding(Test* t) {
     const float a = 1.0f + 0x1p-12f, z = 1.0f + 0x1p-11f;  // a * a rounds to z
@@ -373,7 +504,7 @@ static void test_generation(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    const Op* ops[] = {&interleaved, &halves};
+    const Op* ops[] = {&interleaved, &halves, &placed};
     const Promise promises[] = {
         {"powers", "base^(2i/HS) is the float that decimal arithmetic gives, for published bases", test_powers},
         {"middles", "a power in the middle between two floats rounds to the side where it lies", test_middles},
@@ -383,6 +514,8 @@ int main(int argc, char** argv) {
         {"rounding", "both products round before they are added", test_rounding},
         {"relative", "the product of a turned query and key depends on their distance alone", test_relative},
         {"generation", "positions one by one, heads in two calls: the bits of one call", test_generation},
+        {"yarn", "frequencies have the bits of the NumPy reference, and are what the specification gives", test_yarn},
+        {"places", "a place says the row of the table; what has a negative one does not turn", test_places},
     };
-    return op_main(argc, argv, ops, 2, promises, 8);
+    return op_main(argc, argv, ops, 3, promises, 10);
 }

@@ -457,7 +457,7 @@ static void site2_forward(const DeepseekV4* v4, const Activations* acts, int l, 
 
 // The first half of layer l: N positions, whose streams come in as X. replay: they have been here before, and have
 // chosen their entries
-static void attention_forward(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int replay, int N,
+static void attend_forward(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int replay, int N,
                               const Device* dev) {
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, l);
@@ -505,7 +505,7 @@ static void block_forward(const DeepseekV4* v4, Activations* acts, int l, const 
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    attention_forward(v4, acts, l, X, 0, N, dev);
+    attend_forward(v4, acts, l, X, 0, N, dev);
     experts_up(v4, acts, l, 0, N, dev);
     experts_down(v4, acts, l, N, dev);
     hyper_expand_forward(a.streams2.x, a.streams1.x, a.moe, s.site2.post, s.site2.comb, &shape, dev);
@@ -560,7 +560,7 @@ static void recompute_block(const DeepseekV4* v4, Activations* acts, int l, cons
     const int is_there = is_last_and_fresh(v4, acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
     if (level == RECOMPUTE_BLOCKS) {
-        attention_forward(v4, acts, l, X, 1, N, dev);
+        attend_forward(v4, acts, l, X, 1, N, dev);
         experts_up(v4, acts, l, 1, N, dev);
         experts_down(v4, acts, l, N, dev);
         return;

@@ -93,6 +93,19 @@ static inline vfloat v_madd(vfloat a, vfloat b, vfloat c) {
 #endif
 }
 
+// of a comparison, whose lanes are -1 or 0: bit i is lane i
+static inline uint32_t v_mask_bits(vint mask) {
+#if defined(__AVX512F__)
+    return (uint32_t)_mm512_cmplt_epi32_mask((__m512i)mask, _mm512_setzero_si512());
+#elif defined(__AVX__)
+    return (uint32_t)_mm256_movemask_ps((__m256)mask);
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < VLANES; i++) { bits |= (uint32_t)(mask[i] & 1) << i; }
+    return bits;
+#endif
+}
+
 // lanes a0 b0 a1 b1 ... from the lower halves of a and b, and the same from the upper halves
 static inline vfloat v_interleave_low(vfloat a, vfloat b) {
 #if VLANES == 16

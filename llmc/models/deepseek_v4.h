@@ -29,7 +29,7 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
-#include "../ops/hyper_connections.h"  // HYPER_MOST_STREAMS
+#include "../ops/hyper_connections.h"  // HYPER_STREAMS
 #include "../ops/rope.h"         // RopeYarn
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "config_parts.h"        // config_parse_kinds, config_check_quantized
@@ -300,7 +300,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
         {"sliding_window", &c->window, 1, CONFIG_MAX_T}, {"index_n_heads", &c->nI, 1, 1 << 12},
         {"index_head_dim", &c->dI, 2, CONFIG_MOST_HEAD}, {"index_topk", &c->topk, 1, CONFIG_MAX_T},
         {"num_experts_per_tok", &c->k, 1, ROUTER_MOST_CHOSEN}};
-    const JsonInt streams[] = {{"hc_mult", &c->hc, 1, HYPER_MOST_STREAMS}};
+    const JsonInt streams[] = {{"hc_mult", &c->hc, 1, HYPER_STREAMS}};
     const JsonInt iters[] = {{"hc_sinkhorn_iters", &c->iters, 1, 1000}};
     if (!json_choice(&type, json, "model_type", "deepseek_v4", error)) { return 0; }
     if (type < 0) { return error_set(error, "\"model_type\": expected deepseek_v4, found nothing"); }
@@ -512,6 +512,7 @@ static inline Tensor* attention_rows_(Tensor* t, const Config* c) {
     t = vector_row_(t, config_name(c, ON "attn_sink", NULL, IN "sinks"), AT(sinks), c->L, c->H, INIT_ZEROS);
     tensor_stored(&t[-1], STORED_F32);
     t = linear_row_(t, c, ON "wo_a.weight", IN "o_a_proj.weight", AT(wo_a), c->G * c->R, c->H * c->d / c->G, 0.02f);
+    tensor_blocks(&t[-1], c->G);
     tensor_adaptable(&t[-1], IN "o_a_proj", NULL);
     t = linear_row_(t, c, ON "wo_b.weight", IN "o_b_proj.weight", AT(wo_b), c->D, c->G * c->R, scaled);
     tensor_adaptable(&t[-1], IN "o_b_proj", NULL);
@@ -531,9 +532,15 @@ static inline Tensor* entry_rows_(Tensor* t, const Config* c) {
         IN "compressor.indexer.position_bias", IN "compressor.indexer.kv_norm.weight"};
     const int is_in_memory = c->names == NAMES_IN_MEMORY;
     const char* const* names = is_in_memory ? in_memory : official;
+    Tensor* first = t;
     if (config_layers(c, HCA_LAYER) > 0) { t = compressor_rows_(t, c, names, AT(hca), c->hca, c->d, c->d, "H"); }
+    if (config_layers(c, CSA_LAYER) > 0) { t = compressor_rows_(t, c, names, AT(csa), c->csa, 2 * c->d, c->d, "C"); }
+    for (; first < t; first += 4) {  // of each kind four lines
+        tensor_adaptable(first, IN "compressor.kv_proj", NULL);
+        tensor_adaptable(first + 1, IN "compressor.gate_proj", NULL);
+    }
     if (config_layers(c, CSA_LAYER) == 0) { return t; }
-    t = compressor_rows_(t, c, names, AT(csa), c->csa, 2 * c->d, c->d, "C");
+    Tensor* indexer = t;
     t = compressor_rows_(t, c, is_in_memory ? index_in_memory : index_official, AT(index), c->csa, 2 * c->dI, c->dI, "C");
     t = linear_row_(t, c, ON "indexer.wq_b.weight", IN "compressor.indexer.q_b_proj.weight", AT(index_wq_b),
                     c->nI * c->dI, c->qr, 0.02f);
@@ -543,6 +550,7 @@ static inline Tensor* entry_rows_(Tensor* t, const Config* c) {
                                     : IN "compressor.indexer.scorer.weights_proj.weight", AT(index_proj), c->nI, c->D,
                     0.02f);
     tensor_in_kinds(&t[-1], c->kinds, "C");
+    for (; indexer < t && c->indexer == INDEXER_OFF; indexer++) { indexer->decay = NO_DECAY; }  // nothing trains them
 #undef ON
 #undef IN
     return t;

@@ -200,8 +200,8 @@ static inline Tensor* entry_statistic_rows(Tensor* t, size_t at, const EntrySize
     *t++ = activation(FIELD(q_low_rstd), L, N, 1);
     *t++ = activation(FIELD(q_rstd),     L, N, s->H);
     *t++ = activation(FIELD(kv_rstd),    L, N, 1);
-    *t++ = activation(FIELD(att_max),    L, N, s->H);
-    *t++ = activation(FIELD(att_inv),    L, N, s->H);
+    *t++ = activation("attention_max", at + offsetof(EntryStatistics, att_max), L, N, s->H);
+    *t++ = activation("attention_inv", at + offsetof(EntryStatistics, att_inv), L, N, s->H);
     if (entry_has_(s, CSA_LAYER)) { *t++ = entry_row_(s, "C", FIELD(csa_pool_rstd), L, ENTRIES(s->csa), 1); }
     if (entry_has_(s, HCA_LAYER)) { *t++ = entry_row_(s, "H", FIELD(hca_pool_rstd), L, ENTRIES(s->hca), 1); }
     if (scores) {

@@ -1,7 +1,7 @@
 /*
 RMSNorm: out = inp * rstd * weight, rstd = 1/sqrt(mean(inp^2) + eps) over each row of C channels.
     inp, out (N, C)   weight (C)   rstd (N) float, kept for backward
-On a GPU weight may be stored otherwise than the rows: a float gain of bf16 rows.
+On a GPU weight may be stored otherwise than the rows: a float gain of bf16 rows. NULL: there is none, as if it were 1.
 rmsnorm_gain: gain = 1 + weight (C), float: of a zero-centred norm, whose weight starts at 0 and decays to 0 (Gemma,
 Qwen3-Next). gain then is the weight of the norm, and its gradient is dweight: d gain / d weight is 1.
 residual_rmsnorm_forward adds before it normalises: residual = left + right, out = rmsnorm(residual). residual may be
@@ -34,6 +34,9 @@ Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
 #include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
 #endif
 
+// the gain of channel c
+static inline float rmsnorm_weight_(const float* weight, int c) { return weight ? weight[c] : 1.0f; }
+
 // ---- plain C: read this first; it defines every bit ----
 
 static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp, const float* weight, float eps, int N,
@@ -43,7 +46,7 @@ static inline void rmsnorm_forward_ref(float* out, float* rstd, const float* inp
         float sum = 0.0f;
         for (int c = 0; c < C; c++) { sum = madd(x[c], x[c], sum); }
         float s = 1.0f / sqrtf(sum / (float)C + eps);
-        for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = x[c] * s * weight[c]; }
+        for (int c = 0; c < C; c++) { out[(size_t)n * C + c] = x[c] * s * rmsnorm_weight_(weight, c); }
         rstd[n] = s;
     }
 }
@@ -62,11 +65,11 @@ static inline void rmsnorm_gain_ref(float* gain, const float* weight, int C) {
 static inline void rmsnorm_backward_row_ref(float* dinp, const float* dout, const float* inp, const float* weight,
                                             float rstd, int add, int C) {
     float sum = 0.0f;
-    for (int c = 0; c < C; c++) { sum = madd(dout[c] * weight[c], inp[c] * rstd, sum); }
+    for (int c = 0; c < C; c++) { sum = madd(dout[c] * rmsnorm_weight_(weight, c), inp[c] * rstd, sum); }
     float mean = sum / (float)C;
     for (int c = 0; c < C; c++) {
         float before = add ? dinp[c] : 0.0f;
-        dinp[c] = before + rstd * (dout[c] * weight[c] - inp[c] * rstd * mean);
+        dinp[c] = before + rstd * (dout[c] * rmsnorm_weight_(weight, c) - inp[c] * rstd * mean);
     }
 }
 
@@ -121,7 +124,7 @@ static inline void rmsnorm_forward(float* out, float* rstd, const float* inp, co
         for (int n = first; n < first + VLANES; n++, x += C, y += C) {
             float s = rstd[n];
             #pragma omp simd
-            for (int c = 0; c < C; c++) { y[c] = x[c] * s * weight[c]; }
+            for (int c = 0; c < C; c++) { y[c] = x[c] * s * rmsnorm_weight_(weight, c); }
         }
     }
 }
@@ -152,12 +155,14 @@ static inline void rmsnorm_gradient_means_(float* means, const float* d, const f
         v_load_columns(x_columns, x + c, (size_t)C);
         v_load_columns(d_columns, d + c, (size_t)C);
         for (int i = 0; i < VLANES; i++) {
-            sum = v_madd(d_columns[i] * v_fill(weight[c + i]), x_columns[i] * s, sum);
+            sum = v_madd(d_columns[i] * v_fill(rmsnorm_weight_(weight, c + i)), x_columns[i] * s, sum);
         }
     }
     for (int r = 0; r < VLANES; r++, x += C, d += C) {
         float row_sum = sum[r];
-        for (int c = c_squares; c < C; c++) { row_sum = madd(d[c] * weight[c], x[c] * rstd[r], row_sum); }
+        for (int c = c_squares; c < C; c++) {
+            row_sum = madd(d[c] * rmsnorm_weight_(weight, c), x[c] * rstd[r], row_sum);
+        }
         means[r] = row_sum / (float)C;
     }
 }
@@ -172,7 +177,7 @@ static inline void rmsnorm_backward_rows_(float* dinp, const float* dout, const 
         #pragma omp simd
         for (int c = 0; c < C; c++) {
             float before = add ? dinp[c] : 0.0f;
-            dinp[c] = before + s * (dout[c] * weight[c] - inp[c] * s * mean);
+            dinp[c] = before + s * (dout[c] * rmsnorm_weight_(weight, c) - inp[c] * s * mean);
         }
     }
 }
@@ -228,6 +233,15 @@ static inline void rmsnorm_backward(float* dinp, float* dweight, const float* do
 enum { RMSNORM_ROWS = 8 };           // rows of a block: blocks are (32, 8)
 enum { RMSNORM_SHARED = 48 << 10 };  // bytes of shared memory that a block may have without asking
 
+// the gain of the channels c .. c+W-1
+template <int W, typename G>
+__device__ inline Pack<float, W> rmsnorm_weights_(const G* weight, int c) {
+    if (weight) { return load_floats<W>(weight + c); }
+    Pack<float, W> ones;
+    for (int i = 0; i < W; i++) { ones.x[i] = 1.0f; }
+    return ones;
+}
+
 // With packs the row comes from memory once: each lane keeps its own packs in shared memory, and since no other lane
 // looks at them, nobody waits. ADD: the row is left + right, rounded to X
 template <int W, int ADD, typename X, typename G>
@@ -257,7 +271,7 @@ __global__ void rmsnorm_forward_kernel(X* residual, X* out, float* rstd, const X
     }
     float s = 1.0f / sqrtf(row_total(sum) / (float)C + eps);
     for (int c = lane; c < C; c += WARP * W) {
-        Pack<float, W> x = load_floats<W>(row + c), w = load_floats<W>(weight + c);
+        Pack<float, W> x = load_floats<W>(row + c), w = rmsnorm_weights_<W>(weight, c);
         for (int i = 0; i < W; i++) { x.x[i] = x.x[i] * s * w.x[i]; }
         store_floats(out + start + c, x);
     }
@@ -287,6 +301,13 @@ template <typename X, typename G>
 static inline void rmsnorm_forward(X* out, float* rstd, const X* inp, const G* weight, float eps, int N, int C,
                                    const Device* dev) {
     rmsnorm_forward_launch_<0>((X*)NULL, out, rstd, inp, (const X*)NULL, weight, eps, N, C, dev);
+}
+
+// NULL itself does not say what G is
+template <typename X>
+static inline void rmsnorm_forward(X* out, float* rstd, const X* inp, decltype(nullptr), float eps, int N, int C,
+                                   const Device* dev) {
+    rmsnorm_forward(out, rstd, inp, (const X*)NULL, eps, N, C, dev);
 }
 
 template <typename X, typename G>
@@ -324,7 +345,7 @@ __global__ void rmsnorm_backward_rows_kernel(X* dinp, const X* dout, const X* in
         for (int i = 0; i < W; i++) { g.x[i] = -0.0f; }  // beyond the row: -0 * 0 leaves every sum as it is, also -0
         if (c < C) {
             Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
-            Pack<float, W> w = load_floats<W>(weight + c);
+            Pack<float, W> w = rmsnorm_weights_<W>(weight, c);
             for (int i = 0; i < W; i++) {
                 g.x[i] = d.x[i] * w.x[i];
                 xhat.x[i] = x.x[i] * s;
@@ -335,7 +356,7 @@ __global__ void rmsnorm_backward_rows_kernel(X* dinp, const X* dout, const X* in
     float mean = row_total(sum) / (float)C;
     for (int c = lane; c < C; c += WARP * W) {
         Pack<float, W> x = load_floats<W>(inp + start + c), d = load_floats<W>(dout + start + c);
-        Pack<float, W> w = load_floats<W>(weight + c), y = {};
+        Pack<float, W> w = rmsnorm_weights_<W>(weight, c), y = {};
         if (add) { y = load_floats<W>(dinp + start + c); }
         for (int i = 0; i < W; i++) { y.x[i] += s * (d.x[i] * w.x[i] - x.x[i] * s * mean); }
         store_floats(dinp + start + c, y);
@@ -408,7 +429,7 @@ rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, cons
     int c = threadIdx.x % lanes * W, inside = c < C, first = threadIdx.x / lanes * R;
     float per_channel = 1.0f / (float)C;
     Pack<float, W> w = {}, dweight = {};
-    if (INPUT && inside) { w = load_floats<W>(weight + c); }
+    if (INPUT && inside) { w = rmsnorm_weights_<W>(weight, c); }
     for (int n = blockIdx.x * side * R + first, turn = 0; n - first < N; n += gridDim.x * side * R, turn ^= 1) {
         Pack<float, W> x[R] = {}, d[R] = {};
         float s[R] = {}, row_sums[R] = {};  // of g * xhat
@@ -533,6 +554,12 @@ static inline void rmsnorm_backward(typename MaybeNull<X>::type* dinp, float* dw
         rmsnorm_backward_two_passes_<1>(dinp, dweight, dout, inp, weight, rstd, add, N, C, dev);
     }
     cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void rmsnorm_backward(typename MaybeNull<X>::type* dinp, float* dweight, const X* dout, const X* inp,
+                                    decltype(nullptr), const float* rstd, int add, int N, int C, const Device* dev) {
+    rmsnorm_backward(dinp, dweight, dout, inp, (const X*)NULL, rstd, add, N, C, dev);
 }
 #endif
 #endif  // LLMC_RMSNORM_H

@@ -11,18 +11,22 @@ Table:  cos, sin (T, rotated/2), float also where x is bf16, made on the host. W
             x_i = base^e_i     frequency_i = 1 / x_i     angle[t][i] = t * frequency_i
         each rounded to float, x_i and then cos and sin correctly (rope_power_, fmath.h): Hugging Face's table, where
         its C library's functions round so too. NTK scaling only changes the base: rope_scaled_base. Other frequencies
-        (YaRN) are another array for rope_table_init; other positions (of patches, several axes) are rope_table_at's.
+        are another array for rope_table_init: those of YaRN are rope_yarn_frequencies'. Other positions (of patches,
+        several axes) are rope_table_at's.
+Places: (B, T-t0), ints on the device: which row of the table each position of x has. Those with a negative one, entries
+        that do not exist, are left as they are. NULL: a position has the row of its number.
 Cost:   memory bound, 2 elements moved for each; the table stays in the cache. One thread, AMD EPYC (Zen 4), head size
         64, ns per element: 0.08 in halves, 0.10
         interleaved, where memcpy has 0.08. A table of 2^18 positions and 32 pairs takes 0.1 to 0.4 s.
 Error:  an angle is rounded twice: within t * 2^-23 of the exact one, 0.03 at t = 2^18. Then 2 roundings of |a| + |b|.
 Order:  two products, each rounded, then their difference or sum.
-Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2; NTK scaling: bloc97 2023, "NTK-aware scaled RoPE"
+Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2; NTK scaling: bloc97 2023, "NTK-aware scaled RoPE"; YaRN: Peng
+        et al. 2023, arXiv:2309.00071, section 3.2, spec deepseek_v4.md 2.3
 */
 #ifndef LLMC_ROPE_H
 #define LLMC_ROPE_H
 #include "../core/device.h"  // Device, device_alloc, device_upload
-#include "../core/fmath.h"   // fm_cos, fm_sin
+#include "../core/fmath.h"   // fm_cos, fm_sin, FM_FUNCTION
 #include "../core/kernel.h"  // load_floats, store_floats, pack_aligned
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, v_interleave_low, v_interleave_high
@@ -36,6 +40,7 @@ typedef struct {
     int pairs;                    // ROPE_INTERLEAVED or ROPE_HALVES
     size_t row, seq, head;        // elements of x from one position, sequence, head to the next
     size_t table_row, table_seq;  // of cos and sin: rotated/2, more where positions are further apart; 0: one for all
+    const int* places;            // (B, T-t0) row of the table of each position; NULL: its number
 } RopeShape;
 
 // x (B, T-t0, heads, HS), all channels turn
@@ -44,7 +49,7 @@ static inline RopeShape rope_shape(int B, int T, int t0, int heads, int HS, int 
     s.B = B, s.T = T, s.t0 = t0;
     s.heads = heads, s.rotated = HS, s.pairs = pairs;
     s.head = (size_t)HS, s.row = heads * s.head, s.seq = (T - t0) * s.row;
-    s.table_row = (size_t)HS / 2, s.table_seq = 0;
+    s.table_row = (size_t)HS / 2, s.table_seq = 0, s.places = NULL;
     return s;
 }
 
@@ -134,6 +139,33 @@ static inline void rope_frequencies(float* frequencies, double base, int rotated
     }
 }
 
+typedef struct {
+    float factor;                // so many times as long texts
+    int original;                // positions that the model was trained with first
+    float beta_fast, beta_slow;  // turns within these: a pair with more keeps its frequency, one with fewer is slowed
+} RopeYarn;
+
+// the pair that turns so often within the original positions, as a real number
+static inline double rope_yarn_pair_(double base, int rotated, int original, double turns) {
+    const double angle = 6.283185307179586 * turns;
+    return rotated * rope_log_(original / angle).high / (2.0 * rope_log_(base).high);
+}
+
+// Below pair `low` frequencies stay, from `high` on they are divided by the factor, and between the two mixed
+static inline void rope_yarn_frequencies(float* frequencies, double base, int rotated, const RopeYarn* yarn) {
+    double low = floor(rope_yarn_pair_(base, rotated, yarn->original, (double)yarn->beta_fast));
+    double high = ceil(rope_yarn_pair_(base, rotated, yarn->original, (double)yarn->beta_slow));
+    low = low > 0.0 ? low : 0.0;
+    high = high < rotated - 1 ? high : rotated - 1;
+    high = low == high ? high + 0.001 : high;
+    rope_frequencies(frequencies, base, rotated);
+    for (int i = 0; i < rotated / 2; i++) {
+        const float ramp = ((float)i - (float)low) / (float)(high - low);
+        const float fast = 1.0f - (ramp < 0.0f ? 0.0f : ramp > 1.0f ? 1.0f : ramp), slow = 1.0f - fast;
+        frequencies[i] = frequencies[i] / yarn->factor * slow + frequencies[i] * fast;
+    }
+}
+
 static inline void rope_table_ref(float* cosines, float* sines, const float* frequencies, int T, int rotated) {
     for (size_t t = 0; t < (size_t)T; t++) {
         for (int i = 0; i < rotated / 2; i++) {
@@ -216,13 +248,20 @@ static inline int rope_second_(const RopeShape* s, int i) {
     return rope_first_(s, i) + (s->pairs == ROPE_HALVES ? s->rotated / 2 : 1);
 }
 
+// row of the table of position t of sequence b, t0 being its first; negative: it does not turn
+FM_FUNCTION int64_t rope_row_(const RopeShape* s, size_t b, size_t t) {
+    return s->places ? s->places[b * (s->T - s->t0) + t] : (int64_t)(s->t0 + t);
+}
+
 static inline void rope_forward_ref(float* x, const float* cosines, const float* sines, const RopeShape* s) {
     for (size_t b = 0; b < (size_t)s->B; b++) {
-        for (size_t t = (size_t)s->t0; t < (size_t)s->T; t++) {
-            const float *c = cosines + b * s->table_seq + t * s->table_row;
-            const float *n = sines + b * s->table_seq + t * s->table_row;
+        for (size_t t = 0; t < (size_t)(s->T - s->t0); t++) {
+            const int64_t row = rope_row_(s, b, t);
+            if (row < 0) { continue; }
+            const size_t at = b * s->table_seq + (size_t)row * s->table_row;
+            const float *c = cosines + at, *n = sines + at;
             for (size_t h = 0; h < (size_t)s->heads; h++) {
-                float* y = x + b * s->seq + (t - s->t0) * s->row + h * s->head;
+                float* y = x + b * s->seq + t * s->row + h * s->head;
                 for (int i = 0; i < s->rotated / 2; i++) {
                     float *first = y + rope_first_(s, i), *second = y + rope_second_(s, i), a = *first, z = *second;
                     *first = a * c[i] - z * n[i];
@@ -235,11 +274,13 @@ static inline void rope_forward_ref(float* x, const float* cosines, const float*
 
 static inline void rope_backward_ref(float* dx, const float* cosines, const float* sines, const RopeShape* s) {
     for (size_t b = 0; b < (size_t)s->B; b++) {
-        for (size_t t = (size_t)s->t0; t < (size_t)s->T; t++) {
-            const float *c = cosines + b * s->table_seq + t * s->table_row;
-            const float *n = sines + b * s->table_seq + t * s->table_row;
+        for (size_t t = 0; t < (size_t)(s->T - s->t0); t++) {
+            const int64_t row = rope_row_(s, b, t);
+            if (row < 0) { continue; }
+            const size_t at = b * s->table_seq + (size_t)row * s->table_row;
+            const float *c = cosines + at, *n = sines + at;
             for (size_t h = 0; h < (size_t)s->heads; h++) {
-                float* y = dx + b * s->seq + (t - s->t0) * s->row + h * s->head;
+                float* y = dx + b * s->seq + t * s->row + h * s->head;
                 for (int i = 0; i < s->rotated / 2; i++) {
                     float *first = y + rope_first_(s, i), *second = y + rope_second_(s, i), da = *first, dz = *second;
                     *first = da * c[i] + dz * n[i];
@@ -283,7 +324,10 @@ static inline void rope_turn_(float* x, const float* cosines, const float* sines
     const int positions = s->T - s->t0, half = s->rotated / 2;
     #pragma omp parallel for
     for (size_t n = 0; n < (size_t)s->B * positions; n++) {
-        const size_t b = n / positions, t = n % positions, at = b * s->table_seq + (s->t0 + t) * s->table_row;
+        const size_t b = n / positions, t = n % positions;
+        const int64_t row = rope_row_(s, b, t);
+        if (row < 0) { continue; }
+        const size_t at = b * s->table_seq + (size_t)row * s->table_row;
         float* y = x + b * s->seq + t * s->row;
         for (int h = 0; h < s->heads; h++, y += s->head) {
             if (s->pairs == ROPE_HALVES) {
@@ -340,7 +384,9 @@ __global__ void rope_kernel(X* x, const float* cosines, const float* sines, Rope
     const int64_t n = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= (int64_t)s.B * positions) { return; }
     const size_t b = (size_t)(n / positions), t = (size_t)(n % positions);
-    const size_t at = b * s.table_seq + (s.t0 + t) * s.table_row;
+    const int64_t row = rope_row_(&s, b, t);
+    if (row < 0) { return; }
+    const size_t at = b * s.table_seq + (size_t)row * s.table_row;
     X* y = x + b * s.seq + t * s.row;
     for (int j = threadIdx.x; j < s.heads * parts; j += blockDim.x) {
         const int h = j / parts, i = j % parts * P;

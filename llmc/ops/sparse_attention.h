@@ -1,0 +1,630 @@
+/*
+Attention of DeepSeek V4: one head of keys that all query heads share and that are values as well; a window of them,
+entries behind it that stand for several tokens each (entry_windows.h), and a sink for each head, which takes a share of
+every softmax and gives nothing.
+    q, out (N, H*d), kv (rows of keys, d), entries (rows of entries, d)   sinks (H) float   max, inv (N, H) float, kept
+    places   position n sees the keys t[n] - window + 1 .. t[n] of its document, those of them that exist...
+    chosen   ...then NULL: all entries that ended; else (N, topk): of these rows of entries, ascending, -1 behind the
+             last. A list is read up to its first -1. w NULL: the layer has no entries
+    score = (q . key) * scale    max = the largest of sink and scores    e = exp(score - max)
+    inv = 1 / (sum over keys of e + exp(sink - max))    att = e * inv    out = sum over keys of att * key
+In generation places and w point into caches; a row of them has the bits that one pass over the whole text gives.
+Backward, in training alone, where the key of position n is row n; everything is written:
+    datt = dout . key    D = sum over keys of att * datt    ds = att * (datt - D) * scale
+    dq   = sum over keys of ds * key                                              (N, H*d)
+    dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (N, d), dentries (n_entries, d)
+    dsinks = sum over n of -(exp(sink - max) * inv) * D                           (H) float; NULL: nobody asks
+sparse_attention_mass: the sum over heads of att of each entry on a list, 0 behind the last: what teaches an indexer.
+Cost:   4*d flops for each head, position and key it sees, backward 10*d, mass 2*d. Beside the tensors backward keeps
+        att and ds of all positions, 8 bytes for each of their keys, of as many heads at a time as SPARSE_KEPT allows.
+        Not measured yet.
+Order:  sums over keys take those of the window, then the entries, each ascending; scores and datt chain over channels;
+        the sum of e chains over keys, then the sink; dkey are two chains, over heads and in each over positions, then
+        their sum. Products by madd.
+Source: DeepSeek-AI 2025, arXiv:2512.02556; spec deepseek_v4.md 2.7, 4.5; sinks: Xiao et al. 2023, arXiv:2309.17453
+*/
+#ifndef LLMC_SPARSE_ATTENTION_H
+#define LLMC_SPARSE_ATTENTION_H
+#include "../core/device.h"  // Device, device_workspace, ceil_div, thread_number
+#include "../core/fmath.h"   // fm_exp
+#include "../core/madd.h"    // madd
+#include "sparse_shape.h"    // SparseShape, Places, EntryWindows
+#include "sparse_strips.h"   // the fast C: strips of positions and heads, and products of a few rows
+
+// ---- plain C: read this first; it defines every bit ----
+
+// what position n sees: which keys, in their order; at least window + the entries of a position
+typedef struct {
+    int n_keys;
+    const float** key;  // (n_keys) d channels each
+    int* row;           // (n_keys) of kv, or below it of entries: n_rows + row
+    float *att, *ds;    // (n_keys) of one head
+} SparseKeysRef_;
+
+static inline SparseKeysRef_ sparse_keys_ref_(const SparseShape* s, const Places* places, const EntryWindows* w,
+                                              const int* chosen) {
+    int most = 1;
+    SparseKeysRef_ x;
+    for (int n = 0; n < s->N; n++) {
+        const int n_keys = sparse_window_keys(s, places, n) + sparse_entries(s, places, w, chosen, n);
+        most = n_keys > most ? n_keys : most;
+    }
+    x.n_keys = 0;
+    x.key = (const float**)malloc_check(sizeof(float*) * most, "keys of a position");
+    x.row = (int*)malloc_check(sizeof(int) * most, "keys of a position");
+    x.att = (float*)malloc_check(sizeof(float) * 2 * most, "keys of a position");
+    x.ds = x.att + most;
+    return x;
+}
+
+static inline void sparse_keys_ref_free_(SparseKeysRef_* x) { free((void*)x->key), free(x->row), free(x->att); }
+
+static inline void sparse_see_ref_(SparseKeysRef_* x, const float* kv, const float* entries, const int* chosen, int n,
+                                   const SparseShape* s, const Places* places, const EntryWindows* w) {
+    const int n_window = sparse_window_keys(s, places, n), n_entries = sparse_entries(s, places, w, chosen, n);
+    for (int i = 0; i < n_window; i++) {
+        x->row[i] = sparse_first_key(s, places, n) + i;
+        x->key[i] = kv + (size_t)x->row[i] * s->d;
+    }
+    for (int i = 0; i < n_entries; i++) {
+        const int entry = sparse_entry(s, w, chosen, n, i);
+        x->row[n_window + i] = s->N + entry;
+        x->key[n_window + i] = entries + (size_t)entry * s->d;
+    }
+    x->n_keys = n_window + n_entries;
+}
+
+static inline float sparse_dot_ref_(const float* x, const float* y, int d) {
+    float sum = 0.0f;
+    for (int c = 0; c < d; c++) { sum = madd(x[c], y[c], sum); }
+    return sum;
+}
+
+static inline void sparse_attention_forward_ref(float* out, float* max, float* inv, const float* q, const float* kv,
+                                                const float* entries, const float* sinks, const int* chosen,
+                                                const SparseShape* s, const Places* places, const EntryWindows* w) {
+    SparseKeysRef_ see = sparse_keys_ref_(s, places, w, chosen);
+    for (size_t i = 0; i < (size_t)s->N * s->H; i++) {  // head h of position n
+        const int n = (int)(i / s->H), h = (int)(i % s->H);
+        float top = sinks[h], total = 0.0f;
+        sparse_see_ref_(&see, kv, entries, chosen, n, s, places, w);
+        for (int k = 0; k < see.n_keys; k++) {
+            see.att[k] = sparse_dot_ref_(q + i * s->d, see.key[k], s->d) * s->scale;
+            top = see.att[k] > top ? see.att[k] : top;
+        }
+        for (int k = 0; k < see.n_keys; k++) {
+            see.att[k] = fm_exp(see.att[k] - top);
+            total += see.att[k];
+        }
+        max[i] = top;
+        inv[i] = 1.0f / (total + fm_exp(sinks[h] - top));
+        for (int c = 0; c < s->d; c++) {
+            float sum = 0.0f;
+            for (int k = 0; k < see.n_keys; k++) { sum = madd(see.att[k] * inv[i], see.key[k][c], sum); }
+            out[i * s->d + c] = sum;
+        }
+    }
+    sparse_keys_ref_free_(&see);
+}
+
+// head h of position n: dq is written; sums (rows of kv, then of entries; d) of ds * q and of att * dout go on.
+// Returns D
+static inline float sparse_attention_row_ref_(float* dq, float* by_q, float* by_dout, SparseKeysRef_* see,
+                                              const float* dout, const float* q, float max, float inv,
+                                              const SparseShape* s) {
+    float D = 0.0f;
+    for (int k = 0; k < see->n_keys; k++) {
+        see->att[k] = fm_exp(sparse_dot_ref_(q, see->key[k], s->d) * s->scale - max) * inv;
+        see->ds[k] = sparse_dot_ref_(dout, see->key[k], s->d);  // datt
+        D = madd(see->att[k], see->ds[k], D);
+    }
+    for (int c = 0; c < s->d; c++) { dq[c] = 0.0f; }
+    for (int k = 0; k < see->n_keys; k++) {
+        const size_t row = (size_t)see->row[k] * s->d;
+        see->ds[k] = see->att[k] * (see->ds[k] - D) * s->scale;
+        for (int c = 0; c < s->d; c++) {
+            dq[c] = madd(see->ds[k], see->key[k][c], dq[c]);
+            by_q[row + c] = madd(see->ds[k], q[c], by_q[row + c]);
+            by_dout[row + c] = madd(see->att[k], dout[c], by_dout[row + c]);
+        }
+    }
+    return D;
+}
+
+static inline void sparse_attention_backward_ref(float* dq, float* dkv, float* dentries, float* dsinks,
+                                                 const float* dout, const float* q, const float* kv,
+                                                 const float* entries, const float* max, const float* inv,
+                                                 const float* sinks, const int* chosen, int n_entries,
+                                                 const SparseShape* s, const Places* places, const EntryWindows* w) {
+    SparseKeysRef_ see = sparse_keys_ref_(s, places, w, chosen);
+    const size_t n_kv = (size_t)s->N * s->d, n_sums = n_kv + (w ? (size_t)n_entries * s->d : 0);
+    float* sums = (float*)calloc(2 * n_sums + 1, sizeof(float));
+    if (!sums) { fail_run("no memory for %zu sums", 2 * n_sums); }
+    for (int h = 0; h < s->H; h++) {
+        float dsink = 0.0f;
+        for (int n = 0; n < s->N; n++) {
+            const size_t i = (size_t)n * s->H + h, at = i * s->d;
+            sparse_see_ref_(&see, kv, entries, chosen, n, s, places, w);
+            const float D = sparse_attention_row_ref_(dq + at, sums, sums + n_sums, &see, dout + at, q + at, max[i],
+                                                      inv[i], s);
+            if (dsinks) { dsink = madd(-(fm_exp(sinks[h] - max[i]) * inv[i]), D, dsink); }
+        }
+        if (dsinks) { dsinks[h] = dsink; }
+    }
+    for (size_t i = 0; i < n_kv; i++) { dkv[i] = sums[i] + sums[n_sums + i]; }
+    for (size_t i = n_kv; i < n_sums; i++) { dentries[i - n_kv] = sums[i] + sums[n_sums + i]; }
+    free(sums);
+    sparse_keys_ref_free_(&see);
+}
+
+static inline void sparse_attention_mass_ref(float* mass, const float* q, const float* entries, const float* max,
+                                             const float* inv, const int* chosen, const SparseShape* s) {
+    for (size_t n = 0; n < (size_t)s->N; n++) {
+        int k = 0;
+        for (; k < s->topk && chosen[n * s->topk + k] >= 0; k++) {
+            const float* entry = entries + (size_t)chosen[n * s->topk + k] * s->d;
+            float sum = 0.0f;
+            for (size_t i = n * s->H; i < (n + 1) * s->H; i++) {
+                sum += fm_exp(sparse_dot_ref_(q + i * s->d, entry, s->d) * s->scale - max[i]) * inv[i];
+            }
+            mass[n * s->topk + k] = sum;
+        }
+        for (; k < s->topk; k++) { mass[n * s->topk + k] = 0.0f; }
+    }
+}
+
+#ifndef __CUDACC__  // ---- fast C: strips over threads, then keys ----
+#ifndef SPARSE_KEPT
+#define SPARSE_KEPT ((size_t)512 << 20)  // bytes of weights that backward keeps, or those of 16 heads. Tests have less
+#endif
+
+enum {
+    SPARSE_KEYS = 8 * TILE_M,  // whose gradients are a task
+    SPARSE_LISTED = 64,        // entries with lists whose gradients are a task...
+    SPARSE_CHANNELS = 64       // ...of so many channels: the sums should stay in the first cache
+};
+
+typedef struct {
+    int n_heads, positions;  // of a strip
+    int n_window, n_entries; // keys of a position, at most
+    int n_rows;              // of lanes
+    size_t stride;           // of lanes
+    size_t n_floats;         // scratch of a thread
+} SparsePlan_;
+
+// strips of n_heads of H heads. n_strips: q, and in backward dout; as many arrays of lanes
+static inline SparsePlan_ sparse_plan_(const SparseInputs* x, int n_heads, int n_strips) {
+    SparsePlan_ p = {n_heads, sparse_strip_positions(n_heads, x->s->H), 0, 0, 0,
+                     sparse_strip_stride(n_heads, x->s->H), 0};
+    for (int n = 0; n < x->s->N; n++) {
+        const int n_window = sparse_window_keys(x->s, x->places, n);
+        const int n_entries = x->chosen ? x->s->topk : sparse_entries(x->s, x->places, x->w, NULL, n);
+        p.n_window = n_window > p.n_window ? n_window : p.n_window;
+        p.n_entries = n_entries > p.n_entries ? n_entries : p.n_entries;
+    }
+    p.n_rows = p.n_window + p.positions + p.n_entries + TILE_M + VLANES;  // whole tiles, and whole squares to turn
+    p.n_floats = p.stride * (size_t)n_strips * (size_t)(x->s->d + p.n_rows);
+    return p;
+}
+
+// heads of a strip where `heads` of all heads are at hand: as many as there are lanes; fewer where threads are idle
+static inline int sparse_strip_heads_(const SparseShape* s, int heads, const Device* dev) {
+    int n = gemm_min_(heads, SPARSE_LANES);
+    while (n > VLANES && (int64_t)s->N * ceil_div(heads, n) < dev->n_threads) { n = sparse_round_(n / 2); }
+    return n;
+}
+
+// products of a strip with all that it sees
+static inline void sparse_scores_(float* lanes, const float* turned, const SparseStrip* strip, const SparseInputs* x) {
+    const int d = x->s->d;
+    sparse_dots(lanes, strip->stride, x->kv + (size_t)strip->key * d, NULL, strip->n_keys, turned, strip->lanes, d);
+    float* behind = lanes + (size_t)strip->n_keys * strip->stride;
+    if (strip->n_entries) {
+        sparse_dots(behind, strip->stride, x->entries + (size_t)strip->entry * d, NULL, strip->n_entries, turned,
+                    strip->lanes, d);
+    }
+    for (int i = 0; i < strip->n && x->chosen; i++) {
+        const SparseSeen seen = sparse_seen(x, strip, i);
+        sparse_dots(behind + seen.lane, strip->stride, x->entries, x->chosen + (size_t)seen.n * x->s->topk,
+                    seen.n_entries, turned + seen.lane, strip->n_heads, d);
+    }
+}
+
+// out (n_heads, d) of a position = the sum over what it sees of its weights
+static inline void sparse_gather_(float* out, const float* lanes, const SparseStrip* strip, const SparseSeen* seen,
+                                  const SparseInputs* x) {
+    const int* list = x->chosen ? x->chosen + (size_t)seen->n * x->s->topk : NULL;
+    const size_t d = (size_t)x->s->d, window = (size_t)seen->window_row, behind = (size_t)seen->entry_row;
+    SparseProduct p = {out, lanes + window * strip->stride + seen->lane, x->kv + (strip->key + window) * d, NULL, d,
+                       strip->stride, d, strip->n_heads, x->s->d, seen->n_window, 0, 0, 0};
+    sparse_product(&p);
+    if (seen->n_entries == 0) { return; }
+    p.a = lanes + behind * strip->stride + seen->lane;
+    p.b = list ? x->entries : x->entries + (size_t)strip->entry * d;
+    p.index = list, p.K = seen->n_entries, p.go_on = 1;
+    sparse_product(&p);
+}
+
+// products of a position to weights; max, inv (n_heads)
+static inline void sparse_softmax_(float* lanes, float* max, float* inv, const float* sinks, const SparseStrip* strip,
+                                   const SparseSeen* seen, float scale) {
+    const int n_heads = strip->n_heads, n_keys = seen->n_window + seen->n_entries;
+    float top[SPARSE_LANES], total[SPARSE_LANES] = {0};
+    memcpy(top, sinks, sizeof(float) * n_heads);
+    for (int k = 0; k < n_keys; k++) {
+        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
+        for (int j = 0; j < n_heads; j++) {
+            w[j] *= scale;
+            top[j] = w[j] > top[j] ? w[j] : top[j];
+        }
+    }
+    for (int k = 0; k < n_keys; k++) {
+        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
+        #pragma omp simd
+        for (int j = 0; j < n_heads; j++) {
+            w[j] = fm_exp(w[j] - top[j]);
+            total[j] += w[j];
+        }
+    }
+    for (int j = 0; j < n_heads; j++) { total[j] = 1.0f / (total[j] + fm_exp(sinks[j] - top[j])); }
+    for (int k = 0; k < n_keys; k++) {
+        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
+        for (int j = 0; j < n_heads; j++) { w[j] *= total[j]; }
+    }
+    memcpy(max, top, sizeof(float) * n_heads);
+    memcpy(inv, total, sizeof(float) * n_heads);
+}
+
+// the same where max and inv are known
+static inline void sparse_weights_(float* lanes, const float* max, const float* inv, const SparseStrip* strip,
+                                   const SparseSeen* seen, float scale) {
+    for (int k = 0; k < seen->n_window + seen->n_entries; k++) {
+        float* w = lanes + sparse_row(seen, k) * strip->stride + seen->lane;
+        #pragma omp simd
+        for (int j = 0; j < strip->n_heads; j++) { w[j] = fm_exp(w[j] * scale - max[j]) * inv[j]; }
+    }
+}
+
+static inline void sparse_attention_forward(float* out, float* max, float* inv, const float* q, const float* kv,
+                                            const float* entries, const float* sinks, const int* chosen,
+                                            const SparseShape* s, const Places* places, const EntryWindows* w,
+                                            const Device* dev) {
+    const SparseInputs x = {s, places, w, w ? chosen : NULL, q, kv, entries};
+    const SparsePlan_ p = sparse_plan_(&x, sparse_strip_heads_(s, s->H, dev), 1);
+    const int n_parts = (int)ceil_div(s->H, p.n_heads), n_blocks = (int)ceil_div(s->N, p.positions);
+    float* workspace = device_workspace(dev, sizeof(float) * p.n_floats * (size_t)dev->n_threads);
+    #pragma omp parallel for schedule(dynamic)
+    for (int task = 0; task < n_blocks * n_parts; task++) {
+        const int head = task % n_parts * p.n_heads, n_heads = gemm_min_(p.n_heads, s->H - head);
+        const int end = gemm_min_((task / n_parts + 1) * p.positions, s->N);
+        float *turned = workspace + (size_t)thread_number() * p.n_floats, *lanes = turned + p.stride * (size_t)s->d;
+        for (int first = task / n_parts * p.positions, n; first < end; first += n) {
+            const SparseStrip strip = sparse_strip(&x, first, end, head, n_heads);
+            sparse_turn(turned, strip.stride, q + ((size_t)first * s->H + head) * s->d, strip.lanes, s->d);
+            sparse_scores_(lanes, turned, &strip, &x);
+            n = strip.n;
+            for (int i = 0; i < n; i++) {
+                const SparseSeen seen = sparse_seen(&x, &strip, i);
+                const size_t row = (size_t)seen.n * s->H + head;
+                sparse_softmax_(lanes, max + row, inv + row, sinks + head, &strip, &seen, s->scale);
+                sparse_gather_(out + row * s->d, lanes, &strip, &seen, &x);
+            }
+        }
+    }
+}
+
+static inline void sparse_attention_mass(float* mass, const float* q, const float* entries, const float* max,
+                                         const float* inv, const int* chosen, const SparseShape* s,
+                                         const EntryWindows* w, const Device* dev) {
+    (void)w;
+    const size_t stride = SPARSE_LANES, n_rows = (size_t)(s->topk + TILE_M), n_floats = stride * (s->d + n_rows);
+    float* workspace = device_workspace(dev, sizeof(float) * n_floats * (size_t)dev->n_threads);
+    #pragma omp parallel for schedule(dynamic, 4)
+    for (int n = 0; n < s->N; n++) {
+        const int* list = chosen + (size_t)n * s->topk;
+        float *turned = workspace + (size_t)thread_number() * n_floats, *lanes = turned + stride * s->d;
+        float* sums = mass + (size_t)n * s->topk;
+        int length = 0;
+        while (length < s->topk && list[length] >= 0) { length++; }
+        for (int k = 0; k < s->topk; k++) { sums[k] = 0.0f; }
+        for (int head = 0; head < s->H; head += SPARSE_LANES) {
+            const int n_heads = gemm_min_(SPARSE_LANES, s->H - head);
+            const size_t row = (size_t)n * s->H + head;
+            const SparseStrip strip = {n, 1, head, n_heads, n_heads, stride, 0, 0, 0, 0};
+            const SparseSeen seen = {n, 0, 0, 0, 0, length};
+            sparse_turn(turned, stride, q + row * s->d, n_heads, s->d);
+            sparse_dots(lanes, stride, entries, list, length, turned, n_heads, s->d);
+            sparse_weights_(lanes, max + row, inv + row, &strip, &seen, s->scale);
+            for (int k = 0; k < length; k++) {
+                for (int h = 0; h < n_heads; h++) { sums[k] += lanes[k * stride + h]; }
+            }
+        }
+    }
+}
+
+// ---- backward, of some heads at a time: strips write dq and keep att and ds, from which keys take what is theirs ----
+
+typedef struct {
+    SparseInputs x;
+    SparsePlan_ plan;
+    const float *dout, *max, *inv;
+    float *dq, *D;        // D (N, H)
+    float *by_q, *by_dout;  // (N + n_entries, d) in two parts each: sums of ds * q and of att * dout
+    float *entries_by_q, *entries_by_dout;
+    int first_head, n_heads;   // at a time
+    float *att, *ds;      // (n_heads, N, row): the keys of the window end at column n_window, where the entries begin
+    size_t row;
+    int *begin, *end;     // (n_entries) positions that see an entry, where there are no lists
+    int n_entries;
+    float* scratch;       // of all threads
+} SparseBackward_;
+
+// ds from datt, and D
+static inline void sparse_dscores_(float* ds, float* D, const float* att, const SparseStrip* strip,
+                                   const SparseSeen* seen, float scale) {
+    const int n_heads = strip->n_heads, n_keys = seen->n_window + seen->n_entries;
+    float sum[SPARSE_LANES] = {0};
+    for (int k = 0; k < n_keys; k++) {
+        const size_t at = sparse_row(seen, k) * strip->stride + (size_t)seen->lane;
+        #pragma omp simd
+        for (int j = 0; j < n_heads; j++) { sum[j] = madd(att[at + j], ds[at + j], sum[j]); }
+    }
+    for (int k = 0; k < n_keys; k++) {
+        const size_t at = sparse_row(seen, k) * strip->stride + (size_t)seen->lane;
+        for (int j = 0; j < n_heads; j++) { ds[at + j] = att[at + j] * (ds[at + j] - sum[j]) * scale; }
+    }
+    memcpy(D, sum, sizeof(float) * n_heads);
+}
+
+// positions first..end, as many as make a strip
+static inline void sparse_backward_strips_(const SparseBackward_* b, int first, int end, int head, int n_heads) {
+    const SparseInputs* x = &b->x;
+    const int d = x->s->d;
+    float* turned = b->scratch + (size_t)thread_number() * b->plan.n_floats;
+    float *att = turned + b->plan.stride * d, *ds = att + b->plan.stride * b->plan.n_rows;
+    while (first < end) {
+        const SparseStrip strip = sparse_strip(x, first, end, head, n_heads);
+        const size_t rows = (size_t)first * x->s->H + head;
+        sparse_turn(turned, strip.stride, x->q + rows * d, strip.lanes, d);
+        sparse_scores_(att, turned, &strip, x);
+        sparse_turn(turned, strip.stride, b->dout + rows * d, strip.lanes, d);
+        sparse_scores_(ds, turned, &strip, x);
+        for (int i = 0; i < strip.n; i++) {
+            const SparseSeen seen = sparse_seen(x, &strip, i);
+            const size_t row = (size_t)seen.n * x->s->H + head;
+            const size_t kept = ((size_t)(head - b->first_head) * x->s->N + seen.n) * b->row + b->plan.n_window;
+            sparse_weights_(att, b->max + row, b->inv + row, &strip, &seen, x->s->scale);
+            sparse_dscores_(ds, b->D + row, att, &strip, &seen, x->s->scale);
+            sparse_gather_(b->dq + row * d, ds, &strip, &seen, x);
+            for (int part = 0; part < 2; part++) {  // the entries write over what the window leaves behind its last
+                const int from = part ? seen.entry_row : seen.window_row, n = part ? seen.n_entries : seen.n_window;
+                const size_t at = kept - (part ? 0 : (size_t)n), step = (size_t)x->s->N * b->row;
+                sparse_keep(b->att + at, step, att, &strip, &seen, from, n);
+                sparse_keep(b->ds + at, step, ds, &strip, &seen, from, n);
+            }
+        }
+        first += strip.n;
+    }
+}
+
+// neighbouring keys of the window, or entries, that positions see
+typedef struct {
+    int n, is_entry, first;  // first: row
+    int begin[TILE_M], end[TILE_M];
+    int is_stairs, stair, stairs_down;
+} SparseTile_;
+
+static inline SparseTile_ sparse_tile_(const SparseBackward_* b, int is_entry, int first, int n) {
+    const SparseShape* s = b->x.s;
+    SparseTile_ t;
+    memset(&t, 0, sizeof t);
+    t.n = n, t.is_entry = is_entry, t.first = first;
+    for (int m = 0; m < n; m++) {
+        const int u = first + m;
+        t.begin[m] = is_entry ? b->begin[u] : u;
+        t.end[m] = is_entry ? b->end[u] : gemm_min_(u + gemm_min_(s->window, s->N), b->x.places->behind[u]);
+    }
+    t.stair = is_entry ? b->x.w->r : 1;
+    t.stairs_down = n > 1 && t.end[1] > t.end[0];
+    t.is_stairs = n == TILE_M && s->d % VLANES == 0;
+    for (int m = 1; m < n; m++) {
+        t.is_stairs &= t.begin[m] == t.begin[0] + m * t.stair;
+        t.is_stairs &= t.end[m] == t.end[0] + (t.stairs_down ? m * t.stair : 0);
+    }
+    t.is_stairs &= n > 0 && t.begin[n - 1] < t.end[0];
+    return t;
+}
+
+// what positions from..to of head h, which see the keys m0..m1 of a tile, add to them; or, as stairs, the whole tile
+static inline void sparse_add_(const SparseBackward_* b, const SparseTile_* t, int h, int from, int to, int m0, int m1) {
+    const SparseShape* s = b->x.s;
+    const size_t d = (size_t)s->d, of_q = ((size_t)from * s->H + b->first_head + h) * d;
+    const size_t column = (size_t)(b->plan.n_window + t->first + m0 - (t->is_entry ? b->x.w->first_entry[from] : from + 1));
+    const size_t kept = ((size_t)h * s->N + from) * b->row + column, step = b->row - (t->is_entry ? 0 : 1);
+    const size_t at = (size_t)(t->first + m0) * d;
+    SparseProduct p = {(t->is_entry ? b->entries_by_q : b->by_q) + at, b->ds + kept, b->x.q + of_q, NULL, d, step,
+                       d * s->H, m1 - m0, s->d, to - from, 1, t->stair, t->stairs_down};
+    for (int part = 0; part < 2; part++) {
+        if (t->is_stairs) { sparse_stairs(&p); } else { sparse_product(&p); }
+        p.out = (t->is_entry ? b->entries_by_dout : b->by_dout) + at, p.a = b->att + kept, p.b = b->dout + of_q;
+    }
+}
+
+// head h of one tile
+static inline void sparse_add_tile_(const SparseBackward_* b, const SparseTile_* t, int h) {
+    if (t->is_stairs) {
+        const int all = t->end[0] - t->begin[TILE_M - 1];  // positions that see all of its keys
+        sparse_add_(b, t, h, t->begin[0], t->begin[0] + all, 0, TILE_M);
+        return;
+    }
+    for (int from = 0, to;; from = to) {  // from here on the same keys are seen, up to where one begins or ends
+        int m0 = TILE_M, m1 = 0;
+        to = INT_MAX;
+        for (int m = 0; m < t->n; m++) {
+            if (t->begin[m] > from && t->begin[m] < to) { to = t->begin[m]; }
+            if (t->end[m] > from && t->end[m] < to) { to = t->end[m]; }
+            if (t->begin[m] <= from && from < t->end[m]) { m0 = gemm_min_(m0, m), m1 = m + 1; }
+        }
+        if (to == INT_MAX) { return; }
+        if (m0 < m1) { sparse_add_(b, t, h, from, to, m0, m1); }
+    }
+}
+
+// keys first..end of the window, or entries
+static inline void sparse_add_keys_(const SparseBackward_* b, int is_entry, int first, int end) {
+    SparseTile_ tile[SPARSE_KEYS / TILE_M];
+    const int n = (int)ceil_div(end - first, TILE_M);
+    for (int i = 0; i < n; i++) {
+        tile[i] = sparse_tile_(b, is_entry, first + i * TILE_M, gemm_min_(TILE_M, end - first - i * TILE_M));
+    }
+    for (int h = 0; h < b->n_heads; h++) {
+        for (int i = 0; i < n; i++) { sparse_add_tile_(b, &tile[i], h); }
+    }
+}
+
+// what position n of head h adds to the entries on its list from place k to k_end, n_channels of them from c on
+static inline void sparse_add_listed_(const SparseBackward_* b, int h, int n, int k, int k_end, int c, int n_channels) {
+    const SparseShape* s = b->x.s;
+    const size_t d = (size_t)s->d, kept = ((size_t)h * s->N + n) * b->row + b->plan.n_window;
+    const size_t of_q = ((size_t)n * s->H + b->first_head + h) * d + c;
+    const float *q = b->x.q + of_q, *dout = b->dout + of_q, *att = b->att + kept, *ds = b->ds + kept;
+    for (; k < k_end; k++) {
+        const size_t at = (size_t)b->x.chosen[(size_t)n * s->topk + k] * d + c;
+        float *by_q = b->entries_by_q + at, *by_dout = b->entries_by_dout + at;
+        const float ds_k = ds[k], att_k = att[k];
+        #pragma omp simd
+        for (int i = 0; i < n_channels; i++) { by_q[i] = madd(ds_k, q[i], by_q[i]); }
+        #pragma omp simd
+        for (int i = 0; i < n_channels; i++) { by_dout[i] = madd(att_k, dout[i], by_dout[i]); }
+    }
+}
+
+// entries first..end, from lists. place (2, N): where in its list a position has the first of them, and behind the last
+static inline void sparse_add_lists_(const SparseBackward_* b, int first, int end, int c, int n_channels, int* place) {
+    const SparseShape* s = b->x.s;
+    for (int n = 0; n < s->N; n++) {
+        const int* list = b->x.chosen + (size_t)n * s->topk;
+        int k = 0;
+        while (k < s->topk && list[k] >= 0 && list[k] < first) { k++; }
+        place[n] = k;
+        while (k < s->topk && list[k] >= 0 && list[k] < end) { k++; }
+        place[s->N + n] = k;
+    }
+    for (int h = 0; h < b->n_heads; h++) {
+        for (int n = 0; n < s->N; n++) { sparse_add_listed_(b, h, n, place[n], place[s->N + n], c, n_channels); }
+    }
+}
+
+// positions that see an entry, where there are no lists
+static inline void sparse_intervals_(const SparseBackward_* b) {
+    for (int e = 0; e < b->n_entries; e++) { b->begin[e] = b->end[e] = 0; }
+    for (int n = 0; b->x.w && !b->x.chosen && n < b->x.s->N; n++) {
+        const int seen = ENTRIES_SEEN(b->x.places->t[n], b->x.w->r);
+        if ((b->x.places->t[n] + 1) % b->x.w->r == 0) {
+            b->begin[b->x.w->first_entry[n] + seen - 1] = n;
+            b->end[b->x.w->first_entry[n] + seen - 1] = b->x.places->behind[n];
+        }
+    }
+}
+
+// these heads: all threads meet twice
+static inline void sparse_backward_heads_(const SparseBackward_* b) {
+    const SparseShape* s = b->x.s;
+    const int n_parts = (int)ceil_div(b->n_heads, b->plan.n_heads), P = b->plan.positions;
+    const int n_strips = (int)ceil_div(s->N, P) * n_parts, n_keys = (int)ceil_div(s->N, SPARSE_KEYS);
+    const int listed = b->x.chosen != NULL, n_channels = listed ? (int)ceil_div(s->d, SPARSE_CHANNELS) : 1;
+    const int n_entries = (int)ceil_div(b->n_entries, listed ? SPARSE_LISTED : SPARSE_KEYS) * n_channels;
+    #pragma omp parallel
+    {
+        #pragma omp for schedule(dynamic)
+        for (int i = 0; i < n_strips; i++) {
+            const int head = i % n_parts * b->plan.n_heads, n_heads = gemm_min_(b->plan.n_heads, b->n_heads - head);
+            const int first = i / n_parts * P;
+            sparse_backward_strips_(b, first, gemm_min_(first + P, s->N), b->first_head + head, n_heads);
+        }
+        #pragma omp for schedule(dynamic)
+        for (int i = 0; i < n_entries + n_keys; i++) {
+            const int key = (i - n_entries) * SPARSE_KEYS, entry = i / n_channels * (listed ? SPARSE_LISTED : SPARSE_KEYS);
+            const int c = i % n_channels * SPARSE_CHANNELS;
+            if (i >= n_entries) {
+                sparse_add_keys_(b, 0, key, gemm_min_(key + SPARSE_KEYS, s->N));
+            } else if (listed) {
+                int* place = (int*)(b->scratch + (size_t)thread_number() * b->plan.n_floats);
+                sparse_add_lists_(b, entry, gemm_min_(entry + SPARSE_LISTED, b->n_entries), c,
+                                  gemm_min_(SPARSE_CHANNELS, s->d - c), place);
+            } else {
+                sparse_add_keys_(b, 1, entry, gemm_min_(entry + SPARSE_KEYS, b->n_entries));
+            }
+        }
+    }
+}
+
+// dsinks (H), heads over threads: 16 of them are a cache line
+static inline void sparse_dsinks_(float* dsinks, const float* D, const float* max, const float* inv, const float* sinks,
+                                  const SparseShape* s) {
+    enum { LINE = 16 };
+    #pragma omp parallel for
+    for (int head = 0; head < s->H; head += LINE) {
+        const int n_heads = gemm_min_(LINE, s->H - head);
+        float sum[LINE] = {0};
+        for (size_t i = (size_t)head; i < (size_t)s->N * s->H; i += (size_t)s->H) {
+            #pragma omp simd
+            for (int h = 0; h < n_heads; h++) {
+                sum[h] = madd(-(fm_exp(sinks[head + h] - max[i + h]) * inv[i + h]), D[i + h], sum[h]);
+            }
+        }
+        memcpy(dsinks + head, sum, sizeof(float) * n_heads);
+    }
+}
+
+// x += y
+static inline void sparse_join_(float* x, const float* y, size_t n) {
+    #pragma omp parallel for simd
+    for (size_t i = 0; i < n; i++) { x[i] += y[i]; }
+}
+
+static inline void sparse_attention_backward(float* dq, float* dkv, float* dentries, float* dsinks, const float* dout,
+                                             const float* q, const float* kv, const float* entries, const float* max,
+                                             const float* inv, const float* sinks, const int* chosen, int n_entries,
+                                             const SparseShape* s, const Places* places, const EntryWindows* w,
+                                             const Device* dev) {
+    SparseBackward_ b;
+    const SparseInputs x = {s, places, w, w ? chosen : NULL, q, kv, entries};
+    memset(&b, 0, sizeof b);
+    b.x = x;
+    b.dout = dout, b.max = max, b.inv = inv, b.dq = dq;
+    b.n_entries = w ? n_entries : 0;
+    b.plan = sparse_plan_(&b.x, 1, 2);
+    b.row = (size_t)sparse_round_(b.plan.n_window + b.plan.n_entries) + VLANES;
+    const size_t of_head = 2 * (size_t)s->N * b.row, fit = SPARSE_KEPT / sizeof(float) / (of_head + 1);
+    const int at_once = fit < (size_t)s->H ? gemm_min_(s->H, fit < VLANES ? VLANES : (int)(fit / VLANES * VLANES)) : s->H;
+    const int strip_heads = gemm_min_(at_once, SPARSE_LANES);
+    b.plan = sparse_plan_(&b.x, strip_heads, 2);
+    const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b.n_entries * s->d;
+    const size_t n_place = 2 * (size_t)s->N;
+    if (b.plan.n_floats < n_place) { b.plan.n_floats = n_place; }
+    const size_t n_D = (size_t)s->N * s->H, n_kept = (size_t)at_once * of_head;
+    float* p = device_workspace(dev, sizeof(float) * (n_D + n_kept + n_kv + n_of_entries + 2 * (size_t)b.n_entries +
+                                                      b.plan.n_floats * (size_t)dev->n_threads));
+    b.D = p, p += n_D;
+    b.att = p, p += n_kept / 2;
+    b.ds = p, p += n_kept / 2;
+    b.by_q = dkv, b.by_dout = p, p += n_kv;
+    b.entries_by_q = dentries, b.entries_by_dout = p, p += n_of_entries;
+    b.begin = (int*)p, b.end = b.begin + b.n_entries, p += 2 * (size_t)b.n_entries;
+    b.scratch = p;
+    device_zero(dkv, sizeof(float) * n_kv, dev);
+    if (n_of_entries) { device_zero(dentries, sizeof(float) * n_of_entries, dev); }
+    device_zero(b.by_dout, sizeof(float) * (n_kv + n_of_entries), dev);
+    sparse_intervals_(&b);
+    for (b.first_head = 0; b.first_head < s->H; b.first_head += at_once) {
+        b.n_heads = gemm_min_(at_once, s->H - b.first_head);
+        sparse_backward_heads_(&b);
+    }
+    sparse_join_(dkv, b.by_dout, n_kv);
+    if (n_of_entries) { sparse_join_(dentries, b.entries_by_dout, n_of_entries); }
+    if (dsinks) { sparse_dsinks_(dsinks, b.D, max, inv, sinks, s); }
+}
+#else  // ---- CUDA ----
+#endif
+#endif  // LLMC_SPARSE_ATTENTION_H

@@ -1,0 +1,41 @@
+/*
+Which keys and entries a position sees, for sparse_attention.h and what it is made of.
+    keys of the window   window_keys of them, neighbouring rows of kv from first_key on
+    entries behind them  n_entries of them; entry i is row sparse_entry of `entries`
+In training the key of position n is row n, and places has `behind`; in generation both point into caches.
+*/
+#ifndef LLMC_SPARSE_SHAPE_H
+#define LLMC_SPARSE_SHAPE_H
+#include "../core/device.h"  // in a CUDA build, what __host__ means
+#include "../core/fmath.h"   // FM_FUNCTION: for the host and, in a CUDA build, for kernels
+#include "entry_windows.h"   // Places, EntryWindows, ENTRIES_SEEN
+
+typedef struct {
+    int N, H, d;       // positions, heads of queries, channels of a head
+    int window, topk;  // keys that a position sees at most; length of its list
+    float scale;       // of the scores, above 0
+} SparseShape;
+
+// how many keys of the window position n sees, and which row is the first
+FM_FUNCTION int sparse_window_keys(const SparseShape* s, const Places* places, int n) {
+    return places->t[n] + 1 < s->window ? places->t[n] + 1 : s->window;
+}
+FM_FUNCTION int sparse_first_key(const SparseShape* s, const Places* places, int n) {
+    return places->first_key[n] + places->t[n] + 1 - sparse_window_keys(s, places, n);
+}
+
+// how many entries
+FM_FUNCTION int sparse_entries(const SparseShape* s, const Places* places, const EntryWindows* w, const int* chosen,
+                                int n) {
+    int length = 0;
+    if (!w) { return 0; }
+    if (!chosen) { return ENTRIES_SEEN(places->t[n], w->r); }
+    while (length < s->topk && chosen[(size_t)n * s->topk + length] >= 0) { length++; }
+    return length;
+}
+
+// the row of the i-th of them
+FM_FUNCTION int sparse_entry(const SparseShape* s, const EntryWindows* w, const int* chosen, int n, int i) {
+    return chosen ? chosen[(size_t)n * s->topk + i] : w->first_entry[n] + i;
+}
+#endif  // LLMC_SPARSE_SHAPE_H

@@ -1,0 +1,465 @@
+/*
+Promises of llmc/ops/sparse_attention.h, which follow from the tables (llmc/test/op.h), and others of its own: the
+documents of a problem are of several lengths, with entries that nobody has, and lists of every length. Fast builds for
+GPUs keep tolerances.
+*/
+#define SPARSE_KEPT ((size_t)1 << 19)  // backward in several groups of heads
+#include "llmc/ops/sparse_attention.h"
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+
+// N positions, H heads, D channels, W entries, lists of K (0: none, all entries that ended), R tokens an entry, L the
+// window; P is 4, the rows of places: t, first_key, behind, first_entry
+enum { Q, KV, ENTRIES, SINKS, CHOSEN, PLACES, OUT, MAX, INV, DOUT, DQ, DKV, DENTRIES, DSINKS };
+
+static SparseShape shape_of(const int* d) {
+    const SparseShape s = {d['N'], d['H'], d['D'], d['L'], d['K'], 1.0f / sqrtf((float)d['D'])};
+    return s;
+}
+static Places places_of(float* const* a, const int* d) {
+    const int* p = (const int*)a[PLACES];
+    const Places places = {d['N'], p, p + d['N'], p + 2 * d['N']};
+    return places;
+}
+static EntryWindows windows_of(float* const* a, const int* d) {
+    const EntryWindows w = {d['R'], 0, d['W'], NULL, NULL, NULL, (const int*)a[PLACES] + 3 * d['N']};
+    return w;
+}
+#define THE_PROBLEM                                                                                     \
+    const SparseShape s = shape_of(d);                                                                  \
+    const Places places = places_of(a, d);                                                              \
+    const EntryWindows windows = windows_of(a, d), *w = d['W'] > 0 ? &windows : NULL;                   \
+    const int* chosen = d['K'] > 0 ? (const int*)a[CHOSEN] : NULL
+
+static void forward_ref(float* const* a, const int* d) {
+    THE_PROBLEM;
+    sparse_attention_forward_ref(a[OUT], a[MAX], a[INV], a[Q], a[KV], a[ENTRIES], a[SINKS], chosen, &s, &places, w);
+}
+
+OP_STORED(X)
+static void forward(X* const* x, float* const* a, const int* d, const Device* dev) {
+    THE_PROBLEM;
+    sparse_attention_forward(x[OUT], a[MAX], a[INV], x[Q], x[KV], x[ENTRIES], a[SINKS], chosen, &s, &places, w, dev);
+}
+
+static void backward_ref(float* const* a, const int* d) {
+    THE_PROBLEM;
+    sparse_attention_backward_ref(a[DQ], a[DKV], a[DENTRIES], a[DSINKS], a[DOUT], a[Q], a[KV], a[ENTRIES], a[MAX],
+                                  a[INV], a[SINKS], chosen, d['W'], &s, &places, w);
+}
+
+OP_STORED(X)
+static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
+    THE_PROBLEM;
+    sparse_attention_backward(x[DQ], x[DKV], x[DENTRIES], a[DSINKS], x[DOUT], x[Q], x[KV], x[ENTRIES], a[MAX], a[INV],
+                              a[SINKS], chosen, d['W'], &s, &places, w, dev);
+}
+
+// documents of N/2 + 1, 1, 3 positions, and the rest; behind the second one an entry that nobody has
+static void fill_places(int* places, const int* d) {
+    const int N = d['N'], lengths[] = {N / 2 + 1, 1, 3, N};
+    for (int first = 0, i = 0, entry = 0; first < N; i++) {
+        const int length = lengths[i] < N - first ? lengths[i] : N - first;
+        for (int t = 0; t < length; t++) {
+            places[first + t] = t, places[N + first + t] = first;
+            places[2 * N + first + t] = first + length, places[3 * N + first + t] = entry;
+        }
+        entry += (d['R'] ? length / d['R'] : 0) + (i == 1);
+        first += length;
+    }
+}
+
+// some of the entries that a position sees, ascending
+static void fill_chosen(int* chosen, const int* places, const int* d) {
+    uint64_t state = seeded_stream(9);
+    for (int n = 0; n < d['N']; n++) {
+        const int seen = (places[n] + 1) / d['R'], one_in = 1 + seen / (d['K'] + 1);
+        int length = 0;
+        for (int e = 0; e < seen && length < d['K']; e++) {
+            if (xorshift_u32(&state) % (uint32_t)(one_in + n % 3) == 0) {
+                chosen[n * d['K'] + length++] = places[3 * d['N'] + n] + e;
+            }
+        }
+        while (length < d['K']) { chosen[n * d['K'] + length++] = -1; }
+    }
+}
+
+static void fill(float* const* a, const int* d) {
+    fill_places((int*)a[PLACES], d);
+    if (d['K'] > 0) { fill_chosen((int*)a[CHOSEN], (const int*)a[PLACES], d); }
+}
+
+// from the contract, not by the functions of sparse_shape.h: the keys of position n, window first
+static int keys_double(double** key, double* const* a, const int* d, int n) {
+    const int N = d['N'], D = d['D'], t = (int)a[PLACES][n];
+    int n_keys = 0;
+    for (int u = 0; u < N; u++) {
+        const int same = a[PLACES][N + u] == a[PLACES][N + n];
+        if (same && u <= n && u > n - d['L']) { key[n_keys++] = a[KV] + u * D; }
+    }
+    for (int e = 0; d['W'] > 0 && d['K'] == 0 && e < (t + 1) / d['R']; e++) {
+        key[n_keys++] = a[ENTRIES] + ((int)a[PLACES][3 * N + n] + e) * D;
+    }
+    for (int k = 0; k < d['K'] && a[CHOSEN][n * d['K'] + k] >= 0.0; k++) {
+        key[n_keys++] = a[ENTRIES] + (int)a[CHOSEN][n * d['K'] + k] * D;
+    }
+    return n_keys;
+}
+
+static void in_double(double* const* a, const int* d) {
+    const int H = d['H'], D = d['D'];
+    double** key = (double**)new_array((size_t)(d['N'] + d['W'] + 1), sizeof(double*));
+    for (int n = 0; n < d['N']; n++) {
+        const int n_keys = keys_double(key, a, d, n);
+        for (int h = 0; h < H; h++) {
+            const double* q = a[Q] + (n * H + h) * D;
+            double* out = a[OUT] + (n * H + h) * D;
+            double total = exp(a[SINKS][h]);
+            for (int c = 0; c < D; c++) { out[c] = 0.0; }
+            for (int k = 0; k < n_keys; k++) {
+                double dot = 0.0;
+                for (int c = 0; c < D; c++) { dot += q[c] * key[k][c]; }
+                const double e = exp(dot / sqrt((double)D));
+                total += e;
+                for (int c = 0; c < D; c++) { out[c] += e * key[k][c]; }
+            }
+            for (int c = 0; c < D; c++) { out[c] /= total; }
+        }
+    }
+    free(key);
+}
+
+// |q|, |kv|, |entries| < 1, |dout| < 1. A score is a chain of D products below 1, scaled: off by rounding_walk(D, D) /
+// sqrt(D), and so is a weight, relatively; with its exponential, its total and the sum over n_keys
+static double weight_error(const int* d) {
+    const double D = d['D'], n_keys = d['L'] + d['W'];
+    return rounding_walk((int)D, D) / sqrt(D) + rounding_walk((int)(2 * n_keys), 1.0) + 0x1p-22;
+}
+
+static double error(int array, const int* d) {
+    const double D = d['D'], N = d['N'], one = weight_error(d);
+    switch (array) {
+        case OUT: return one;                           // a mean of keys
+        case DQ: return 4 * sqrt(D) * one;              // |datt - D| < 2 D, the scale, and a weight of 1 in all
+        case DKV:
+        case DENTRIES: return d['H'] * N * (4 * sqrt(D) + 1) * one / 4;  // of those weights that a key has
+        case DSINKS: return N * D * one;                // a weight times D, which is below D
+        default: return -1.0;
+    }
+}
+
+// other orders of sums, and exp of the hardware: a score is off by 2^-21 of it, |score| < sqrt(D)
+static double apart(const OpProblem* p, int array, size_t i) {
+    const double weights = 2.0 * weight_error(p->d) + 0x1p-19 * sqrt(p->d['D']);
+    const double of_bf16 = p->as_bf16 ? 0x1p-8 : 0.0;
+    switch (array) {
+        case MAX: return rounding_walk(p->d['D'], p->d['D']) * 2.0 / sqrt(p->d['D']);
+        case INV: return weights;
+        default: return error(array, p->d) / weight_error(p->d) * (weights + of_bf16);
+    }
+}
+
+static const int shapes[][OP_DIMS] = {
+    // N, H, D, W, K, R, L, P
+    {1, 1, 1, 0, 0, 1, 1, 4},    {1, 2, 3, 2, 0, 1, 4, 4},   {7, 3, 5, 4, 0, 3, 2, 4},    {9, 8, 16, 6, 2, 2, 4, 4},
+    {33, 2, 7, 10, 3, 4, 5, 4},  {20, 5, 33, 0, 0, 1, 6, 4}, {33, 4, 16, 36, 0, 1, 9, 4}, {40, 1, 17, 12, 5, 4, 64, 4},
+    {24, 16, 8, 8, 8, 4, 1, 4},
+#ifndef __CUDACC__
+    {130, 8, 64, 34, 0, 4, 32, 4}, {131, 8, 48, 36, 9, 4, 40, 4}, {70, 66, 20, 10, 4, 8, 16, 4},
+    {257, 3, 32, 70, 0, 4, 24, 4}, {90, 130, 16, 4, 0, 30, 33, 4}, {60, 64, 32, 32, 17, 2, 10, 4},
+#endif
+    {0},
+};
+
+static const Op sparse_attention = {
+    .name = "sparse_attention", .dims = "NHDWKRLP",
+    .arrays = {
+        {Q, "q", "NHD", GIVEN, 1.0f},
+        {KV, "kv", "ND", GIVEN, 1.0f},
+        {ENTRIES, "entries", "WD", GIVEN, 1.0f},
+        {SINKS, "sinks", "H", GIVEN | FLOAT, 1.0f, "dsinks"},
+        {CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'W'},
+        {PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'N'},
+        {OUT, "out", "NHD", MADE, 0.0f, "dsinks"},
+        {MAX, "max", "NH", MADE | FLOAT},
+        {INV, "inv", "NH", MADE | FLOAT},
+        {DOUT, "dout", "NHD", GIVEN, 1.0f},
+        {DQ, "dq", "NHD", GRADIENT},
+        {DKV, "dkv", "ND", GRADIENT},
+        {DENTRIES, "dentries", "WD", GRADIENT},
+        {DSINKS, "dsinks", "H", GRADIENT | ASKED | FLOAT},
+    },
+    .shapes = shapes, .traits = ANYWHERE,
+    .fill = fill,
+    .forward_ref = forward_ref, .forward = OP_FAST(forward),
+    .backward_ref = backward_ref, .backward = OP_FAST(backward),
+    .in_double = in_double, .error = error,
+    .judged = {{9, 2, 5, 6, 0, 2, 3, 4}, {14, 3, 4, 8, 2, 2, 4, 4}, {6, 1, 3, 0, 0, 1, 2, 4}}, .apart = apart,
+};
+
+// ---- the sum over heads of the weights of a list ----
+
+enum { M_Q, M_ENTRIES, M_MAX, M_INV, M_CHOSEN, M_MASS };
+
+static void mass_ref(float* const* a, const int* d) {
+    const SparseShape s = {d['N'], d['H'], d['D'], 1, d['K'], 1.0f / sqrtf((float)d['D'])};
+    sparse_attention_mass_ref(a[M_MASS], a[M_Q], a[M_ENTRIES], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], &s);
+}
+
+OP_STORED(X)
+static void mass(X* const* x, float* const* a, const int* d, const Device* dev) {
+    const SparseShape s = {d['N'], d['H'], d['D'], 1, d['K'], 1.0f / sqrtf((float)d['D'])};
+    const EntryWindows w = {1, 0, d['W'], NULL, NULL, NULL, NULL};
+    sparse_attention_mass(a[M_MASS], x[M_Q], x[M_ENTRIES], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], &s, &w, dev);
+}
+
+// lists of every length, ascending
+static void mass_fill(float* const* a, const int* d) {
+    int* chosen = (int*)a[M_CHOSEN];
+    for (int n = 0; n < d['N']; n++) {
+        for (int k = 0; k < d['K']; k++) {
+            const int entry = n % 3 + k * (1 + n % 2);
+            chosen[n * d['K'] + k] = k < n % (d['K'] + 1) && entry < d['W'] ? entry : -1;
+        }
+    }
+}
+
+static void mass_double(double* const* a, const int* d) {
+    for (int i = 0; i < d['N'] * d['K']; i++) {
+        const int n = i / d['K'], entry = (int)a[M_CHOSEN][i];
+        a[M_MASS][i] = 0.0;
+        for (int h = 0; entry >= 0 && h < d['H']; h++) {
+            double dot = 0.0;
+            for (int c = 0; c < d['D']; c++) {
+                dot += a[M_Q][(n * d['H'] + h) * d['D'] + c] * a[M_ENTRIES][entry * d['D'] + c];
+            }
+            a[M_MASS][i] += exp(dot / sqrt((double)d['D']) - a[M_MAX][n * d['H'] + h]) * a[M_INV][n * d['H'] + h];
+        }
+    }
+}
+
+// |max|, |inv| < 1: a weight is below exp(sqrt(D) + 1)
+static double mass_error(int array, const int* d) {
+    const double most = exp(sqrt((double)d['D']) + 1.0), D = d['D'];
+    return array != M_MASS ? -1.0
+                           : d['H'] * most * (rounding_walk((int)D, D) / sqrt(D) + 0x1p-22) +
+                                 rounding_walk(d['H'], d['H'] * most);
+}
+
+static double mass_apart(const OpProblem* p, int array, size_t i) {
+    return 2.0 * mass_error(array, p->d) + p->d['H'] * exp(sqrt(p->d['D']) + 1.0) * 0x1p-19 * sqrt(p->d['D']);
+}
+
+static const int mass_shapes[][OP_DIMS] = {
+    {1, 1, 1, 1, 1}, {7, 3, 5, 9, 4}, {9, 8, 16, 20, 7}, {5, 66, 7, 30, 17}, {4, 40, 33, 50, 33}, {3, 130, 4, 40, 16}, {0},
+};
+
+static const Op sparse_mass = {
+    .name = "mass", .dims = "NHDWK",
+    .arrays = {
+        {M_Q, "q", "NHD", GIVEN, 1.0f},
+        {M_ENTRIES, "entries", "WD", GIVEN, 1.0f},
+        {M_MAX, "max", "NH", GIVEN | FLOAT, 1.0f},
+        {M_INV, "inv", "NH", GIVEN | FLOAT, 1.0f},
+        {M_CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'W'},
+        {M_MASS, "mass", "NK", MADE | FLOAT},
+    },
+    .shapes = mass_shapes, .traits = ANYWHERE,
+    .fill = mass_fill,
+    .forward_ref = mass_ref, .forward = OP_FAST(mass),
+    .in_double = mass_double, .error = mass_error, .judged = {{9, 3, 5, 9, 4}, {5, 8, 16, 20, 7}}, .apart = mass_apart,
+};
+
+// ---- promises of its own ----
+
+// one operation per line, as dev/ref/sparse_attention.py has them: one document, no lists
+static void test_frozen(Test* t) {
+    enum { N = 12, H = 2, D = 5, R = 3, L = 4, W = N / R, KEYS = L + W };
+    const int shape[] = {1, H, D, W, 0, R, L, 4};
+    OpProblem p = op_problem(&sparse_attention, shape, EASY, 0);
+    int places[4 * N];
+    float *q = random_array(N * H * D, 1.0f, 1), *kv = random_array(N * D, 1.0f, 2);
+    float *entries = random_array(W * D, 1.0f, 3), *dout = random_array(N * H * D, 1.0f, 4), sinks[H] = {0.5f, -1.0f};
+    float out[N * H * D], max[N * H], inv[N * H], dq[N * H * D], dkv[N * D], dentries[W * D], dsinks[H];
+    float by_q[(N + W) * D] = {0}, by_dout[(N + W) * D] = {0}, scale = 1.0f / sqrtf((float)D);
+    for (int n = 0; n < N; n++) { places[n] = n, places[N + n] = 0, places[2 * N + n] = N, places[3 * N + n] = 0; }
+    const SparseShape s = {N, H, D, L, 0, scale};
+    const Places where = {N, places, places + N, places + 2 * N};
+    const EntryWindows w = {R, 0, W, NULL, NULL, NULL, places + 3 * N};
+    sparse_attention_forward_ref(out, max, inv, q, kv, entries, sinks, NULL, &s, &where, &w);
+    sparse_attention_backward_ref(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks, NULL, W, &s, &where,
+                                  &w);
+    for (int h = 0; h < H; h++) {
+        float want_dsink = 0.0f;
+        for (int n = 0; n < N; n++) {
+            const int i = n * H + h;
+            const float *q_i = q + i * D, *d_i = dout + i * D, *key[KEYS];
+            float score[KEYS], datt[KEYS], att[KEYS], want[D] = {0}, want_dq[D] = {0}, top = -INFINITY, total = 0.0f;
+            float delta = 0.0f;
+            int row[KEYS], n_keys = 0;
+            for (int u = n - L + 1; u <= n; u++) {
+                if (u >= 0) { row[n_keys] = u, key[n_keys++] = kv + u * D; }
+            }
+            for (int e = 0; (e + 1) * R - 1 <= n; e++) { row[n_keys] = N + e, key[n_keys++] = entries + e * D; }
+            for (int k = 0; k < n_keys; k++) {
+                float dot = 0.0f;
+                datt[k] = 0.0f;
+                for (int c = 0; c < D; c++) { dot = madd(q_i[c], key[k][c], dot); }
+                for (int c = 0; c < D; c++) { datt[k] = madd(d_i[c], key[k][c], datt[k]); }
+                score[k] = dot * scale;
+                top = score[k] > top ? score[k] : top;
+            }
+            top = sinks[h] > top ? sinks[h] : top;
+            for (int k = 0; k < n_keys; k++) {
+                const float distance = score[k] - top;
+                att[k] = fm_exp(distance);
+                total += att[k];
+            }
+            const float sink_distance = sinks[h] - top, sink = fm_exp(sink_distance);
+            const float whole = total + sink, one = 1.0f / whole;
+            for (int k = 0; k < n_keys; k++) {
+                att[k] *= one;
+                delta = madd(att[k], datt[k], delta);
+                for (int c = 0; c < D; c++) { want[c] = madd(att[k], key[k][c], want[c]); }
+            }
+            for (int k = 0; k < n_keys; k++) {
+                const float difference = datt[k] - delta, product = att[k] * difference, ds = product * scale;
+                for (int c = 0; c < D; c++) {
+                    want_dq[c] = madd(ds, key[k][c], want_dq[c]);
+                    by_q[row[k] * D + c] = madd(ds, q_i[c], by_q[row[k] * D + c]);
+                    by_dout[row[k] * D + c] = madd(att[k], d_i[c], by_dout[row[k] * D + c]);
+                }
+            }
+            const float share = sink * one;
+            want_dsink = madd(-share, delta, want_dsink);
+            check_bits(t, "out", out + i * D, want, D);
+            check_bits(t, "dq", dq + i * D, want_dq, D);
+            check_bits(t, "max", max + i, &top, 1);
+            check_bits(t, "inv", inv + i, &one, 1);
+        }
+        check_bits(t, "dsinks", dsinks + h, &want_dsink, 1);
+    }
+    for (int i = 0; i < (N + W) * D; i++) { by_q[i] += by_dout[i]; }
+    check_bits(t, "dkv", dkv, by_q, N * D);
+    check_bits(t, "dentries", dentries, by_q + N * D, W * D);
+    free(q), free(kv), free(entries), free(dout);
+    op_problem_free(&p);
+}
+
+// q 0 and sinks 0: all that is seen, and the sink, has the same weight. The fourth position sees two keys and an entry
+// that stands for both of the first two, and has itself the list
+static void test_obvious(Test* t) {
+    const int shape[] = {4, 1, 1, 2, 0, 2, 2, 4};
+    OpProblem p = op_problem(&sparse_attention, shape, EASY, 0);
+    Device dev = test_device(1);
+    const float keys[] = {3.0f, 6.0f, 9.0f, 12.0f};
+    int* places = (int*)p.a[PLACES];
+    for (int n = 0; n < 4; n++) { places[n] = n, places[4 + n] = 0, places[8 + n] = 4, places[12 + n] = 0; }
+    memset(p.a[Q], 0, sizeof(float) * 4), memcpy(p.a[KV], keys, sizeof keys);
+    p.a[SINKS][0] = 0.0f, p.a[ENTRIES][0] = 30.0f, p.a[ENTRIES][1] = 60.0f;
+    for (int n = 0; n < 4; n++) { p.a[DOUT][n] = n == 3 ? 5.0f : 0.0f; }
+    op_answer(t, &p, &dev);
+    // 3 / 2    (3 + 6 + 30) / 4    (6 + 9 + 30) / 4    (9 + 12 + 30 + 60) / 5
+    const float want[] = {1.5f, 9.75f, 11.25f, 22.2f, 0.0f, 0.0f, 1.0f, 1.0f, 1.0f, 1.0f, -22.2f};
+    const float got[] = {p.a[OUT][0], p.a[OUT][1], p.a[OUT][2],      p.a[OUT][3],      p.a[DKV][0],   p.a[DKV][1],
+                         p.a[DKV][2], p.a[DKV][3], p.a[DENTRIES][0], p.a[DENTRIES][1], p.a[DSINKS][0]};
+    for (int i = 0; i < 11; i++) {
+        check(t, fabsf(got[i] - want[i]) <= 1e-5f, "number %d: found %.9g, expected %.9g", i, (double)got[i],
+              (double)want[i]);
+    }
+    device_free(&dev);
+    op_problem_free(&p);
+}
+
+// In generation a pass has some positions of several texts, whose keys and entries lie in caches, each text's apart.
+// `whole` is one pass over two texts of T positions; the pass here has those from position `from` on
+enum { TEXTS = 2, T = 21, ROOM = 30, G_H = 3, G_D = 20, G_R = 4, G_L = 6, G_K = 3, G_W = T / G_R };
+
+static void check_generation(Test* t, int from, int with_lists, const Device* dev) {
+    enum { N = TEXTS * T, HD = G_H * G_D };
+    const int n_new = TEXTS * (T - from);
+    int whole[4 * N], places[4 * N], lists[N * G_K], chosen[N * G_K];
+    float *q = random_array(N * HD, 2.0f, 1), *kv = random_array(N * G_D, 2.0f, 2), *new_q = filled_array(N * HD, 0.0f);
+    float *entries = random_array(TEXTS * G_W * G_D, 2.0f, 3), *sinks = random_array(G_H, 1.0f, 4);
+    float *cache = filled_array(TEXTS * ROOM * G_D, NAN), *entry_cache = filled_array(TEXTS * ROOM * G_D, NAN);
+    for (int i = 0, j = 0; i < N; i++) {
+        const int text = i / T, n = i % T, seen = (n + 1) / G_R;
+        whole[i] = n, whole[N + i] = text * T, whole[2 * N + i] = text * T + T, whole[3 * N + i] = text * G_W;
+        memcpy(cache + (text * ROOM + n) * G_D, kv + i * G_D, sizeof(float) * G_D);
+        for (int k = 0; k < G_K; k++) { lists[i * G_K + k] = 2 * k < seen ? text * G_W + 2 * k : -1; }
+        if (n < from) { continue; }
+        places[j] = n, places[n_new + j] = text * ROOM, places[2 * n_new + j] = text * ROOM + 2;
+        for (int k = 0; k < G_K; k++) { chosen[j * G_K + k] = 2 * k < seen ? text * ROOM + 2 + 2 * k : -1; }
+        memcpy(new_q + j++ * HD, q + i * HD, sizeof(float) * HD);
+    }
+    for (int i = 0; i < TEXTS * G_W; i++) {
+        memcpy(entry_cache + (i / G_W * ROOM + 2 + i % G_W) * G_D, entries + i * G_D, sizeof(float) * G_D);
+    }
+    float *out = filled_array(N * HD, NAN), *max = filled_array(N * G_H, NAN), *inv = filled_array(N * G_H, NAN);
+    float *new_out = filled_array(N * HD, NAN);
+    for (int pass = 0; pass < 2; pass++) {
+        const int n_rows = pass ? n_new : N, n_kv = pass ? TEXTS * ROOM : N;
+        const int n_entries = pass ? TEXTS * ROOM : TEXTS * G_W;
+        const SparseShape s = {n_rows, G_H, G_D, G_L, G_K, 1.0f / sqrtf((float)G_D)};
+        int* where = ints_to_device(pass ? places : whole, 4 * (size_t)n_rows, dev);
+        int* list = ints_to_device(pass ? chosen : lists, (size_t)n_rows * G_K, dev);
+        const Places p = {n_rows, where, where + n_rows, pass ? NULL : where + 2 * n_rows};
+        const EntryWindows w = {G_R, 0, n_entries, NULL, NULL, NULL, where + (pass ? 2 : 3) * n_rows};
+        float *q_d = to_device(pass ? new_q : q, (size_t)n_rows * HD, dev), *sinks_d = to_device(sinks, G_H, dev);
+        float* kv_d = to_device(pass ? cache : kv, (size_t)n_kv * G_D, dev);
+        float* entries_d = to_device(pass ? entry_cache : entries, (size_t)n_entries * G_D, dev);
+        float *out_d = to_device(out, N * HD, dev), *max_d = to_device(max, N * G_H, dev);
+        float* inv_d = to_device(inv, N * G_H, dev);
+        sparse_attention_forward(out_d, max_d, inv_d, q_d, kv_d, entries_d, sinks_d, with_lists ? list : NULL, &s, &p,
+                                 &w, dev);
+        from_device(pass ? new_out : out, out_d, N * HD, dev);
+        device_drop(q_d), device_drop(kv_d), device_drop(entries_d), device_drop(max_d), device_drop(inv_d);
+        device_drop(where), device_drop(list), device_drop(sinks_d);
+    }
+    for (int i = 0, j = 0; i < N; i++) {
+        if (i % T >= from) { check_bits(t, "a new position", new_out + j++ * HD, out + i * HD, HD); }
+    }
+    free(q), free(kv), free(entries), free(sinks), free(cache), free(entry_cache), free(new_q);
+    free(out), free(max), free(inv), free(new_out);
+}
+
+static void test_generation(Test* t) {
+    const int starts[] = {0, 1, 7, T - 1};
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
+        for (int j = 0; j < 8; j++) { check_generation(t, starts[j / 2], j % 2, &dev); }
+        device_free(&dev);
+    }
+}
+
+// keys, entries and positions of one document spoilt: the others keep every bit, forward and backward
+static void test_documents(Test* t) {
+    const int lists[] = {0, 3};
+    Device dev = test_device(2);
+    for (int i = 0; i < 2; i++) {
+        const int shape[] = {25, 3, 10, 10, lists[i], 3, 4, 4}, second = 25 / 2 + 1;  // where it begins
+        OpProblem clean = op_problem(&sparse_attention, shape, EASY, 0);
+        OpProblem spoilt = op_problem(&sparse_attention, shape, EASY, 0);
+        for (int c = 0; c < second * 10; c++) { spoilt.a[KV][c] = NAN; }
+        for (int c = 0; c < second / 3 * 10; c++) { spoilt.a[ENTRIES][c] = INFINITY; }
+        for (int c = 0; c < second * 30; c++) { spoilt.a[Q][c] = spoilt.a[DOUT][c] = NAN; }
+        op_answer(t, &clean, &dev), op_answer(t, &spoilt, &dev);
+        const int first = second * 30, n = 25 * 30 - first;
+        check_bits(t, "out", spoilt.a[OUT] + first, clean.a[OUT] + first, (size_t)n);
+        check_bits(t, "dq", spoilt.a[DQ] + first, clean.a[DQ] + first, (size_t)n);
+        check_bits(t, "dkv", spoilt.a[DKV] + first / 3, clean.a[DKV] + first / 3, (size_t)n / 3);
+        check_bits(t, "dentries", spoilt.a[DENTRIES] + 40, clean.a[DENTRIES] + 40, 60);
+        op_problem_free(&clean), op_problem_free(&spoilt);
+    }
+    device_free(&dev);
+}
+
+int main(int argc, char** argv) {
+    const Op* ops[] = {&sparse_attention, &sparse_mass};
+    const Promise promises[] = {
+        {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
+        {"obvious", "equal scores: the mean of what is seen, of which the sink has a share", test_obvious},
+        {"generation", "new positions against caches have the bits of one pass over the texts", test_generation},
+        {"documents", "Inf and NaN in a document reach no other", test_documents},
+    };
+    return op_main(argc, argv, ops, 2, promises, 4);
+}
