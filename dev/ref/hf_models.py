@@ -646,22 +646,22 @@ class DeepseekV4(Architecture):
     # Layers, S with a window, C with entries that an indexer chooses, H with all entries, and how many of them go by
     # tables; none: those of the specification. Vocabulary; rows and positions of the batch; spread of the matrices;
     # seed; changes to ODD. Seeds are such that no choice and no bound of a SwiGLU is near: choices are 5e-5 from others,
-    # gates and ups 4e-6 from their bounds, and all gradients of the reference within 1.2e-5
+    # gates and ups 4e-6 from their bounds, and all gradients of the reference within 1.7e-5
     Case = namedtuple("Case", "layers hashed V B T spread seed more")
     CASES = [
-        Case("", 0, 128, 2, 70, 0.25, 0, {}),            # the model of the specification, every length beyond its entries
-        Case("", 0, 128, 2, 17, 0.25, 0, {}),            # one entry of 16, four of 4, all chosen
-        Case("", 0, 128, 3, 3, 0.25, 0, {}),             # no entries
+        Case("", 0, 128, 2, 70, 0.25, 5, {}),            # the model of the specification, every length beyond its entries
+        Case("", 0, 128, 2, 17, 0.25, 4, {}),            # one entry of 16, four of 4, all chosen
+        Case("", 0, 128, 3, 3, 0.25, 5, {}),             # no entries
         Case("SS", 1, 37, 2, 25, 0.3, 0, {}),            # windows alone, crossed
         Case("SS", 0, 37, 3, 1, 0.3, 0, {}),             # one position
         Case("CC", 1, 37, 2, 17, 0.3, 0, MIDDLE),        # one entry more than are chosen, a frequency between the two
         Case("CC", 2, 37, 1, 40, 0.3, 0, MIDDLE),
-        Case("HH", 0, 37, 2, 33, 0.3, 0, PLAIN),         # no YaRN
-        Case("HHCHC", 0, 61, 2, 41, 0.3, 0, {"hc_mult": 2, "hc_sinkhorn_iters": 7, **RATES, **MIDDLE}),
+        Case("HH", 0, 37, 2, 33, 0.3, 1, PLAIN),         # no YaRN
+        Case("HHCHC", 0, 61, 2, 41, 0.3, 2, {"hc_mult": 2, "hc_sinkhorn_iters": 7, **RATES, **MIDDLE}),
         Case("CSCH", 4, 37, 1, 33, 0.3, 0, {"hc_mult": 3, "hc_sinkhorn_iters": 3, **RATES}),  # all by tables
         Case("SCH", 1, 131, 2, 30, 0.3, 0, {"hc_mult": 3, "hc_sinkhorn_iters": 1, "compress_rates": {CSA: 2, HCA: 8},
                                             "sliding_window": 3, **MIDDLE}),
-        Case("CH", 1, 37, 2, 19, 0.3, 0, {"hc_mult": 1, "o_groups": 1, "num_experts_per_tok": 2}),  # one stream, one group
+        Case("CH", 1, 37, 2, 19, 0.3, 8, {"hc_mult": 1, "o_groups": 1, "num_experts_per_tok": 2}),  # one stream, one group
         Case("SC", 0, 37, 1, 4, 0.3, 0, {"n_routed_experts": 16}),          # experts that nobody chooses
         Case("HS", 1, 37, 2, 18, 0.3, 0, {"n_routed_experts": 3}),          # all experts
         Case("CHC", 1, 37, 1, 45, 0.3, 0, {"index_topk": 50, "sliding_window": 64}),  # all entries, a window that is wider
