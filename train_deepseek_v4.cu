@@ -57,7 +57,7 @@ typedef struct {
     Stream streams1, streams2;
     EntryTensors attention;
     ExpertTensors experts;
-    floatX *mtp_next, *mtp_embedding_norm, *mtp_hidden_norm, *mtp_streams0, *mtp_hc_head_y, *mtp_norm, *dstart, *dhidden;
+    floatX *mtp_encoded, *mtp_embedding_norm, *mtp_hidden_norm, *mtp_streams0, *mtp_hc_head_y, *mtp_norm, *dstart, *dhidden;
     floatX *dstreams, *dbranch, *dnorm, *dy, *droom, *dshared_hidden;
 } ActivationTensors;
 
@@ -168,7 +168,7 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     *t++ = activation(FIELD(norm),           0, N, D);         // the last norm's output
     *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
     if (mtp) {
-        *t++ = activation(FIELD(mtp_next),        0, N, D);    // embeddings of the next tokens
+        *t++ = activation(FIELD(mtp_encoded),     0, N, D);    // embeddings of the next tokens
         *t++ = activation(FIELD(mtp_embedding_norm), 0, N, D);
         *t++ = activation(FIELD(mtp_hidden_norm), 0, N, S);    // of the streams behind the last layer
         *t++ = activation(FIELD(mtp_streams0),    0, N, S);    // that come into the module's layer
@@ -674,8 +674,8 @@ static void mtp_forward(const DeepseekV4* v4, Activations* acts, const floatX* X
     const int l = c->L, D = c->D, rows = N * c->hc;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    vocabulary_rows(a.mtp_next, acts->mtp.batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
-    rmsnorm_forward(a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_next, gain(v4, AT(mtp_enorm), 0), c->eps, N, D, dev);
+    vocabulary_rows(a.mtp_encoded, acts->mtp.batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
+    rmsnorm_forward(a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0), c->eps, N, D, dev);
     rmsnorm_forward(a.mtp_hidden_norm, s.mtp_hidden_rstd, X, gain(v4, AT(mtp_hnorm), 0), c->eps, rows, D, dev);
     linear_forward(a.dstart, a.mtp_embedding_norm, linear(v4, acts, AT(mtp_e_proj), 0), N, dev);
     hyper_spread_forward(a.mtp_streams0, a.dstart, N, c->hc, D, dev);
@@ -709,7 +709,7 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, const floatX* X, int
     model_layer_done(&v4->model, l, dev);
     hyper_spread_backward(a.dstart, a.dstreams, N, c->hc, D, dev);
     linear_backward(a.dnorm, a.dstart, a.mtp_embedding_norm, e_proj, gradients(v4, AT(mtp_e_proj), 0), 0, N, dev);
-    rmsnorm_backward(a.dy, gradient(v4, AT(mtp_enorm), 0), a.dnorm, a.mtp_next, gain(v4, AT(mtp_enorm), 0),
+    rmsnorm_backward(a.dy, gradient(v4, AT(mtp_enorm), 0), a.dnorm, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0),
                      s.mtp_embedding_rstd, 0, N, D, dev);
     vocabulary_embedding_share(&v4->model, AT(embedding), 0, a.dy, acts->mtp.batch.tokens,
                                linear(v4, acts, AT(embedding), 0), N, dev);
@@ -769,17 +769,6 @@ static void deepseek_v4_leaf(DeepseekV4* v4, Activations* acts, const int* token
 
 // ---- of an update, once dp_reduce is back ----
 
-// What training does not compute does not learn, nor do tables of choices; biases of routers learn by counting
-// (level_biases). indexer_alone: nothing but indexers does
-static void freeze_still(DeepseekV4* v4, int indexer_alone) {
-    Model* m = &v4->model;
-    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
-        const Tensor* t = &m->table[i];
-        const int is_still = t->whole_below > 0 || t->field == AT(router_bias) || (parameter_is_mtp(t) && !m->learns_mtp);
-        if (is_still || (parameter_is_index(t) ? m->index_ratio == 0 : indexer_alone)) { model_freeze(m, t); }
-    }
-}
-
 // the mean over the targets that count for the MTP module
 static float mtp_loss(const DeepseekV4* v4) { return dp_sums(&v4->model.dp)[mtp_number(v4)] / v4->model.mtp_counted; }
 
@@ -792,11 +781,6 @@ static float balance(const DeepseekV4* v4) {
         if (c->routers[l] == CHOICE_LAYER) { sum += of_layer[2 * c->E + ROUTER_BALANCE] / (float)v4->model.dp.n_leaves; }
     }
     return sum;
-}
-
-// of the indexer of CSA layer l: the mean over the positions that see an entry
-static float index_loss(const DeepseekV4* v4, int l) {
-    return dp_sums(&v4->model.dp)[index_number(v4, l)] / v4->model.index_counted;
 }
 
 // what is added to the loss: the MTP module's, and the balance. What indexers lose is no part of it: they share no
@@ -952,6 +936,17 @@ static void deepseek_v4_choose(Run* r) {
     experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
 }
 
+// What training does not compute does not learn, nor do tables of choices; biases of routers learn by counting
+// (level_biases). indexer_alone: nothing but indexers does
+static void freeze_still(DeepseekV4* v4, int indexer_alone) {
+    Model* m = &v4->model;
+    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
+        const Tensor* t = &m->table[i];
+        const int is_still = t->whole_below > 0 || t->field == AT(router_bias) || (parameter_is_mtp(t) && !m->learns_mtp);
+        if (is_still || (parameter_is_index(t) ? m->index_ratio == 0 : indexer_alone)) { model_freeze(m, t); }
+    }
+}
+
 // biases of routers that --freeze names do not even follow the counts
 static void deepseek_v4_freeze(Run* r) {
     Workplace* w = workplace(r);
@@ -1102,6 +1097,11 @@ static double workspace_bytes(const Run* r, int B) {
 static float losses_beside(Run* r, float* grads) {
     (void)grads;
     return more_loss(&workplace(r)->v4);
+}
+
+// of the indexer of CSA layer l: the mean over the positions that see an entry
+static float index_loss(const DeepseekV4* v4, int l) {
+    return dp_sums(&v4->model.dp)[index_number(v4, l)] / v4->model.index_counted;
 }
 
 // the mean over the layers that have one

@@ -623,7 +623,7 @@ static inline Tensor* mtp_rows_(Tensor* t, const Config* c) {
     t = vector_row_(t, MTP "hnorm.weight", AT(mtp_hnorm), 0, D, INIT_ONES);
     for (const Tensor* row = rows; row < end; row++) {
         if (row->field == AT(tid2eid)) { continue; }
-        *t++ = tensor_again(row, c->L, MTP);
+        *t++ = tensor_again(row, c->L, "mtp.%d.");
         t[-1].module = t[-1].parameter = NULL;
     }
     t = site_rows_(t, MTP "hc_head_fn", MTP "hc_head_base", MTP "hc_head_scale", AT(mtp_hc_head), 0, c->hc, c->hc * D, 1);
@@ -657,7 +657,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
 
 // does row t belong to the MTP module?
 static inline int parameter_is_mtp(const Tensor* t) {
-    return strncmp(t->prefix ? t->prefix : t->name, MTP, sizeof MTP - 1) == 0;
+    return strncmp(t->prefix ? t->prefix : t->name, "mtp.", 4) == 0;
 }
 
 // ... to the indexers, which nothing but their own loss trains?

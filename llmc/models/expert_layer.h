@@ -119,7 +119,9 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
     *t++ = expert_row_(s, FIELD(scores),            L_kept, N, E);  // softmax of the router's logits
     *t++ = expert_row_(s, FIELD(lse),               L_kept, N, 1);  // log of the sum of their exponentials
     *t++ = expert_row_(s, FIELD(weights),           L_kept, N, k);  // of the chosen experts
-    *t++ = expert_row_(s, FIELD(sequences),         L_kept, trains * s->sequences, (int)router_statistics_length(E));
+    const int n_sequences = trains * s->sequences;  // of all layers: what is computed again is not counted again
+    *t++ = expert_row_(s, FIELD(sequences),         n_sequences > 0 ? s->L : 0, n_sequences,
+                       (int)router_statistics_length(E));
     *t++ = expert_row_(s, FIELD(row_weights),       0, trains * R, 1);  // weights, of rows of experts
     *t++ = expert_row_(s, FIELD(drow_weights),      0, trains * R, 1);
     *t++ = expert_row_(s, FIELD(received_weights),  0, received, 1);
