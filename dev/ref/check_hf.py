@@ -1,6 +1,6 @@
 """
 Holds a program against Hugging Face transformers: bit-exactness says that our programs compute the same thing, this says
-that it is the right thing. --model gpt2 (default), mamba, moe, qwen or qwen36; what differs is in hf_models.py.
+that it is the right thing. --model gpt2 (default), mamba, moe, qwen, qwen36 or deepseek_v4; what differs is in hf_models.py.
 
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
@@ -131,7 +131,7 @@ def check_program(kind, program, limits):
                 print(f"{case}: exit status {run.returncode}\n{run.stdout}{run.stderr}".rstrip())
                 table.fault("logits", "the program failed")
                 continue
-            table.compare(load_file(out_path), truth_of(kind, model, inputs, targets))
+            table.compare(kind.one_by_one(load_file(out_path)), truth_of(kind, model, inputs, targets))
     return table.report()
 
 
@@ -180,7 +180,7 @@ class Files:
         model, (inputs, targets) = self.kind.make_model(case), make_batch(case)
         save_file({"inputs": inputs, "targets": targets}, self.path("in.safetensors"))
         model.save_pretrained(self.path("hf"))
-        want = self.probe("hf")
+        want = self.kind.one_by_one(self.probe("hf"))
         truth = truth_of(self.kind, model, inputs, targets)["logits"]
         errors = {"one file, from transformers": relative_error(want["logits"], truth)}
         model.float()
@@ -268,7 +268,7 @@ def check_output(kind, folder, batch_path, out_path):
     model, _ = kind.load(folder)
     batch = load_file(batch_path)
     table = Table(PROBE_LIMITS)
-    table.compare(load_file(out_path), truth_of(kind, model, batch["inputs"], batch["targets"]))
+    table.compare(kind.one_by_one(load_file(out_path)), truth_of(kind, model, batch["inputs"], batch["targets"]))
     return table.report()
 
 

@@ -4,8 +4,11 @@ specification (deepseek_v4_numbers.py), finite differences, and in float32 what 
 standard library only, but for the last section.
 
     python dev/ref/deepseek_v4_checks.py        hold the model against transformers, in float64 and in float32
+    python dev/ref/deepseek_v4_checks.py --probe-with ./train_deepseek_v4
+                                                a trainer against the numbers of the specification, without torch
+                                                (deepseek_v4_program.py)
 
-That needs torch and transformers 5.23 or later; without them it says "skipped". The truth is DeepseekV4ForCausalLM in
+The first needs torch and transformers 5.23 or later; without them it says "skipped". The truth is DeepseekV4ForCausalLM in
 float64, its own casts to float32 switched off; the error of a tensor is |x - truth| / |truth| in the L2 norm.
 """
 import json
@@ -661,4 +664,7 @@ def truth_files(truth):
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if sys.argv[1:2] == ["--probe-with"]:
+        import deepseek_v4_program
+        sys.exit(exact.report(deepseek_v4_program.promises(sys.argv[2:])))
     sys.exit(compare())

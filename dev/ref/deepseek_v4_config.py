@@ -282,14 +282,15 @@ def official_name(name):
 
 
 def official_tensors(tensors):
-    """The same by official names, each expert apart"""
+    """The same by official names, each expert apart; arrays of NumPy or of torch"""
     out = {}
     for name, x in tensors.items():
         name = official_name(name)
         experts, _, last = name.rpartition(".")
         if last == "gate_up_proj":
+            half = x.shape[1] // 2
             out.update({f"{experts}.{e}.{w}.weight": part for e, both in enumerate(x)
-                        for w, part in zip(("w1", "w3"), np.split(both, 2))})
+                        for w, part in (("w1", both[:half]), ("w3", both[half:]))})
         elif last == "down_proj":
             out.update({f"{experts}.{e}.w2.weight": part for e, part in enumerate(x)})
         else:

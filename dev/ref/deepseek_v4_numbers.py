@@ -482,22 +482,31 @@ def training_promises():
                    min(gaps) == gaps[2] and as_printed(gaps[2], "4e-5"))]
 
 
-def lora_promises():
-    """By the gradients of the merged weights: W + 2 B A gives dB = 2 dW A^T, dA = 2 B^T dW."""
-    tiny, pairs = Tiny(), {}
-    p = dict(tiny.p)
+def merged_model(tiny):
+    """Parameters W + 2 B A, and A, B of each matrix that has an adapter, all layers'"""
+    p, pairs = dict(tiny.p), {}
     for k, name in enumerate(LORA_NAMES):
         shape = p[name].shape[1:]
         A, B = (np.stack([value(100 * (l + 1) + 60 + 2 * k + b, size, .25, 0) for l in range(6)])
                 for b, size in ((0, (4, shape[1])), (1, (shape[0], 4))))
         pairs[name], p[name] = (A, B), p[name] + 2 * B @ A
+    return p, pairs
+
+
+def lora_gradients(tiny, p, pairs):
+    """By those of the merged weights: W + 2 B A gives dA = 2 B^T dW, dB = 2 dW A^T"""
+    g = tiny.backward(tiny.forward(p), p)
+    return {name: (2 * B.swapaxes(1, 2) @ g[name], 2 * g[name] @ A.swapaxes(1, 2)) for name, (A, B) in pairs.items()}
+
+
+def lora_promises():
+    tiny = Tiny()
+    p, pairs = merged_model(tiny)
     acts = tiny.forward(p)
-    g = tiny.backward(acts, p)
     norms = {l: [] for l in range(6)}
-    for name, (A, B) in pairs.items():
-        dA, dB = 2 * B.swapaxes(1, 2) @ g[name], 2 * g[name] @ A.swapaxes(1, 2)
+    for both in lora_gradients(tiny, p, pairs).values():
         for l in range(6):
-            norms[l] += [norm(dA[l]), norm(dB[l])]
+            norms[l] += [norm(x[l]) for x in both]
     total = math.sqrt(sum(x * x for of in norms.values() for x in of))
     return [("6.5: LoRA", as_printed([tiny.numbers(acts)["loss"], total], "5.606511973355 2.370998422") and
              all(as_printed(norms[l], text) for l, text in LORA.items()))]

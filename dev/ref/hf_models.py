@@ -11,9 +11,10 @@ from unittest import mock
 
 import torch
 from safetensors.torch import save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig,
+from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV4Config, DeepseekV4ForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig,
                           MambaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3_5MoeForCausalLM,
                           Qwen3_5MoeTextConfig)
+from transformers.models.deepseek_v4 import modeling_deepseek_v4
 from transformers.models.llama import modeling_llama
 from transformers.models.mamba import modeling_mamba
 from transformers.models.mistral import modeling_mistral
@@ -24,6 +25,9 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.utils import logging
 
 import qwen36_checks
+from deepseek_v4_checks import MIDDLE, ODD, PLAIN, RATES, some
+from deepseek_v4_config import CSA, HCA, official_tensors
+from deepseek_v4_numbers import TINY as V4_TINY
 from hf_text import STYLES
 
 logging.set_verbosity_error()
@@ -60,6 +64,7 @@ class Architecture:
     HAS_BIN = False                  # has its trainer --export-bin?
     HEADS = ()                       # and --head?
     STYLES = STYLES                  # of tokenizers that AutoTokenizer has for this model_type
+    FILLS = True                     # do texts of a batch that are filled up on the left say what each says alone?
 
     @staticmethod
     def more_loss(model):
@@ -630,4 +635,182 @@ class Qwen36(Architecture):
         yield "names and config.json of a model with vision, read by both", cls.write_nested(parent, "vision", fused)
 
 
-MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral, "qwen": Qwen, "qwen36": Qwen36}
+class DeepseekV4(Architecture):
+    """Several streams, attention over windows and entries, experts of which a table decides in some layers"""
+    STYLES = ("bytes", "qwen2")
+    FILLS = False  # entries are of tokens in places that filling shifts
+    REFERENCE = "deepseek_v4.py"
+    LOSSES = ("loss", "cross_entropy")
+    TINY = {**some("SCH", 1), "vocab_size": 257}
+
+    # Layers, S with a window, C with entries that an indexer chooses, H with all entries, and how many of them go by
+    # tables; none: those of the specification. Vocabulary; rows and positions of the batch; spread of the matrices;
+    # seed; changes to ODD. Seeds are such that no choice and no bound of a SwiGLU is near: choices are 5e-5 from others,
+    # gates and ups 4e-6 from their bounds, and all gradients of the reference within 1.7e-5
+    Case = namedtuple("Case", "layers hashed V B T spread seed more")
+    CASES = [
+        Case("", 0, 128, 2, 70, 0.25, 5, {}),            # the model of the specification, every length beyond its entries
+        Case("", 0, 128, 2, 17, 0.25, 4, {}),            # one entry of 16, four of 4, all chosen
+        Case("", 0, 128, 3, 3, 0.25, 5, {}),             # no entries
+        Case("SS", 1, 37, 2, 25, 0.3, 0, {}),            # windows alone, crossed
+        Case("SS", 0, 37, 3, 1, 0.3, 0, {}),             # one position
+        Case("CC", 1, 37, 2, 17, 0.3, 0, MIDDLE),        # one entry more than are chosen, a frequency between the two
+        Case("CC", 2, 37, 1, 40, 0.3, 0, MIDDLE),
+        Case("HH", 0, 37, 2, 33, 0.3, 1, PLAIN),         # no YaRN
+        Case("HHCHC", 0, 61, 2, 41, 0.3, 2, {"hc_mult": 2, "hc_sinkhorn_iters": 7, **RATES, **MIDDLE}),
+        Case("CSCH", 4, 37, 1, 33, 0.3, 0, {"hc_mult": 3, "hc_sinkhorn_iters": 3, **RATES}),  # all by tables
+        Case("SCH", 1, 131, 2, 30, 0.3, 0, {"hc_mult": 3, "hc_sinkhorn_iters": 1, "compress_rates": {CSA: 2, HCA: 8},
+                                            "sliding_window": 3, **MIDDLE}),
+        Case("CH", 1, 37, 2, 19, 0.3, 8, {"hc_mult": 1, "o_groups": 1, "num_experts_per_tok": 2}),  # one stream, one group
+        Case("SC", 0, 37, 1, 4, 0.3, 0, {"n_routed_experts": 16}),          # experts that nobody chooses
+        Case("HS", 1, 37, 2, 18, 0.3, 0, {"n_routed_experts": 3}),          # all experts
+        Case("CHC", 1, 37, 1, 45, 0.3, 0, {"index_topk": 50, "sliding_window": 64}),  # all entries, a window that is wider
+    ]
+
+    @classmethod
+    def text_case(cls, V):
+        """Sizes of a model that writes text: with those of ODD transformers' fast experts refuse to run."""
+        return cls.Case("SCH", 1, V, 1, 1, 0.25, 0, {"hidden_size": 24, "moe_intermediate_size": 8})
+
+    @staticmethod
+    def config_of(case):
+        """As a dictionary"""
+        hf = some(case.layers, case.hashed, **case.more) if case.layers else V4_TINY
+        hf = {**hf, "vocab_size": case.V, "bos_token_id": 0, "eos_token_id": 0}
+        return {key: x for key, x in hf.items() if key not in ("compress", "torch_dtype")}
+
+    @classmethod
+    def make_model(cls, case):
+        """A random model in float32: also what is no parameter, tables and biases of routers"""
+        config = DeepseekV4Config(**cls.config_of(case))
+        model = DeepseekV4ForCausalLM._from_config(config, **Qwen.plain("qwen3_moe"))
+        torch.manual_seed(case.seed)
+        with torch.no_grad():
+            for name, x in [*model.named_parameters(), *cls.buffers(model)]:
+                if name.endswith("tid2eid"):
+                    x.copy_(torch.randint(config.n_routed_experts, x.shape))
+                elif "embed_tokens" in name:
+                    x.normal_()
+                elif name.endswith("e_score_correction_bias"):
+                    x.normal_(0.0, 0.1)
+                else:
+                    x.normal_(0.0, case.spread if x.dim() > 1 else 0.25)
+                if name.endswith(("norm.weight", "layernorm.weight", "scale")):
+                    x.add_(1.0)
+        return model
+
+    @staticmethod
+    def buffers(model):
+        """What a file has beside parameters: tables and biases of routers"""
+        return [(name, x) for name, x in model.named_buffers() if name.endswith(("tid2eid", "e_score_correction_bias"))]
+
+    @staticmethod
+    def load(folder):
+        """The model of a folder, and the report of what was missing or too much."""
+        return DeepseekV4ForCausalLM.from_pretrained(folder, output_loading_info=True, **Qwen.plain("qwen3_moe"))
+
+    @staticmethod
+    def wide(model):
+        """In float64, with frequencies of RoPE that were never rounded"""
+        model = model.double().eval()
+        with lifted():
+            for module in model.modules():
+                if isinstance(module, modeling_deepseek_v4.DeepseekV4RotaryEmbedding):
+                    for name, x in type(module)(model.config).named_buffers():
+                        setattr(module, name, x)
+        return model
+
+    @classmethod
+    def logits(cls, model, inputs):
+        """In float64, which the model becomes; transformers' own casts to float32 are switched off."""
+        model = cls.wide(model)
+        with lifted():
+            logits = model(input_ids=inputs.long(), use_cache=False).logits
+        assert logits.dtype == torch.float64
+        return logits
+
+    @staticmethod
+    def tensors(model, of=parameter):
+        """By official names, each expert apart; an indexer, whose choices have no gradient, has zeros"""
+        found = {name: (of(p), p) for name, p in model.named_parameters()}
+        return official_tensors({name: torch.zeros_like(p) if x is None else x for name, (x, p) in found.items()})
+
+    @staticmethod
+    def one_by_one(tensors):
+        """By official names, each expert apart, without the gradients of biases of routers, which are 0"""
+        plain = {name: x for name, x in tensors.items() if not name.startswith("grad.")}
+        named = official_tensors({name[len("grad."):]: x for name, x in tensors.items() if name not in plain})
+        gradients = {f"grad.{name}": x for name, x in named.items() if not name.endswith("gate.bias") or x.any()}
+        return {**plain, **gradients}
+
+    @classmethod
+    def stored(cls, model):
+        """All tensors of a file, by the names of transformers in memory"""
+        return {name: parameter(x) for name, x in [*model.named_parameters(), *cls.buffers(model)]}
+
+    @classmethod
+    def write_variants(cls, parent, model):
+        """The same parameters as published files and other versions have them: (what, folder)."""
+        tensors, config = cls.stored(model), model.config
+        official = official_tensors(tensors)
+        yield "official names", copy_folder(parent, "official", official)
+        yield "names of transformers in memory, experts of a layer as one tensor", copy_folder(parent, "fused", tensors)
+        yield "... those of its older versions", copy_folder(
+            parent, "older", {name.replace("indexer.scorer.", "indexer."): x for name, x in tensors.items()})
+        yield "tables of int32", copy_folder(
+            parent, "int32", {name: x.int() if name.endswith("tid2eid") else x for name, x in official.items()})
+        hashed = [kind == "hash_moe" for kind in config.mlp_layer_types]
+        if hashed == sorted(hashed, reverse=True):
+            yield "config.json of the published models", cls.write_published(parent, official, sum(hashed))
+        more = cls.module_behind(config)
+        yield "a module for drafts that this model does not have", copy_folder(
+            parent, "drafts", {**official, **{name.replace("mtp.0.", "mtp.1."): x for name, x in more.items()}})
+
+    @staticmethod
+    def write_published(parent, tensors, n_hashed):
+        """A label for each layer, one more for MTP's; RoPE's settings of layers with entries"""
+        with open(os.path.join(parent, "hf", "config.json")) as file:
+            hf = json.load(file)
+        labels = {CSA: 4, HCA: 128}
+        turn = hf["rope_parameters"]["compress"]
+        scaling = {key: turn[key] for key in ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
+                   if key in turn}
+        return copy_folder(
+            parent, "published", tensors, layer_types=None, mlp_layer_types=None, compress_rates=None,
+            rope_parameters=None, partial_rotary_factor=None, num_hash_layers=n_hashed,
+            compress_ratios=[labels.get(kind, 0) for kind in hf["layer_types"]] + [0],
+            compress_rate_csa=hf["compress_rates"][CSA], compress_rate_hca=hf["compress_rates"][HCA],
+            qk_rope_head_dim=int(hf["head_dim"] * turn["partial_rotary_factor"]),
+            rope_theta=hf["rope_parameters"]["main"]["rope_theta"], compress_rope_theta=turn["rope_theta"],
+            rope_scaling={"type": "yarn", **scaling} if scaling else None)
+
+    @staticmethod
+    def module_behind(config):
+        """The tensors of an MTP module, random"""
+        D, H, d, hc = config.hidden_size, config.num_attention_heads, config.head_dim, config.hc_mult
+        qr, out, E, F = config.q_lora_rank, config.o_groups * config.o_lora_rank, config.n_routed_experts, 0
+        F, M = config.moe_intermediate_size, (2 + hc) * hc
+        shapes = {"e_proj.weight": (D, D), "h_proj.weight": (D, D), "attn.wq_a.weight": (qr, D),
+                  "attn.wq_b.weight": (H * d, qr), "attn.wkv.weight": (d, D), "attn.attn_sink": (H,),
+                  "attn.wo_a.weight": (out, H * d // config.o_groups), "attn.wo_b.weight": (D, out),
+                  "attn.q_norm.weight": (qr,), "attn.kv_norm.weight": (d,), "ffn.gate.weight": (E, D),
+                  "ffn.gate.bias": (E,), "hc_head_fn": (hc, hc * D), "hc_head_base": (hc,), "hc_head_scale": (1,)}
+        shapes.update({f"{name}.weight": (D,) for name in ("enorm", "hnorm", "norm", "attn_norm", "ffn_norm")})
+        for site in ("hc_attn", "hc_ffn"):
+            shapes.update({site + "_fn": (M, hc * D), site + "_base": (M,), site + "_scale": (3,)})
+        for expert in ("shared_experts", *(f"experts.{e}" for e in range(E))):
+            shapes.update({f"ffn.{expert}.w1.weight": (F, D), f"ffn.{expert}.w3.weight": (F, D),
+                           f"ffn.{expert}.w2.weight": (D, F)})
+        return {f"mtp.0.{name}": torch.randn(shape) for name, shape in shapes.items()}
+
+    @classmethod
+    def write_others(cls, parent, model):
+        tensors = cls.stored(model)
+        official = official_tensors(tensors)
+        yield "official names, read by both", copy_folder(parent, "both", official)
+        yield "names of transformers in memory, read by both", copy_folder(parent, "memory", tensors)
+        yield "an MTP module", copy_folder(parent, "mtp", {**official, **cls.module_behind(model.config)},
+                                           num_nextn_predict_layers=1)
+
+
+MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral, "qwen": Qwen, "qwen36": Qwen36, "deepseek_v4": DeepseekV4}
