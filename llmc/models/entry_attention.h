@@ -85,10 +85,14 @@ static inline int entry_chosen(const EntrySizes* s, int T) {
     return s->indexer == INDEXER_DENSE || all < s->topk ? all : s->topk;
 }
 
+// do indexers learn from rows of T positions?
+static inline int entry_learns(const EntrySizes* s, int T, Purpose purpose) {
+    return s->indexer != INDEXER_OFF && purpose == TO_TRAIN && entry_has_(s, CSA_LAYER) && T >= s->csa;
+}
+
 // are scores computed?
 static inline int entry_scores(const EntrySizes* s, int T, Purpose purpose) {
-    if (!entry_has_(s, CSA_LAYER)) { return 0; }
-    return T / s->csa > s->topk || (s->indexer != INDEXER_OFF && purpose == TO_TRAIN);
+    return (entry_has_(s, CSA_LAYER) && T / s->csa > s->topk) || entry_learns(s, T, purpose);
 }
 
 // ---- lines of the tables ----
@@ -151,7 +155,7 @@ static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* 
     static const char* const index[] = {"index_v", "index_g", "index_pool", "index_k"};
     const int N = x->N, HQ = s->H * s->d, trains = x->purpose == TO_TRAIN, L = x->L_block;
     const int generates = x->purpose == TO_GENERATE, N_train = trains ? N : 0;
-    const int learns = s->indexer != INDEXER_OFF && trains, scores = entry_scores(s, x->T, x->purpose);
+    const int learns = entry_learns(s, x->T, x->purpose), scores = entry_scores(s, x->T, x->purpose);
     const int N_learn = learns ? N : 0;
 #define FIELD(name) #name, at + offsetof(EntryTensors, name)
     *t++ = activation(FIELD(q_low),      L, N, s->qr);
@@ -193,7 +197,7 @@ static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* 
 
 static inline Tensor* entry_statistic_rows(Tensor* t, size_t at, const EntrySizes* s, const EntryRows* x) {
     const int N = x->N, L = x->L_block, trains = x->purpose == TO_TRAIN, generates = x->purpose == TO_GENERATE;
-    const int learns = s->indexer != INDEXER_OFF && trains, scores = entry_scores(s, x->T, x->purpose);
+    const int learns = entry_learns(s, x->T, x->purpose), scores = entry_scores(s, x->T, x->purpose);
     const int K = entry_chosen(s, x->T), L_index = learns ? L : 0, N_learn = learns ? N : 0;
 #define FIELD(name) #name, at + offsetof(EntryStatistics, name)
 #define ENTRIES(r) (generates ? N / (r) + x->B : x->B * (x->T / (r)))
@@ -261,7 +265,7 @@ static inline int entry_pass_scores_(const EntryPass* p) {
 }
 
 static inline int entry_pass_learns_(const EntryPass* p) {
-    return p->kind == CSA_LAYER && p->size.indexer != INDEXER_OFF && p->purpose == TO_TRAIN;
+    return p->kind == CSA_LAYER && entry_learns(&p->size, p->T, p->purpose);
 }
 
 // n rows of `heads` heads of `width` channels, of which the last ones turn; places (n): which row of the table each has
@@ -364,7 +368,7 @@ static inline void entry_choose_(const EntryPass* p, int replay, const Device* d
     cast_scaled(p->s.index_weights, (const float*)p->s.index_proj, entry_index_scale_(&p->size),
                 (size_t)p->N * (size_t)p->size.nI, dev);
     if (replay) { return; }
-    index_choose(p->s.chosen, NULL, 0, a->index_q, k, p->s.index_weights, &shape, &places->places,
+    index_choose(p->s.chosen, NULL, p->T / p->size.csa, a->index_q, k, p->s.index_weights, &shape, &places->places,
                  &places->windows[CSA_ENTRIES], dev);
 }
 
