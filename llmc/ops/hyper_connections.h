@@ -35,43 +35,19 @@ Source: Xie et al. 2025, arXiv:2512.24880 (mHC); Zhu et al. 2024, arXiv:2409.196
 #define LLMC_HYPER_CONNECTIONS_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div, thread_number
 #include "../core/fmath.h"   // fm_exp
-#include "../core/kernel.h"  // load_floats, store_floats, row_madd, row_total, grid_first, grid_step, grid_blocks
 #include "../core/madd.h"    // madd
-#include "matmul.h"          // matmul_forward, gemm_pack_
+#include "hyper_shape.h"     // HyperShape, hyper_numbers, hyper_part_, hyper_at_
+#include "matmul.h"          // matmul_forward
 #include "silu.h"            // sigmoid_one
 #include <assert.h>
 #include <math.h>
-#ifndef __CUDACC__
+#ifdef __CUDACC__
+#include "hyper_kernels.h"  // the same names on a GPU
+#else
 #include "../core/vec.h"  // vfloat, v_load, v_store, v_fill, v_madd, v_transpose
 #endif
 
-enum {  // at most
-    HYPER_STREAMS = 8,
-    HYPER_SQUARE = HYPER_STREAMS * HYPER_STREAMS,
-    HYPER_MOST = HYPER_SQUARE + 2 * HYPER_STREAMS  // numbers of a site
-};
-
-typedef struct {
-    int N, hc, D;        // positions, streams, channels of a stream
-    int iters;           // Sinkhorn's, at least 1
-    float eps_h, eps_n;  // of Sinkhorn and pre; of r
-} HyperShape;
-
-// M of a site
-static inline int hyper_numbers(const HyperShape* s) { return (2 + s->hc) * s->hc; }
-
 // ---- plain C: read this first; it defines every bit ----
-
-// which scale number m has
-#ifdef __CUDACC__
-#define HYPER_FUNCTION static inline __host__ __device__
-#else
-#define HYPER_FUNCTION static inline
-#endif
-HYPER_FUNCTION int hyper_part_(int m, int hc) { return m < hc ? 0 : m < 2 * hc ? 1 : 2; }
-
-// number k of row i or, with by_row 0, of column i
-HYPER_FUNCTION int hyper_at_(int by_row, int i, int k, int hc) { return by_row ? i * hc + k : k * hc + i; }
 
 // of each row
 static inline void hyper_softmax_ref_(float* softmax, const float* A, int hc) {
