@@ -117,8 +117,8 @@ static double da_error(const int* d) {
 // du: M products of dz, which are below 4 but for those of pre, and numbers of fn; r is near 1
 static double dx_error(const int* d) {
     const double dz_most = fmax(4.0, sqrt((double)d['D']) * 2), z = z_most(d), M = d['M'];
-    return M * (da_error(d) / 4 + dz_most * 0x1p-24) + 2 * M * (da_error(d) * z + z_error(d) * dz_most) / (d['S'] * d['D'])
-           + 8 * 0x1p-24 * (4 + M * dz_most / 4);
+    const double dot = M * (da_error(d) * z + z_error(d) * dz_most);
+    return M * (da_error(d) / 4 + dz_most * 0x1p-24) + 2 * dot / (d['S'] * d['D']) + 8 * 0x1p-24 * (4 + M * dz_most / 4);
 }
 
 static double site_error(int array, const int* d) {
@@ -142,11 +142,13 @@ static double site_apart(const OpProblem* p, int array, size_t i) { return 2.0 *
 
 static const int site_shapes[][OP_DIMS] = {
     {1, 1, 1, 3, 3, 1}, {1, 4, 7, 24, 3, 20}, {7, 2, 5, 8, 3, 3}, {3, 3, 11, 15, 3, 5}, {5, 4, 8, 24, 3, 2},
-    {17, 4, 16, 24, 3, 20}, {2, 8, 9, 80, 3, 4}, {33, 1, 33, 3, 3, 2},
+    {2, 8, 9, 80, 3, 4}, {33, 1, 33, 3, 3, 2},
 #if defined __CUDACC__ && !defined EXACT
     {40, 4, 24, 24, 3, 20}, {70, 4, 8, 24, 3, 2},
-#elif !defined __CUDACC__
-    {16, 5, 13, 35, 3, 3}, {19, 6, 16, 48, 3, 2}, {9, 7, 3, 63, 3, 3}, {65, 4, 67, 24, 3, 20}, {130, 4, 70, 24, 3, 3},
+#elif defined __CUDACC__
+    {9, 4, 16, 24, 3, 2},
+#else
+    {17, 4, 16, 24, 3, 20}, {16, 5, 13, 35, 3, 3}, {19, 6, 16, 48, 3, 2}, {9, 7, 3, 63, 3, 3}, {65, 4, 67, 24, 3, 20}, {130, 4, 70, 24, 3, 3},
     {8, 4, 257, 24, 3, 1},
 #endif
     {0},
@@ -488,6 +490,10 @@ static void check_fixed(Test* t, int number, const HyperShape* s) {
 }
 
 static void test_reference(Test* t) {
+#ifdef SYSTEM_LIBM
+    skip(t, "with the C library's functions and without fused products the bits are others");
+    return;
+#endif
     const HyperShape wide = {5, 4, 6, 20, 1e-6f, 1e-6f}, narrow = {6, 3, 7, 5, 1e-6f, 1e-6f};
     check_fixed(t, 0, &wide);
     check_fixed(t, 1, &narrow);
@@ -535,8 +541,8 @@ static void test_nothing(Test* t) {
     hyper_site_forward(none, none, none, none, none, none, none, p, p, p, &s, &dev);
     hyper_expand_forward(none, none, none, none, none, &s, &dev);
     hyper_expand_backward(none, none, none, none, none, none, none, none, none, &s, &dev);
-    hyper_site_backward(none, dsums, dsums + 48, dsums + 56, none, none, none, none, none, none, none, none, p, p, p, &s,
-                        &dev);
+    hyper_site_backward(none, dsums, dsums + 48, dsums + 56, none, none, none, none, none, none, none, none, p, p, p,
+                        &s, &dev);
     hyper_spread_forward(none, none, 0, 2, 3, &dev);
     hyper_spread_backward(none, none, 0, 2, 3, &dev);
     from_device(sums, dsums, 59, &dev);
@@ -552,7 +558,7 @@ int main(int argc, char** argv) {
         {"reference", "the plain loops have the bits of the NumPy reference", test_reference},
         {"sinkhorn", "the numbers of the specification's section 6.4, forward and backward", test_sinkhorn},
         {"peaked", "logits hundreds apart: columns sum to 1, gradients are finite", test_peaked},
-        {"obvious", "comb is contracted over its first index: stream 0 goes on as stream 1, f as stream 2", test_obvious},
+        {"obvious", "comb is contracted over its first index: stream 0 goes on as 1, f as 2", test_obvious},
         {"nothing", "N = 0: the sums are 0", test_nothing},
     };
     return op_main(argc, argv, ops, 4, promises, 5);

@@ -121,6 +121,22 @@ mutation "matmul: dbias takes rows descending" test_matmul backward matmul.h \
 mutation "matmul: the plain dinp reads the weight turned" test_matmul "backward differences" \
     matmul.h:matmul_backward_input_ref 'weight\[oc \* C \+ c\]' 'weight[c * OC + oc]'
 
+# ---- hyper-connections ----
+mutation "hyper: comb is contracted over its second index" test_hyper_connections obvious \
+    hyper_connections.h:hyper_expand_ 'comb\[j \* hc \+ k\]' 'comb[k * hc + j]'
+mutation "hyper: Sinkhorn begins with rows" test_hyper_connections sinkhorn hyper_connections.h:hyper_sinkhorn_ \
+    'step % 2, hc' '1 - step % 2, hc'
+mutation "hyper: the first step of Sinkhorn has no gradient" test_hyper_connections "site backward" \
+    hyper_connections.h:hyper_sinkhorn_backward_ 'step >= 0' 'step > 0'
+mutation "hyper: r does not depend on the streams" test_hyper_connections "site backward" \
+    hyper_connections.h:hyper_dx_end_ ' - hyper_load_\(row->X \+ i, n - i\) \* row->t' ''
+mutation "hyper: dfn begins anew in each block of positions" test_hyper_connections "site backward" \
+    hyper_connections.h:hyper_dfn_panel_ 't == 0, HYPER_PIECE' '1, HYPER_PIECE'
+mutation "hyper: r takes the epsilon of Sinkhorn" test_hyper_connections "site forward" \
+    hyper_connections.h:hyper_mix_ 'eps_n' 'eps_h'
+mutation "hyper: the plain loop mixes by the transpose" test_hyper_connections "expand forward double" \
+    hyper_connections.h:hyper_expand_forward_ref 'comb\[\(t \* hc \+ j\) \* hc \+ k\]' 'comb[(t * hc + k) * hc + j]'
+
 # ---- a base in fp8 ----
 mutation "fp8: ties go away from zero" test_fp8 nearest fp8.h:fp8_nearest '\(bits >> 20 & 1\)' '1'
 mutation "fp8: below the smallest normal number mantissas have all 4 digits" test_fp8 nearest fp8.h:fp8_nearest \
