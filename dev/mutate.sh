@@ -261,6 +261,27 @@ mutation "embedding: positions descend" test_embedding embedding embedding.h:emb
     'for \(int n = 0; n < B \* T; n\+\+\)' 'for (int n = B * T - 1; n >= 0; n--)'
 mutation "scan: rows and groups are added descending" test_selective_scan bits selective_scan.h:scan_chain_ \
     'sum\[i\] \+= parts\[i\]' 'sum[i] += parts[i + (n_parts - 1 - 2 * p) * (ptrdiff_t)step]'
+mutation "window pool: the first entry of a document reads the one before" test_window_pool "window_pool forward" \
+    window_pool.h:window_pool_slots_ 'w->number\[entry\] > 0 \?' 'w->token[entry] >= before ?'
+mutation "window pool: the halves of a token are swapped" test_window_pool obvious window_pool.h:window_pool_half_ \
+    'slot >= w->r \? d : 0' 'slot < w->r ? d : 0'
+mutation "window pool: the last window of a document keeps what was there" test_window_pool "window_pool backward" \
+    window_pool.h:window_pool_zeros_ref 'read & 1 \? d : 0' 'd'
+mutation "window pool: a weight times the value rounds before it is added" test_window_pool "window_pool forward" \
+    window_pool.h:window_pool_entry_ 'madd\(row\[c\] / total\[c\], value\[c\], out\[c\]\)' \
+    'row[c] / total[c] * value[c] + out[c]'
+mutation "window pool: dape takes entries descending" test_window_pool "window_pool backward" \
+    window_pool.h:window_pool_dape_ 'int i = 0; i < w->W; i\+\+' 'int i = w->W - 1; i >= 0; i--'
+mutation "entry windows: they go on from one document to the next" test_window_pool windows \
+    entry_windows.h:entry_windows_of_batch 'number\[of_row \* room \+ used \+ w\] = w;' \
+    'number[of_row * room + used + w] = used + w;'
+mutation "rope: what has no place turns by the first row" test_rope placed rope.h:rope_turn_ \
+    'if \(row < 0\) \{ continue; \}' '' '\(size_t\)row' '(size_t)(row < 0 ? 0 : row)'
+mutation "rope: YaRN mixes from the wrong side" test_rope yarn rope.h:rope_yarn_frequencies \
+    'frequencies\[i\] / yarn->factor \* slow \+ frequencies\[i\] \* fast' \
+    'frequencies[i] / yarn->factor * fast + frequencies[i] * slow'
+mutation "rmsnorm: without a weight dinp has one of 0" test_rmsnorm without rmsnorm.h:rmsnorm_weight_ ': 1\.0f' \
+    ': 0.0f'
 mutation "hpn: a prototype learns of rows descending" test_hpn "hpn backward" hpn.h:hpn_backward_channels_ \
     'for \(int n = 0; n < N; n\+\+\)' 'for (int n = N - 1; n >= 0; n--)'
 mutation "surgery: pcgrad tests the task's own gradient" test_gradient_surgery "pcgrad three" gradient_surgery.h \
