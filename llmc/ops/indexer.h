@@ -705,8 +705,12 @@ static inline void index_loss_backward(float* dq, float* dk, float* da, float dl
 }
 #else  // ---- CUDA: scores of all that is seen, a tile of positions and entries to a block of threads ----
 
+#ifndef SIMT
+enum { INDEX_BUFFER = 1 << 24 };  // scores that are kept at a time, about
+#else
+enum { INDEX_BUFFER = 1 << 12 };
+#endif
 enum {
-    INDEX_BUFFER = 1 << 24,   // scores that are kept at a time, about
     INDEX_CHOOSERS = 8,       // positions of a block that chooses, one for each warp
     INDEX_DIGITS = 256,       // of 8 bits
     INDEX_THREADS = 128,      // entries or channels at a time
