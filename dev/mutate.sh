@@ -511,6 +511,22 @@ mutation "images: an animation is read to its end" test_image "png animated" ima
 mutation "images: a JPEG without its end is taken" test_image "image cut" image_jpeg.h:image_jpeg_read_pixels_ \
     'jpeg_finish_decompress\(jpeg\);' ''
 
+# ---- the indexer of DeepSeek V4 ----
+mutation "indexer: heads are summed before their ReLU" test_indexer "index_choose forward" indexer.h:index_add_heads_ \
+    'index_relu_\(v_load\(tile \+ m \* TILE_N \+ v\)\)' 'v_load(tile + m * TILE_N + v)'
+mutation "indexer: an entry is seen before its last token" test_indexer reference entry_windows.h \
+    '\(\(\(t\) \+ 1\) / \(r\)\)' '((t) / (r))'
+mutation "indexer: a NaN comes first" test_indexer obvious indexer.h:index_keys_ 'v_fill\(-INFINITY\)' 'v_fill(INFINITY)'
+mutation "indexer: of equal scores more are taken than there is room for" test_indexer choice \
+    indexer.h:index_choose_row_ ' && equals > 0' ''
+mutation "indexer: a head that is closed learns" test_indexer "index_loss backward" indexer.h:index_list_slopes_ \
+    '\(vint\)\(a \* dscore\) & is_open' '(vint)(a * dscore)'
+mutation "indexer: dk of a stretch has the positions of the first" test_indexer "index_loss backward" \
+    indexer.h:index_dk_ 'const int begin = n > 0 \? at\[e\] : lists->offsets\[e\];' \
+    'const int begin = lists->offsets[e];'
+mutation "inverse lists: a thread writes where another one does" test_indexer "lists random" \
+    inverse_lists.h:inverse_lists_scan_ 'place \+= count;' 'place += part < n_parts - 1 ? count : 0;'
+
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
     mkdir -p "$1"

@@ -1,8 +1,8 @@
 /*
 The lightning indexer: which entries (entry_windows.h) a position's attention looks at. Heads of its own give each entry
-that the position sees a score; attention gets the topk of the largest. And the loss that teaches it what attention found
-worth looking at. t, r, first_entry: of entry_windows.h; a position sees entries 0 .. ENTRIES_SEEN(t, r) - 1 of its
-document, which are the rows first_entry + 0, 1, ... of k.
+that the position sees a score; attention gets the topk of the largest. And the loss that teaches it what attention
+found worth looking at. t, r, first_entry: of entry_windows.h; a position sees entries 0 .. ENTRIES_SEEN(t, r) - 1 of
+its document, which are the rows first_entry + 0, 1, ... of k.
     q (N, heads*dI)   k (rows of entries, dI)   a (N, heads) float, weights of heads, scaled already
     score(n, e) = sum over h of a_nh max(q_nh k_e, 0)
 index_choose
@@ -11,6 +11,7 @@ index_choose
                       them all, and no score is computed
     scores            NULL, or (N, n_columns) float: column i is entry i of the document; those of seen entries are
                       written, those of others stay
+    n_columns         the most entries that a position may see, or more; without scores, too: it sizes the room
 The loss of a position, over the entries it has chosen: KL(p || pi) of the teacher p = mass / (sum of mass), where it
 looked, and the student pi = softmax of the scores.
     mass (N, topk) float   how much all attention heads together looked at each chosen entry
@@ -22,8 +23,19 @@ Backward, everything written; dloss is of every position (weight / count):
     d      = a dscore where q k > 0, else 0
     dq     = sum over chosen entries of d k                      (N, heads*dI)
     dk     = sum over heads and positions that chose it of d q   (n_entries, dI)
+Cost:   2 heads dI flops for a position and an entry: in index_choose one it sees, in the loss one it chose, forward
+        once, backward three times. C, one thread, AVX2, AMD EPYC (Zen 4), CPU time, the smallest of 20 calls on a busy
+        machine, where gemm.h had 78 GFLOP/s (512, 960, 512):
+            N, heads, dI, topk; r 4          index_choose         forward              backward
+            4096,  8,  64, 128             36 ms, 58 GFLOP/s    14 ms, 37 GFLOP/s    53 ms, 29 GFLOP/s
+            2048, 64, 128, 256             97 ms, 66            135 ms, 48           614 ms, 31
+        Room: scores of 32 positions for each thread, of 2^24 / n_columns positions on a GPU; backward 3 N topk words
+        and as many bits as heads for each of the N topk. Kernels of the loss run on the CUDA cores; none are measured.
+Error:  a score is within (dI + heads) 2^-24 of the sum of |a q k|, a logarithm of pi within twice that. Scores that
+        are closer may be chosen in another order by fast kernels, which sum along trees. bf16 rounds what is stored.
 Order:  q k is a chain over channels; a score one over heads; everything else over chosen entries, ascending; dk one
-        chain over heads and in each over positions. All from 0, products by madd.
+        chain over heads and in each over positions. All from 0, products by madd. Fast kernels sum masses, exp and
+        losses along trees of 32 lanes, and scores of index_choose on tensor cores (flash_index.h).
 Source: DeepSeek-AI 2025, arXiv:2512.02556, eq. 1 to 4; spec deepseek_v4.md 2.6, 3.3, 4.8
 */
 #ifndef LLMC_INDEXER_H
@@ -33,6 +45,7 @@ Source: DeepSeek-AI 2025, arXiv:2512.02556, eq. 1 to 4; spec deepseek_v4.md 2.6,
 #include "../core/kernel.h"  // to_float, from_float
 #include "../core/madd.h"    // madd
 #include "entry_windows.h"   // Places, EntryWindows, ENTRIES_SEEN
+#include "flash_index.h"     // flash_index_fits, flash_index_scores
 #include "inverse_lists.h"   // inverse_lists
 #include "gemm.h"            // gemm_tile_, gemm_pack_a_tile_, gemm_pack_b_panel_; in kernels gemm_terms_, gemm_load_
 #include <assert.h>
@@ -683,7 +696,8 @@ static inline void index_loss_backward(float* dq, float* dk, float* da, float dl
                                        const int* chosen, const float* q, const float* k, const float* a,
                                        int n_entries, const IndexShape* s, const Places* places, const EntryWindows* w,
                                        const Device* dev) {
-    const size_t pairs = index_whole_((size_t)s->N * s->topk, GEMM_LINE), words = (size_t)ceil_div(s->heads, INDEX_WORD);
+    const size_t pairs = index_whole_((size_t)s->N * s->topk, GEMM_LINE);
+    const size_t words = (size_t)ceil_div(s->heads, INDEX_WORD);
     const size_t n_offsets = index_whole_((size_t)n_entries + 1, GEMM_LINE);
     const size_t n_turned = index_whole_((size_t)s->N * s->heads, GEMM_LINE);
     const size_t n_stretch = index_whole_((size_t)index_stretch_(s) * s->dI, GEMM_LINE);
@@ -705,8 +719,12 @@ static inline void index_loss_backward(float* dq, float* dk, float* da, float dl
 }
 #else  // ---- CUDA: scores of all that is seen, a tile of positions and entries to a block of threads ----
 
+#ifndef SIMT
+enum { INDEX_BUFFER = 1 << 24 };  // scores that are kept at a time, about
+#else
+enum { INDEX_BUFFER = 1 << 12 };
+#endif
 enum {
-    INDEX_BUFFER = 1 << 24,   // scores that are kept at a time, about
     INDEX_CHOOSERS = 8,       // positions of a block that chooses, one for each warp
     INDEX_DIGITS = 256,       // of 8 bits
     INDEX_THREADS = 128,      // entries or channels at a time
@@ -748,7 +766,9 @@ index_scores_kernel(float* scores, int n_columns, const X* q, const X* k, const 
             gemm_terms_(sum, q_tile, k_tile, load_q, load_k, s.dI);
             for (int i = 0; i < GEMM_SUMS; i++) {
                 const float weight = begin + m + i < end ? a[head + (size_t)(m + i) * s.heads + h] : 0.0f;
-                for (int j = 0; j < GEMM_SUMS; j++) { score[i][j] = madd(weight, index_relu_one(sum[i][j]), score[i][j]); }
+                for (int j = 0; j < GEMM_SUMS; j++) {
+                    score[i][j] = madd(weight, index_relu_one(sum[i][j]), score[i][j]);
+                }
             }
         }
         for (int i = 0; i < GEMM_SUMS && begin + m + i < end; i++) {
@@ -831,6 +851,24 @@ __global__ static void index_choose_kernel(int* chosen, const float* scores, int
     }
 }
 
+// scores (N, n_columns) of the N positions from n on
+template <typename X>
+static inline void index_scores_(float* scores, int n_columns, const X* q, const X* k, const float* a,
+                                 const IndexShape* s, int n, int N, int all, const Places* places,
+                                 const EntryWindows* w, const Device* dev) {
+#ifndef EXACT
+    if (flash_index_fits(q, k, s->heads, s->dI)) {
+        const FlashIndex f = {s->heads, s->dI, s->topk, n, N, n_columns, all, w->r};
+        flash_index_scores(scores, q, k, a, &f, places->t, w->first_entry, dev);
+        return;
+    }
+#endif
+    const dim3 grid((unsigned)ceil_div(N, GEMM_TILE), (unsigned)ceil_div(n_columns, GEMM_TILE));
+    index_scores_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(scores, n_columns, q, k, a, *s, n, N, all, places->t,
+                                                                w->first_entry, w->r);
+    cudaCheck(cudaGetLastError());
+}
+
 template <typename X>
 static inline void index_choose(int* chosen, float* scores, int n_columns, const X* q, const X* k, const float* a,
                                 const IndexShape* s, const Places* places, const EntryWindows* w, const Device* dev) {
@@ -842,12 +880,8 @@ static inline void index_choose(int* chosen, float* scores, int n_columns, const
     if (!scores && needs) { to = device_workspace(dev, sizeof(float) * (size_t)at_once * (size_t)n_columns); }
     for (int n = 0; n < s->N; n += at_once) {
         const int N = s->N - n < at_once ? s->N - n : at_once;
-        const dim3 grid((unsigned)ceil_div(N, GEMM_TILE), (unsigned)ceil_div(n_columns, GEMM_TILE));
         const dim3 block(WARP, INDEX_CHOOSERS);
-        if (needs && n_columns > 0) {
-            index_scores_kernel<<<grid, GEMM_THREADS, 0, dev->stream>>>(to, n_columns, q, k, a, *s, n, N, scores != NULL,
-                                                                        places->t, w->first_entry, w->r);
-        }
+        if (needs && n_columns > 0) { index_scores_(to, n_columns, q, k, a, s, n, N, scores != NULL, places, w, dev); }
         index_choose_kernel<<<(unsigned)ceil_div(N, INDEX_CHOOSERS), block, 0, dev->stream>>>(
             chosen, to, n_columns, s->topk, n, N, places->t, w->first_entry, w->r);
     }
@@ -1092,9 +1126,11 @@ static inline void index_loss_backward(X* dq, X* dk, float* da, float dloss, con
         index_rows_kernel<<<(unsigned)ceil_div(s->N, INDEX_CHOOSERS), block, 0, dev->stream>>>(
             NULL, dscores, dloss, mass, chosen, s->N, s->topk);
         if (pack_fits(k, s->dI)) {
-            index_dq_kernel<W><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a, *s);
+            index_dq_kernel<W><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a,
+                                                                               *s);
         } else {
-            index_dq_kernel<1><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a, *s);
+            index_dq_kernel<1><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a,
+                                                                               *s);
         }
     }
     if (n_entries > 0) {
