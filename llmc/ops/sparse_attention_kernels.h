@@ -188,7 +188,7 @@ __device__ inline void sparse_statistics_(float* max, float* total, float (&scor
 
 // block is (SPARSE_THREADS), grid (N, tiles of heads); 16 * d floats of shared memory
 template <typename X>
-__global__ void __launch_bounds__(SPARSE_THREADS)
+__global__ void __launch_bounds__(SPARSE_THREADS, 3)
 sparse_forward_kernel(X* out, float* max, float* inv, const float* sinks, SparseInputsOf<X> in) {
     extern __shared__ float sums[];
     __shared__ SparseShared<X> tile;
@@ -257,7 +257,7 @@ static inline void sparse_attention_forward(X* out, float* max, float* inv, cons
 // ---- mass: block is (SPARSE_THREADS), grid (N) ----
 
 template <typename X>
-__global__ void __launch_bounds__(SPARSE_THREADS)
+__global__ void __launch_bounds__(SPARSE_THREADS, 3)
 sparse_mass_kernel(float* mass, const float* max, const float* inv, SparseInputsOf<X> in) {
     __shared__ SparseShared<X> tile;
     __shared__ float att[SPARSE_HEADS][SPARSE_CHUNK + 1];
@@ -330,7 +330,7 @@ __device__ inline void sparse_add_D_(float* D, const float (&att)[SPARSE_HEADS][
 
 // block is (SPARSE_THREADS), grid (N, tiles of heads); 16 * d floats of shared memory
 template <typename X>
-__global__ void __launch_bounds__(SPARSE_THREADS)
+__global__ void __launch_bounds__(SPARSE_THREADS, 3)
 sparse_queries_kernel(X* dq, float* D, const X* dout, const float* max, const float* inv, SparseInputsOf<X> in,
                       SparseKept kept) {
     extern __shared__ float sums[];
@@ -422,7 +422,7 @@ __device__ inline void sparse_load_terms_(SparseTerms& x, const X* dout, const S
 
 // by_q and by_dout (n_keys, d) go on with the heads at hand. block is (SPARSE_THREADS), grid (tiles of keys, of channels)
 template <typename X>
-__global__ void __launch_bounds__(SPARSE_THREADS)
+__global__ void __launch_bounds__(SPARSE_THREADS, 3)
 sparse_keys_kernel(float* by_q, float* by_dout, const X* dout, SparseInputsOf<X> in, SparseKept kept,
                    SparseIntervals of, int n_keys, int is_entry) {
     __shared__ SparseTerms x;
