@@ -232,6 +232,20 @@ mutation "attention: a block sees keys that do not exist" test_attention block \
     attention.h:attention_strip_keys_ 'gemm_min_\(t1 \+ n, s->keys\)' 't1 + n'
 mutation "attention: a block takes its own D" test_attention block attention.h:attention_dscores_ \
     'if \(given\) \{ memcpy\(D, given, sizeof\(float\) \* n\); \}' ''
+mutation "sparse: the sink takes no share" test_sparse_attention "sparse_attention forward" \
+    sparse_attention.h:sparse_softmax_lanes_ '\(total\[j\] \+ fm_exp\(sinks\[j\] - top\[j\]\)\)' 'total[j]'
+mutation "sparse: a window is one key too long" test_sparse_attention double sparse_shape.h:sparse_window_keys \
+    '\+ 1 < s->window \? places->t\[n\] \+ 1 : s->window' '< s->window ? places->t[n] + 1 : s->window + 1'
+mutation "sparse: a position sees an entry before it ends" test_sparse_attention obvious entry_windows.h \
+    '\(\(\(t\) \+ 1\) / \(r\)\)' '(((t) + 2) / (r))'
+mutation "sparse: keys of a window end with their document" test_sparse_attention "sparse_attention backward" \
+    sparse_attention.h:sparse_tile_ 't\.is_stairs &= t\.end\[m\] ==' 't.is_stairs \&= 1 | t.end[m] =='
+mutation "sparse: heads behind the first ones begin dkey anew" test_sparse_attention "sparse_attention backward" \
+    sparse_attention.h:sparse_add_ 'to - from, 1, t->stair' 'to - from, b->first_head == 0, t->stair'
+mutation "sparse: lists are read from their first entry" test_sparse_attention "sparse_attention backward" \
+    sparse_attention.h:sparse_add_lists_ 'place\[n\] = k;' 'place[n] = 0;'
+mutation "sparse: mass takes heads descending" test_sparse_attention "mass forward" \
+    sparse_attention.h:sparse_attention_mass 'lanes\[k \* stride \+ h\]' 'lanes[k * stride + n_heads - 1 - h]'
 mutation "merge: the block before keeps its weight" test_attention_merge "merge forward" \
     attention_merge.h:attention_merged_ 's \* r, more_s \* r' 'r, more_s * r'
 mutation "ring: the next turn has the keys of the next place" test_context ring segment_ring.h:segment_ring_rows_ \

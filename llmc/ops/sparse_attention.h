@@ -29,6 +29,12 @@ Source: DeepSeek-AI 2025, arXiv:2512.02556; spec deepseek_v4.md 2.7, 4.5; sinks:
 #include "../core/fmath.h"   // fm_exp
 #include "../core/madd.h"    // madd
 #include "sparse_shape.h"    // SparseShape, Places, EntryWindows
+
+#ifndef SPARSE_KEPT
+#define SPARSE_KEPT ((size_t)512 << 20)  // bytes of weights that backward keeps, or those of 16 heads. Tests have less
+#endif
+
+#include "sparse_attention_kernels.h"  // CUDA
 #include "sparse_strips.h"   // the fast C: strips of positions and heads, and products of a few rows
 
 // ---- plain C: read this first; it defines every bit ----
@@ -174,10 +180,6 @@ static inline void sparse_attention_mass_ref(float* mass, const float* q, const 
 }
 
 #ifndef __CUDACC__  // ---- fast C: strips over threads, then keys ----
-#ifndef SPARSE_KEPT
-#define SPARSE_KEPT ((size_t)512 << 20)  // bytes of weights that backward keeps, or those of 16 heads. Tests have less
-#endif
-
 enum {
     SPARSE_KEYS = 8 * TILE_M,  // whose gradients are a task
     SPARSE_ROWS = 256,         // positions whose q and dout, of one head, a task copies at a time: where they lie, rows
@@ -359,8 +361,7 @@ static inline void sparse_attention_mass(float* mass, const float* q, const floa
         const int* list = chosen + (size_t)n * s->topk;
         float *turned = workspace + (size_t)thread_number() * n_floats, *lanes = turned + stride * s->d;
         float* sums = mass + (size_t)n * s->topk;
-        int length = 0;
-        while (length < s->topk && list[length] >= 0) { length++; }
+        const int length = sparse_list_length(list, s->topk);
         for (int k = 0; k < s->topk; k++) { sums[k] = 0.0f; }
         for (int head = 0; head < s->H; head += SPARSE_LANES) {
             const int n_heads = gemm_min_(SPARSE_LANES, s->H - head);
@@ -728,6 +729,5 @@ static inline void sparse_attention_backward(float* dq, float* dkv, float* dentr
     if (n_of_entries) { sparse_join_(dentries, b.entries_by_dout, n_of_entries); }
     if (dsinks) { sparse_dsinks_(dsinks, b.D, max, inv, sinks, s); }
 }
-#else  // ---- CUDA ----
-#endif
+#endif  // __CUDACC__
 #endif  // LLMC_SPARSE_ATTENTION_H

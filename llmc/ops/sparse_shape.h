@@ -1,7 +1,7 @@
 /*
 Which keys and entries a position sees, for sparse_attention.h and what it is made of.
-    keys of the window   window_keys of them, neighbouring rows of kv from first_key on
-    entries behind them  n_entries of them; entry i is row sparse_entry of `entries`
+    keys of the window   sparse_window_keys of them, neighbouring rows of kv from sparse_first_key on
+    entries behind them  sparse_entries of them, entry i is row sparse_entry; sparse_list_length of those on a list
 In training the key of position n is row n, and places has `behind`; in generation both point into caches.
 */
 #ifndef LLMC_SPARSE_SHAPE_H
@@ -24,14 +24,21 @@ FM_FUNCTION int sparse_first_key(const SparseShape* s, const Places* places, int
     return places->first_key[n] + places->t[n] + 1 - sparse_window_keys(s, places, n);
 }
 
+// entries of a list (topk), behind the last of which stands -1
+FM_FUNCTION int sparse_list_length(const int* list, int topk) {
+    int low = 0, high = topk;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (list[middle] >= 0) { low = middle + 1; } else { high = middle; }
+    }
+    return low;
+}
+
 // how many entries
 FM_FUNCTION int sparse_entries(const SparseShape* s, const Places* places, const EntryWindows* w, const int* chosen,
-                                int n) {
-    int length = 0;
+                               int n) {
     if (!w) { return 0; }
-    if (!chosen) { return ENTRIES_SEEN(places->t[n], w->r); }
-    while (length < s->topk && chosen[(size_t)n * s->topk + length] >= 0) { length++; }
-    return length;
+    return chosen ? sparse_list_length(chosen + (size_t)n * s->topk, s->topk) : ENTRIES_SEEN(places->t[n], w->r);
 }
 
 // the row of the i-th of them
