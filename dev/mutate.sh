@@ -269,9 +269,9 @@ mutation "adamw: lr is distributed" test_adamw lengths adamw.h '\+ weight_decay 
     ') - a.lr * (weight_decay * p);'
 mutation "muon: a moment as Nesterov has it not" test_muon shapes muon.h:muon_momentum \
     'u.momentum \* moment \+ grad' 'moment'
-mutation "muon: small singular values stay small" test_muon "singular values" muon.h:muon_polynomial \
+mutation "muon: small singular values stay small" test_muon polynomials muon.h:muon_polynomial \
     'step < MUON_FAST_STEPS' 'step < 0'
-mutation "muon: what is above the diagonal is left as it was" test_muon shapes muon.h:muon_symmetric_ \
+mutation "muon: what is above the diagonal is left as it was" test_muon large muon.h:muon_symmetric_ \
     'muon_mirror_\(out, s\);' ''
 mutation "muon: the size of the smaller side" test_muon size muon.h:muon_size 'rows > columns' 'rows < columns'
 mutation "muon: gate and up are one matrix" test_comm "dp muon" tensor.h:tensor_muon_rows 'tensor_names\(t\)' '1'
