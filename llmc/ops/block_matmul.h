@@ -1,6 +1,6 @@
 /*
-A linear layer in G groups: each has inputs and outputs of its own, and the weight is block diagonal, of which the blocks
-alone are stored, below each other. G = 1 is matmul.h without bias.
+A linear layer in G groups: each has inputs and outputs of its own, and the weight is block diagonal, of which the
+blocks alone are stored, below each other. G = 1 is matmul.h without bias.
     inp (N, C)   out (N, OC)   weight (OC, C/G): rows g*R .. g*R + R-1 are those of group g
     out[n][g*R + r] = sum over c of inp[n][g*Cg + c] * weight[g*R + r][c]     with Cg = C/G, R = OC/G
 Backward. NULL: nobody asks for it
