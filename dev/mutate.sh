@@ -202,6 +202,18 @@ mutation "lora: the plain dB forgets the weight" test_lora weights lora.h:lora_g
     'if \(experts->weight\)' 'if (0)'
 mutation "lora: the plain dinp reads A turned" test_lora "backward differences" lora.h:lora_backward_ref \
     'dinp, C, du, A, 1, C, s' 'dinp, C, du, A, r, 1, s'
+mutation "blocks: all groups read the inputs of the first" test_block_matmul "blocks forward" \
+    block_matmul.h:block_matmul_forward_stored 'gemm_matrix\(inp \+ g \* Cg, C\)' 'gemm_matrix(inp, C)'
+mutation "blocks: dinp goes by the block of the next group" test_block_matmul "blocks backward" \
+    block_matmul.h:block_matmul_backward_input_stored 'gemm_stored\(weight\), g \* R' 'gemm_stored(weight), (g + 1) % G * R'
+mutation "blocks: the plain dweight reads the inputs of the first group" test_block_matmul "blocks backward differences" \
+    block_matmul.h:block_matmul_backward_weight_ref 'oc / R \* Cg \+ c\]' 'c]'
+mutation "blocks: adapters share the B of the first group" test_block_matmul "adapter forward" \
+    block_lora.h:block_lora_forward 'gemm_transposed\(B \+ g \* R \* r, r\)' 'gemm_transposed(B, r)'
+mutation "blocks: du of an adapter is not scaled" test_block_matmul "adapter backward" \
+    block_lora.h:block_lora_backward 's->scale, NULL, rows.N' '1.0f, NULL, rows.N'
+mutation "blocks: dropout counts the inputs of one group" test_block_matmul linear linear.h:linear_blocks_adapter_ \
+    'shape.dropout.first \*= \(uint64_t\)G;' ''
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'
@@ -306,6 +318,15 @@ mutation "adamw: eps inside the root" test_adamw lengths adamw.h \
     'sqrtf\(v_new / a\.correction2\) \+ a\.eps' 'sqrtf(v_new / a.correction2 + a.eps)'
 mutation "adamw: lr is distributed" test_adamw lengths adamw.h '\+ weight_decay \* p\);' \
     ') - a.lr * (weight_decay * p);'
+mutation "muon: a moment as Nesterov has it not" test_muon shapes muon.h:muon_momentum \
+    'u.momentum \* moment \+ grad' 'moment'
+mutation "muon: small singular values stay small" test_muon polynomials muon.h:muon_polynomial \
+    'step < MUON_FAST_STEPS' 'step < 0'
+mutation "muon: what is above the diagonal is left as it was" test_muon large muon.h:muon_symmetric_ \
+    'muon_mirror_\(out, s\);' ''
+mutation "muon: the size of the smaller side" test_muon size muon.h:muon_size 'rows > columns' 'rows < columns'
+mutation "muon: gate and up are one matrix" test_comm "dp muon" tensor.h:tensor_muon_rows 'tensor_names\(t\)' '1'
+mutation "muon: ranks have no whole matrices" test_comm "dp muon" data_parallel.h:dp_update_muon_ 's->zero == 1' '0'
 mutation "rounding: a random number has 15 bits" test_adamw rounding rng.h 'noise \& 0xffffu' 'noise \& 0x7fffu'
 mutation "global norm: low digits are not carried" test_adamw "norm order" global_norm.h \
     'high \+= low >> NORM_BITS;' 'high += 0;'

@@ -521,8 +521,8 @@ static inline void linear_grouped_backward_adapters(const LinearGradients* d, co
 
 // ---- in G groups: each has C of the inputs (N, G C) and OC / G of the outputs (N, OC); without bias ----
 
-// With --tp a rank has whole groups, their inputs and outputs: nothing travels, and G is its own. Adapters, whose A sums
-// over all groups, are not shared so
+// With --tp a rank has whole groups, their inputs and outputs: nothing travels, and G is its own. Adapters, whose A
+// sums over all groups, are not shared so
 static inline LoraShape linear_blocks_adapter_(const Linear* w, int G, int N) {
     LoraShape shape = w->adapter[0].shape;
     shape.N = N;

@@ -16,7 +16,10 @@ A matrix with more rows than columns is turned for it, and its direction turned 
     muon_update      all three, of floats
 Stored as X (CUDA: bf16 too): as in adamw.h, with its noise and its masters. There x, A and P are stored as X as well.
 Cost:   10 (4 s^2 l + 2 s^3) flops, s and l the smaller and the larger side, compute bound; what is moved beside counts
-        where s is small. In C of the symmetric products little more than the half below the diagonal is computed.
+        where s is small. In C of the symmetric products little more than the half below the diagonal is computed: an
+        update of 512 x 2048, 24.2 GFLOP, takes 266 ms, as if at 91 GFLOP/s, 340 without that; the product P x alone
+        reaches 72 (processor time of one thread, AVX-512, gcc 12, AMD EPYC shared with others, the smallest of 5).
+        Kernels have at most 30 registers, without spills, by ptxas of CUDA 13.0 for sm_90; not measured on a GPU yet.
 Error:  float: x is within 1e-5 of that of double, at (6, 17). Of singular values above 3e-4 of the norm of x the
         polynomials make 1 to 1.0006, of smaller ones less.
 Order:  element by element, parentheses as they stand; the norm has no order (global_norm.h); products are chains over

@@ -15,8 +15,9 @@ table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
     dp_leaf_squares   of each leaf the square of its gradient's norm, where dp_measure asked for it
     dp_norm     owners add the squares of what they own, whole numbers (global_norm.h), and all add these; dp_norms of
                 several such owners together
-    dp_update   AdamW, or Muon for matrices (muon.h): with --zero 0 each rank on everything, else each on the part it owns. Slices of a tensor (its
-                layers) may have had fewer updates than the run
+    dp_update   AdamW, or Muon for matrices (muon.h): with --zero 0 each rank on everything, else each on the part it
+                owns. Slices of a tensor (its layers) may have had fewer updates than the run. Muon needs --zero 0 or 1,
+                and whole matrices: with --zero 1 what directions are made of is gathered, a gradient more to send
     dp_average  the average of the parameters over updates takes in those of now
     dp_exchange_average   parameters and their average change places, and back
     dp_deal     from whole parameters on the host to the arena of masters
@@ -995,8 +996,8 @@ static inline void dp_update_muon_(DataParallel* s, const Weights* w, const floa
     }
 }
 
-// clip to the norm, then AdamW, or Muon; t counts updates from 1 and is the key of the noise with which bf16 is rounded.
-// Afterwards the stored parameters are those of one rank, on every rank.
+// clip to the norm, then AdamW, or Muon, which writes over the gradients; t counts updates from 1 and is the key of the
+// noise with which bf16 is rounded. Afterwards the stored parameters are those of one rank, on every rank.
 static inline void dp_update(DataParallel* s, const Weights* w, const float* grads, float norm, const Optimizer* o,
                              int t, const Device* dev) {
     float scale = o->clip > 0.0f && norm > o->clip ? o->clip / norm : 1.0f;
