@@ -234,7 +234,7 @@ typedef struct {
     SliceSink sink;
     float* room;
     uint16_t* halves;  // the slice that is under way as bf16; NULL: it is in `room`
-    int is_banded;     // it is stored as fp8 as it comes
+    int is_banded;     // it is stored as fp8 or fp4 as it comes
     const Model* m;
     int rank;
     NotFinite *found, *beyond;  // (N_SOURCES); beyond: in tensors that are stored as fp8, what that cannot be either
@@ -257,10 +257,10 @@ static inline uint16_t* counting_halves_(void* stream, const Tensor* t, int k, i
     return s->halves = s->sink.halves(s->sink.to, t, k, is_exact);
 }
 
-// of what a file has in fp8 the reader has refused what is no number
-static inline uint8_t* counting_fp8_(void* stream, const Tensor* t, int k, float** scales) {
+// of what a file has in fp8 or fp4 the reader has refused what is no number
+static inline uint8_t* counting_scaled_(void* stream, const Tensor* t, int k, Stored kind, void** scales) {
     CountingStream* s = (CountingStream*)stream;
-    uint8_t* bytes = s->sink.fp8(s->sink.to, t, k, scales);
+    uint8_t* bytes = s->sink.scaled(s->sink.to, t, k, kind, scales);
     s->halves = NULL;
     s->is_banded = bytes != NULL;
     return bytes;
@@ -290,8 +290,9 @@ static inline void counting_count_(const CountingStream* s, const Tensor* t, int
     const size_t n = tensor_slice_elements(t);
     NotFinite* found = &s->found[not_finite_source_(s->m, t)];
     if (s->halves) { not_finite_note_(found, not_finite_halves_(s->halves, n), t, k); }
+    else if (s->is_banded) { return; }
     else if (t->stored != STORED_FP8) { not_finite_note_(found, not_finite_floats_(s->room, n), t, k); }
-    else if (!s->is_banded) { not_finite_note_(s->beyond, not_fp8_(s->room, n), t, k); }
+    else { not_finite_note_(s->beyond, not_fp8_(s->room, n), t, k); }
 }
 
 static inline void counting_done_(void* stream, const Tensor* t, int k) {
@@ -377,7 +378,7 @@ static inline void save_open_model(Run* r) {
     if (!in_place && r->comm->size > 1) { model_stream_sum(&stream); }
     const SliceSink counted = {counting_room_,  counting_done_,        &counting,
                                counting_halves_, counting_takes_bands_, counting_bands_, counting_needs_,
-                               counting_fp8_};
+                               counting_scaled_};
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
