@@ -7,7 +7,7 @@ The tensor table against safetensors: every parameter, gradient or moment under 
     tensor_stored_in               as what its matrices can lie in memory and be, bit for bit, those of a SafeSet
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last;
                                    as floats, or as bf16: the nearest, but for tensors that the table stores as F32;
-                                   tensors_save_slices: not from an arena, but slice by slice
+                                   tensors_save_slices: not from an arena, but slice by slice, or as they were read
 In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D), a matrix in which experts are stacked
 or woven, or have more dimensions, and lacks the padding rows. Slices of fused experts are one tensor, (E, rows,
 columns). A file has its tensors in the order of their names, as Hugging Face's writer lays it out, those of F32 before
@@ -102,7 +102,10 @@ typedef struct {
     char name[NAME_BYTES];  // on disk
     const Tensor* tensor;
     int k;                  // number of the slice in its tensor
-    Dtype dtype;            // on disk, of F32 and BF16
+    Dtype dtype;            // on disk
+    // the tensor of another file that it is, byte for byte, or its scales; of fused experts all of it. NULL: it is
+    // made from floats, as F32 or BF16
+    const SafeTensor* as_read;
 } TensorSlice;
 
 typedef struct {
@@ -117,11 +120,10 @@ static inline int slice_by_name_(const void* a, const void* b) {
     return by_name != 0 ? by_name : (x->k > y->k) - (x->k < y->k);
 }
 
-// the order of a file: wider types first, so that all are aligned
+// the order of a file: later types first, of which none is narrower, so that all are aligned
 static inline int slice_by_place_(const void* a, const void* b) {
     const TensorSlice *x = (const TensorSlice*)a, *y = (const TensorSlice*)b;
-    const size_t of_x = dtype_size(x->dtype), of_y = dtype_size(y->dtype);
-    return of_x != of_y ? (of_x > of_y ? -1 : 1) : slice_by_name_(a, b);
+    return x->dtype != y->dtype ? (x->dtype > y->dtype ? -1 : 1) : slice_by_name_(a, b);
 }
 
 static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
@@ -132,6 +134,7 @@ static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
             s.slice[at].tensor = &table[i];
             s.slice[at].k = k;
             s.slice[at].dtype = DTYPE_F32;
+            s.slice[at].as_read = NULL;
             tensor_slice_name(s.slice[at].name, NAME_BYTES, &table[i], k);
         }
     }
@@ -141,12 +144,21 @@ static inline TensorSlices tensors_sorted(const Tensor* table, int n) {
 
 // ---- writing: declare every tensor of the table, later put every tensor of an arena ----
 
+// so many slices of a list are one tensor on disk
+static inline int slice_joined_(const TensorSlice* slice) {
+    return slice->as_read ? 1 : tensor_joined(slice->tensor);
+}
+
 static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int n, const char* prefix) {
     for (int i = 0; i < n; i++) {
         char prefixed[2 * NAME_BYTES];
         int64_t shape[SAFETENSORS_MAX_DIMS];
-        if (slice[i].k % tensor_joined(slice[i].tensor) != 0) { continue; }  // the first has declared it
+        if (slice[i].k % slice_joined_(&slice[i]) != 0) { continue; }  // the first has declared it
         int n_dims = tensor_disk_shape(slice[i].tensor, shape);
+        if (slice[i].as_read) {
+            n_dims = slice[i].as_read->n_dims;
+            memcpy(shape, slice[i].as_read->shape, sizeof shape);
+        }
         snprintf(prefixed, sizeof prefixed, "%s%s", prefix, slice[i].name);
         safewriter_declare(w, prefixed, slice[i].dtype, n_dims, shape);
     }
@@ -193,8 +205,26 @@ static inline SliceSource slice_source(const float* arena) {
     return source;
 }
 
-static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, SliceSource source, float* turned) {
+enum { COPY_PIECE = 8 << 20 };  // bytes
+
+// the pages that were copied are no longer memory of this process
+static inline void put_as_read_(SafeWriter* w, const SafeTensor* t, const MappedFile* file) {
+    const unsigned char* data = (const unsigned char*)t->data;
+    for (size_t at = 0, n; at < t->n_bytes; at += n) {
+        n = t->n_bytes - at < COPY_PIECE ? t->n_bytes - at : COPY_PIECE;
+        safewriter_put(w, data + at, n);
+        file_behind(file, data + at, n);
+    }
+}
+
+// set: the files of those that are as they were read
+static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, SliceSource source, const SafeSet* set,
+                               float* turned) {
     for (int i = 0; i < n; i++) {
+        if (slice[i].as_read) {
+            put_as_read_(w, slice[i].as_read, safeset_file(set, slice[i].as_read));
+            continue;
+        }
         const float* from = source.slice(source.from, slice[i].tensor, slice[i].k);
         tensor_put_slice_as_(w, slice[i].tensor, from, turned, slice[i].dtype);
     }
@@ -209,7 +239,7 @@ static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, co
 static inline void tensors_put_from_(SafeWriter* w, const Tensor* table, int n, SliceSource source) {
     TensorSlices s = tensors_sorted(table, n);
     float* turned = tensors_turning_room(table, n);
-    slices_put_(w, s.slice, s.n, source, turned);
+    slices_put_(w, s.slice, s.n, source, NULL, turned);
     free(turned);
     free(s.slice);
 }
@@ -221,21 +251,22 @@ static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const 
 // ---- writing a model in shards ----
 
 static inline size_t slice_bytes_(const TensorSlice* slice) {
+    if (slice->as_read) { return slice->as_read->n_bytes; }
     return dtype_size(slice->dtype) * tensor_disk_elements(slice->tensor);
 }
 
 // of the tensor on disk that begins with this slice
 static inline size_t joined_bytes_(const TensorSlice* slice) {
-    return slice_bytes_(slice) * (size_t)tensor_joined(slice->tensor);
+    return slice_bytes_(slice) * (size_t)slice_joined_(slice);
 }
 
 // where the shard ends that begins at slice `first`: as many tensors as fit, at least one
 static inline int shard_end_(const TensorSlices* s, int first, size_t shard_bytes) {
-    int end = first + tensor_joined(s->slice[first].tensor);
+    int end = first + slice_joined_(&s->slice[first]);
     size_t n_bytes = joined_bytes_(&s->slice[first]);
     while (end < s->n && n_bytes <= shard_bytes && joined_bytes_(&s->slice[end]) <= shard_bytes - n_bytes) {
         n_bytes += joined_bytes_(&s->slice[end]);
-        end += tensor_joined(s->slice[end].tensor);
+        end += slice_joined_(&s->slice[end]);
     }
     return end;
 }
@@ -243,7 +274,8 @@ static inline int shard_end_(const TensorSlices* s, int first, size_t shard_byte
 static inline FileSum index_write_(const char* path, json_t* weight_map, const TensorSlices* s) {
     size_t n_elements = 0, n_bytes = 0;
     for (int i = 0; i < s->n; i++) {
-        n_elements += tensor_disk_elements(s->slice[i].tensor);
+        const SafeTensor* as_read = s->slice[i].as_read;
+        n_elements += as_read ? as_read->n : tensor_disk_elements(s->slice[i].tensor);
         n_bytes += slice_bytes_(&s->slice[i]);
     }
     return json_write(path,
@@ -256,52 +288,6 @@ static inline void slices_as_bf16_(TensorSlices* s) {
     for (int i = 0; i < s->n; i++) {
         if (s->slice[i].tensor->stored != STORED_F32) { s->slice[i].dtype = DTYPE_BF16; }
     }
-}
-
-// Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their
-// index. dtype: DTYPE_F32 or DTYPE_BF16
-static inline void tensors_save_slices(const char* folder, const Tensor* table, int n, SliceSource source, Dtype dtype,
-                                       size_t shard_bytes, SavedFiles* files) {
-    TensorSlices s = tensors_sorted(table, n);
-    if (dtype == DTYPE_BF16) { slices_as_bf16_(&s); }
-    float* turned = tensors_turning_room(table, n);
-    json_t* weight_map = json_object();
-    int n_shards = 0, shard = 0;
-    for (int first = 0; first < s.n; first = shard_end_(&s, first, shard_bytes)) { n_shards++; }
-    if (n_shards > HF_SHARDS_WRITTEN_MAX) {
-        fail_input("%s: files of at most %s would be %d shards: at most %d, give a larger limit", folder,
-                   format_bytes((double)shard_bytes).s, n_shards, HF_SHARDS_WRITTEN_MAX);
-    }
-    for (int first = 0, end; first < s.n; first = end) {
-        char name[64] = HF_WEIGHTS, path[PATH_BYTES];
-        SafeWriter w;
-        end = shard_end_(&s, first, shard_bytes);
-        if (n_shards > 1) { snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", ++shard, n_shards); }
-        for (int i = first; i < end; i++) { json_object_set_new(weight_map, s.slice[i].name, json_string(name)); }
-        qsort(s.slice + first, (size_t)(end - first), sizeof(TensorSlice), slice_by_place_);
-        safewriter_init(&w);
-        safewriter_meta(&w, "format", "pt");
-        slices_declare_(&w, s.slice + first, end - first, "");
-        safewriter_open(&w, path_join(path, folder, name));
-        slices_put_(&w, s.slice + first, end - first, source, turned);
-        saved_files_add(files, safewriter_close(&w));
-        progress("writing", end, s.n);
-    }
-    if (n_shards > 1) {
-        char path[PATH_BYTES];
-        // takes the reference
-        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, &s));
-    } else {
-        json_decref(weight_map);
-    }
-    free(turned);
-    free(s.slice);
-}
-
-// all tensors in one file; its sum comes back
-static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena, Dtype dtype,
-                                       size_t shard_bytes, SavedFiles* files) {
-    tensors_save_slices(folder, table, n, slice_source(arena), dtype, shard_bytes, files);
 }
 
 static inline FileSum tensors_save_from(const char* path, const Tensor* table, int n, SliceSource source) {
@@ -799,5 +785,101 @@ static inline void tensors_check_tied(SafeSet* set, const char* copy, const char
     fail_input(
         "%s: tensor \"%s\" differs from \"%s\", to which config.json ties it: this trainer has one matrix for both",
         set->path, a->name, b->name);
+}
+
+// ---- writing what was read as it was ----
+
+typedef struct {
+    SafeSet* set;  // from which the model came
+    int (*has_learnt)(const void* of, const Tensor* t, int k);  // is slice k no longer what it was there?
+    const void* of;
+} AsRead;
+
+// does any of the slices that are one tensor with this one, the first?
+static inline int as_read_has_learnt_(const AsRead* x, const TensorSlice* slice) {
+    int has_learnt = 0;
+    for (int i = 0, n = tensor_joined(slice->tensor); i < n; i++) {
+        has_learnt |= x->has_learnt(x->of, slice->tensor, slice->k + i);
+    }
+    return has_learnt;
+}
+
+static inline void slices_add_as_read_(TensorSlices* to, const TensorSlice* slice, const SafeTensor* t) {
+    TensorSlice* x = &to->slice[to->n++];
+    *x = *slice;
+    snprintf(x->name, sizeof x->name, "%s", t->name);
+    x->dtype = t->dtype;
+    x->as_read = t;
+}
+
+// What has not learnt is the file's tensor, and its scales are one more; what has is bf16, but where the file has floats
+static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
+    TensorSlices to = {(TensorSlice*)malloc_check(2 * sizeof(TensorSlice) * (size_t)s->n, "names of tensors"), 0};
+    for (int i = 0, n; i < s->n; i += n) {
+        const SafeTensor* found = find_tensor_(x->set, "", s->slice[i].name);
+        n = tensor_joined(s->slice[i].tensor);
+        if (found && !as_read_has_learnt_(x, &s->slice[i])) {
+            const Stored kind = scaled_as_(s->slice[i].tensor, found);
+            slices_add_as_read_(&to, &s->slice[i], found);
+            if (kind != STORED_BY_BUILD) { slices_add_as_read_(&to, &s->slice[i], find_scales_(x->set, found, kind)); }
+            continue;
+        }
+        for (int k = 0; k < n; k++) {
+            to.slice[to.n] = s->slice[i + k];
+            to.slice[to.n++].dtype = !found || found->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+        }
+    }
+    free(s->slice);
+    qsort(to.slice, (size_t)to.n, sizeof(TensorSlice), slice_by_name_);
+    *s = to;
+}
+
+// ---- writing a folder ----
+
+// Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their
+// index. dtype: DTYPE_F32 or DTYPE_BF16, of what is not as it was read; as_read NULL: of all
+static inline void tensors_save_slices(const char* folder, const Tensor* table, int n, SliceSource source, Dtype dtype,
+                                       const AsRead* as_read, size_t shard_bytes, SavedFiles* files) {
+    TensorSlices s = tensors_sorted(table, n);
+    if (dtype == DTYPE_BF16) { slices_as_bf16_(&s); }
+    if (as_read) { slices_as_read_(&s, as_read); }
+    float* turned = tensors_turning_room(table, n);
+    json_t* weight_map = json_object();
+    int n_shards = 0, shard = 0;
+    for (int first = 0; first < s.n; first = shard_end_(&s, first, shard_bytes)) { n_shards++; }
+    if (n_shards > HF_SHARDS_WRITTEN_MAX) {
+        fail_input("%s: files of at most %s would be %d shards: at most %d, give a larger limit", folder,
+                   format_bytes((double)shard_bytes).s, n_shards, HF_SHARDS_WRITTEN_MAX);
+    }
+    for (int first = 0, end; first < s.n; first = end) {
+        char name[64] = HF_WEIGHTS, path[PATH_BYTES];
+        SafeWriter w;
+        end = shard_end_(&s, first, shard_bytes);
+        if (n_shards > 1) { snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", ++shard, n_shards); }
+        for (int i = first; i < end; i++) { json_object_set_new(weight_map, s.slice[i].name, json_string(name)); }
+        qsort(s.slice + first, (size_t)(end - first), sizeof(TensorSlice), slice_by_place_);
+        safewriter_init(&w);
+        safewriter_meta(&w, "format", "pt");
+        slices_declare_(&w, s.slice + first, end - first, "");
+        safewriter_open(&w, path_join(path, folder, name));
+        slices_put_(&w, s.slice + first, end - first, source, as_read ? as_read->set : NULL, turned);
+        saved_files_add(files, safewriter_close(&w));
+        progress("writing", end, s.n);
+    }
+    if (n_shards > 1) {
+        char path[PATH_BYTES];
+        // takes the reference
+        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, &s));
+    } else {
+        json_decref(weight_map);
+    }
+    free(turned);
+    free(s.slice);
+}
+
+// all tensors in one file; its sum comes back
+static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena, Dtype dtype,
+                                       size_t shard_bytes, SavedFiles* files) {
+    tensors_save_slices(folder, table, n, slice_source(arena), dtype, NULL, shard_bytes, files);
 }
 #endif  // LLMC_TENSORFILE_H

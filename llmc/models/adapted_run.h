@@ -183,6 +183,11 @@ static inline void adapted_merge_(const Run* r, const float* params, int i, int 
     adapter_merge_slice(x, params, adapted_base_rows_(r), i - x->n_table, k, slice);
 }
 
+static inline int adapted_changes_(const Run* r, int i, int k) {
+    const Adapters* x = adapted_of(r)->adapters;
+    return adapter_changes_slice(x, adapted_base_rows_(r), i - x->n_table, k);
+}
+
 // an adapter's checkpoint says beside which model it has learnt
 static inline int adapted_extras_(const Run* r, Extra* extras) {
     const Extra base = {"base", DTYPE_I64, &adapted_of(r)->base_sum, 1};
@@ -201,6 +206,7 @@ static inline Trainer adapted_trainer(size_t adapted) {
     t.load_extras = adapted_load_extras_;
     t.write_adapter = adapted_write_;
     t.merge_adapter = adapted_merge_;
+    t.adapter_changes = adapted_changes_;
     return t;
 }
 #endif  // LLMC_ADAPTED_RUN_H
