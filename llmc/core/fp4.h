@@ -9,8 +9,8 @@ float4 on the host, in the format e2m1 of neural networks, and rows of it in gro
     fp4_to_fp8_rows     FP8_BLOCK rows at most become fp8.h's blocks; says whether nothing was rounded
 Format: e2m1: sign, 2 bits of exponent whose bias is 1, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6. No infinity, no NaN.
         Byte j of a row has column 2j in its lower half and 2j + 1 in the upper: 0xa3 is 1.5, -1.
-Scales: a byte of e8m0 for 32 columns of a row: 2^(byte - 127); 255 is NaN. A weight is its number times the scale: it has
-        2 digits, and fits into a float and a bf16 with every scale up to FP4_LARGEST_SCALE.
+Scales: a byte of e8m0 for 32 columns of a row: 2^(byte - 127); 255 is NaN. A weight is its number times the scale: it
+        has 2 digits, and fits into a float and a bf16 with every scale up to FP4_LARGEST_SCALE. fp4_scale's are
         2^ceil(log2(largest / 6)), the largest floored at 6 * 2^-126.
 Error:  half a last place: 2^-2 of a weight at most, and below 1 scale 2^-2 of it.
 Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; packed so by DeepSeek-V4's files, and re-packed by its convert.py
@@ -45,10 +45,11 @@ static inline int fp4_nearest(float x) {
 }
 
 static inline float e8m0_widen(uint8_t exponent) {
-    const uint32_t bits = exponent > 0 ? (uint32_t)exponent << 23 : 0x00400000u;  // 2^-127 is subnormal
+    uint32_t bits = exponent > 0 ? (uint32_t)exponent << 23 : 0x00400000u;  // 2^-127 is subnormal
+    bits = exponent == 255 ? 0x7fc00000u : bits;
     float x;
     memcpy(&x, &bits, sizeof x);
-    return exponent == 255 ? NAN : x;
+    return x;
 }
 
 // the smallest power of two from 2^-126 on with which the largest magnitude of a group is 6 at most

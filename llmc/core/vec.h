@@ -65,19 +65,22 @@ static inline vfloat v_widen_fp4(vuint codes) {
 }
 // VLANES such codes, two in a byte, the first in its lower half
 static inline vfloat v_load_fp4(const uint8_t* p) {
-    vbyte pairs = {0};
-    memcpy(&pairs, p, VLANES / 2);
 #if VLANES == 16
-    const vuint upper = {0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4};
-    pairs = __builtin_shufflevector(pairs, pairs, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    uint32_t a, b;
+    memcpy(&a, p, sizeof a);
+    memcpy(&b, p + sizeof a, sizeof b);
+    const vuint codes = {a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b};
+    const vuint places = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
 #elif VLANES == 8
-    const vuint upper = {0, 4, 0, 4, 0, 4, 0, 4};
-    pairs = __builtin_shufflevector(pairs, pairs, 0, 0, 1, 1, 2, 2, 3, 3);
+    uint32_t a;
+    memcpy(&a, p, sizeof a);
+    const vuint codes = {a, a, a, a, a, a, a, a}, places = {0, 4, 8, 12, 16, 20, 24, 28};
 #else
-    const vuint upper = {0, 4, 0, 4};
-    pairs = __builtin_shufflevector(pairs, pairs, 0, 0, 1, 1);
+    uint16_t a;
+    memcpy(&a, p, sizeof a);
+    const vuint codes = {a, a, a, a}, places = {0, 4, 8, 12};
 #endif
-    return v_widen_fp4(__builtin_convertvector(pairs, vuint) >> upper);
+    return v_widen_fp4(codes >> places);
 }
 // byte i of each word, the lowest is 0, as the scale of e8m0 that it is (fp4.h), but not NaN
 static inline vfloat v_part_e8m0(vfloat words, int i) {

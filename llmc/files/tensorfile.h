@@ -332,8 +332,8 @@ static inline void check_shape_(const SafeSet* set, const SafeTensor* found, con
     const int n_dims = tensor_disk_shape(t, shape);
     const int is_flat = t->on_disk == CONV && found->n_dims == 2;  // (rows, columns), as some programs write it
     if (packed && shape[n_dims - 1] % FP4_GROUP != 0) {
-        fail_input("%s: tensor \"%s\" is I8, two fp4 in a byte: expected columns in groups of %d, config.json says %lld",
-                   set->path, found->name, FP4_GROUP, (long long)shape[n_dims - 1]);
+        fail_input("%s: tensor \"%s\" is I8, two fp4 in a byte: expected columns in groups of %d, config.json says "
+                   "%lld", set->path, found->name, FP4_GROUP, (long long)shape[n_dims - 1]);
     }
     if (packed) { shape[n_dims - 1] /= 2; }
     if (is_flat && found->shape[0] == shape[0] && found->shape[1] == shape[2]) { return; }
@@ -450,7 +450,8 @@ static inline const SafeTensor* find_scales_(SafeSet* set, const SafeTensor* t, 
                    dtype_name(t->dtype), names[0], names[1]);
     }
     scales_shape_(shape, t, kind);
-    const int fits = found->n_dims == t->n_dims && memcmp(found->shape, shape, sizeof shape[0] * (size_t)t->n_dims) == 0;
+    const size_t n_bytes = sizeof shape[0] * (size_t)t->n_dims;
+    const int fits = found->n_dims == t->n_dims && memcmp(found->shape, shape, n_bytes) == 0;
     const int is_float = found->dtype == DTYPE_F32 || found->dtype == DTYPE_BF16;
     if (!fits || (found->dtype != DTYPE_F8_E8M0 && (kind == STORED_FP4 || !is_float))) {
         fail_input("%s: tensor \"%s\": expected scales of %s %s, found %s %s", set->path, found->name,
@@ -727,7 +728,8 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
             const Stored kind = scaled_as_(t, &found);
             const int is_plain = !tensor_is_turned_(t) && kind == STORED_BY_BUILD;
             void* scales = NULL;
-            uint8_t* bytes = kind != STORED_BY_BUILD && sink->scaled ? sink->scaled(sink->to, t, k, kind, &scales) : NULL;
+            const int can_stay = kind != STORED_BY_BUILD && sink->scaled;
+            uint8_t* bytes = can_stay ? sink->scaled(sink->to, t, k, kind, &scales) : NULL;
             const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);
             uint16_t* halves = is_plain && !by_bands && sink->halves
                                    ? sink->halves(sink->to, t, k, found.dtype == DTYPE_BF16) : NULL;
@@ -812,7 +814,8 @@ static inline void slices_add_as_read_(TensorSlices* to, const TensorSlice* slic
     x->as_read = t;
 }
 
-// What has not learnt is the file's tensor, and its scales are one more; what has is bf16, but where the file has floats
+// What has not learnt is the file's tensor, and its scales are one more; what has is bf16, floats where the file has
+// floats
 static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
     TensorSlices to = {(TensorSlice*)malloc_check(2 * sizeof(TensorSlice) * (size_t)s->n, "names of tensors"), 0};
     for (int i = 0, n; i < s->n; i += n) {

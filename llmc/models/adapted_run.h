@@ -1,11 +1,12 @@
 /*
-What trainers tell a run whose model may be the frozen base of an adapter (LoRA), kept as bf16, fp8 or fp4: everything that
-does not depend on the architecture. adapters_run.h has the parts; here they are the calls of a Trainer.
+What trainers tell a run whose model may be the frozen base of an adapter (LoRA), kept as bf16, fp8 or fp4: everything
+that does not depend on the architecture. adapters_run.h has the parts; here they are the calls of a Trainer.
     Adapted, adapted_init     a member of the trainer's own struct: its Decoder, and options; which adapters are its
     adapted_trainer           a Trainer like decoder_trainer's that knows adapters
     adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it
     adapted_base              in Trainer.choose: of the files, what their numbers add up to
-    adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights is typed
+    adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights is
+                              typed
     adapted_store             in Trainer.choose, after the layout: matrices as --weights says. Files in fp8 or fp4 are
                               never rounded again: with --weights fp8 each of their matrices is in memory what it is
                               there

@@ -281,17 +281,27 @@ static inline __attribute__((always_inline)) void gemm_pack_turned_(float* packe
     }
 }
 
+// VLANES columns of b, which are columns of a weight of fp4, and all of one group
+static inline __attribute__((always_inline)) void gemm_pack_straight_fp4_(float* packed, const Matrix* b, int w,
+                                                                          int K) {
+    const size_t stride = gemm_stored_stride_(b), n_groups = (size_t)(b->weight.columns / FP4_GROUP);
+    const uint8_t* from = (const uint8_t*)gemm_stored_at_(b, 0, w);
+    const uint8_t* exponent = stored_row_exponents(&b->weight, b->row) + (b->column + w) / FP4_GROUP;
+    for (int k = 0; k < K; k++, from += stride, exponent += n_groups, packed += TILE_N) {
+        v_store(packed, v_load_fp4(from) * v_fill(e8m0_widen(*exponent)));
+    }
+}
+
 // VLANES columns of b, which are columns of the weight
 static inline __attribute__((always_inline)) void gemm_pack_straight_(float* packed, const Matrix* b, int w, int K,
                                                                       Stored kind) {
     const size_t stride = gemm_stored_stride_(b);
     vfloat factor = v_fill(1.0f);
-    for (int k = 0; k < K && kind == STORED_FP4; k++) {  // the columns are of one group
-        const uint8_t exponent = stored_row_exponents(&b->weight, b->row + k)[(b->column + w) / FP4_GROUP];
-        const vfloat x = v_load_fp4((const uint8_t*)gemm_stored_at_(b, k, w));
-        v_store(packed + k * TILE_N + w, x * v_fill(e8m0_widen(exponent)));
+    if (kind == STORED_FP4) {
+        gemm_pack_straight_fp4_(packed + w, b, w, K);
+        return;
     }
-    for (int k = 0; k < K && kind != STORED_FP4;) {
+    for (int k = 0; k < K;) {
         const int row = (b->row + k) % b->weight.part_rows, left = gemm_min_(K - k, b->weight.part_rows - row);
         const int end = k + gemm_alike_(row, left, kind);
         if (kind == STORED_FP8) { factor = gemm_column_factors_(&b->weight, b->row + k, b->column + w); }
@@ -485,11 +495,10 @@ static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int64_t n_
     const Matrix b = gemm_from_(p.b, k, 0);
     const int n_k = gemm_min_(gemm_k_block_(p.K), p.K - k), rows_along_k = b.row_stride == 1 && !b.row_index;
     const Stored kind = b.is_stored ? b.weight.kind : STORED_F32;
-    const int line = GEMM_LINE * (int)sizeof(float), length = rows_along_k ? n_k : p.N;
+    const int line = GEMM_LINE * (int)sizeof(float), length = rows_along_k ? n_k : p.N + p.N % 2;  // whole bytes
     const char* data = b.is_stored ? gemm_stored_at_(&b, 0, 0) : (const char*)b.data;
     PanelPrefetch next = {data, stored_bytes(kind, rows_along_k ? b.col_stride : b.row_stride),
-                          rows_along_k ? p.N : n_k, (int)stored_bytes(kind, (size_t)length + (size_t)(length % 2)), 0, 0,
-                          b.row_index, data};
+                          rows_along_k ? p.N : n_k, (int)stored_bytes(kind, (size_t)length), 0, 0, b.row_index, data};
     if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, line), n_calls); }
     if (next.n_lines > 0) { next.row += gemm_at_(b.row_index, 0) * next.row_stride; }
     return next;

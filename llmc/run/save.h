@@ -382,9 +382,8 @@ static inline void save_open_model(Run* r) {
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
-    if (r->o.export_dtype == EXPORT_AS_READ && *r->o.export_hf && r->comm->rank == 0) {  // whoever replaces or removes the files meanwhile
-        safeset_open(&r->read, r->weights);
-    }
+    const int keeps = r->o.export_dtype == EXPORT_AS_READ && *r->o.export_hf && r->comm->rank == 0;
+    if (keeps) { safeset_open(&r->read, r->weights); }  // whoever replaces or removes the files meanwhile
     if (in_place && (*r->weights || *r->adapter_weights)) { not_finite_count_all_(found, m); }
     for (int i = 0; !in_place && i < N_SOURCES; i++) { not_finite_gather_(&found[i], m, r->comm); }
     if (!in_place) { not_finite_gather_(&beyond, m, r->comm); }
@@ -488,8 +487,8 @@ static inline FileSum save_quantized_config_(const Run* r, const char* path, Fil
 static inline void save_model_(const Run* r, const Tensor* table, int n, SliceSource params, const char* folder,
                                Dtype dtype, const AsRead* as_read, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
-    const int eot = run_end_of_text(r), is_bf16 = dtype == DTYPE_BF16 || (as_read && safeset_has(as_read->set, DTYPE_BF16));
-    const char* dtype_of_torch = is_bf16 ? "bfloat16" : "float32";
+    const int eot = run_end_of_text(r), has_bf16 = as_read && safeset_has(as_read->set, DTYPE_BF16);
+    const char* dtype_of_torch = dtype == DTYPE_BF16 || has_bf16 ? "bfloat16" : "float32";
     FileSum sum = r->trainer->write_config(r, path_join(path, folder, "config.json"), eot, dtype_of_torch);
     saved_files_add(files, as_read ? save_quantized_config_(r, path, sum) : sum);
     tensors_save_slices(folder, table, n, params, dtype, as_read, shard_bytes, files);
@@ -629,8 +628,8 @@ static inline void save_let_change(Run* r) {
 
 // ---- exports ----
 
-// Does slice k leave otherwise than it came? Of an adapter's base what it is merged into; of a model that learns all but
-// frozen matrices: numbers of routers move that have no gradient
+// Does slice k leave otherwise than it came? Of an adapter's base what it is merged into; of a model that learns all
+// but frozen matrices: numbers of routers move that have no gradient
 static inline int save_has_learnt_(const void* run, const Tensor* t, int k) {
     const Run* r = (const Run*)run;
     const Model* m = r->model;
