@@ -288,6 +288,19 @@ static void test_stored(Test* t) {
     check_stored(t, fp8, E, offsets);
     free(x), free(scales), free(halves), free(bytes);
 }
+
+// five experts of random codes, each with scales of its own
+static void test_fp4(Test* t) {
+    enum { E = 5, C = 160, OC = 258 };
+    const int offsets[E + 1] = {0, 7, 7, 8, 11, 40};
+    uint8_t* exponents = (uint8_t*)new_array(E * OC * C / 32, 1);
+    uint8_t* bytes = (uint8_t*)new_array(E * OC * C / 2, 1);
+    for (int i = 0; i < E * OC * C / 2; i++) { bytes[i] = (uint8_t)splitmix64(1, (uint64_t)i); }
+    for (int i = 0; i < E * OC * C / 32; i++) { exponents[i] = (uint8_t)(110 + splitmix64(2, (uint64_t)i) % 20); }
+    const StoredMatrix first = {bytes, STORED_FP4, OC, C, OC, exponents};
+    check_stored(t, first, E, offsets);
+    free(exponents), free(bytes);
+}
 #endif
 
 int main(int argc, char** argv) {
@@ -299,6 +312,7 @@ int main(int argc, char** argv) {
         {"no rows", "an expert without rows has gradients of +0", test_no_rows},
 #ifndef __CUDACC__
         {"stored", "weights stored as bf16 or fp8 give the bits of the same numbers as floats", test_stored},
+        {"fp4", "... and as fp4", test_fp4},
         {"past", "many gradients, stored past the caches, have the plain loop's bits", test_past},
 #endif
     };

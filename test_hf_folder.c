@@ -336,9 +336,10 @@ static float* fp8_room(void* to, const Tensor* t, int k) {
     return ((Fp8To*)to)->floats[k];
 }
 
-static uint8_t* fp8_bytes(void* to, const Tensor* t, int k, float** scales) {
+static uint8_t* fp8_bytes(void* to, const Tensor* t, int k, Stored kind, void** scales) {
     Fp8To* x = (Fp8To*)to;
     (void)t;
+    if (kind != STORED_FP8) { return NULL; }
     *scales = x->scales[k];
     return x->takes && k % 2 == 0 ? x->bytes[k] : NULL;
 }
@@ -434,6 +435,160 @@ static void test_fp8(Test* t) {
     fp8_bad = &path;
     check_exit(t, "NaN", read_bad_fp8, &row, 2,
                "tensor \"0.w.0\": expected numbers of e4m3, found 1 bytes that are NaN");
+    temp_remove(&folder);
+}
+
+// ---- fp4: three experts of (3, 64), as one tensor or each as its own; scales of each 32 columns ----
+
+enum { FP4_E = 3, FP4_R = 3, FP4_C = 64 };
+
+typedef struct {
+    uint8_t codes[FP4_E][FP4_R * FP4_C / 2], exponents[FP4_E][FP4_R * FP4_C / 32];
+} Fp4File;
+
+typedef struct {
+    Fp4File stored;
+    float floats[FP4_E][FP4_R * FP4_C];
+    int takes;
+} Fp4To;
+
+static float* fp4_room(void* to, const Tensor* t, int k) {
+    (void)t;
+    return ((Fp4To*)to)->floats[k];
+}
+
+static uint8_t* fp4_bytes(void* to, const Tensor* t, int k, Stored kind, void** scales) {
+    Fp4To* x = (Fp4To*)to;
+    (void)t;
+    *scales = x->stored.exponents[k];
+    return kind == STORED_FP4 && x->takes ? x->stored.codes[k] : NULL;
+}
+
+// what of a file a test changes
+typedef struct {
+    const char* scale_end;  // of the names of scales: behind "0.w.%d", or "0.w" of fused ones
+    int n_codes, n_scales;  // experts that have codes, and scales
+    Dtype scale_dtype, code_dtype;
+    int columns, groups;
+} Fp4How;
+
+static const Fp4How fp4_usual = {".scale", FP4_E, FP4_E, DTYPE_F8_E8M0, DTYPE_I8, FP4_C / 2, FP4_C / 32};
+
+static TempPath fp4_write(const TempPath* folder, const Fp4File* x, ExpertsOnDisk on_disk, const Fp4How* how) {
+    static const char zeros[4 * FP4_E * FP4_R * FP4_C] = {0};
+    const TempPath path = temp_path(folder, HF_WEIGHTS);
+    const int is_fused = on_disk == FUSED, first = is_fused ? 0 : 1;
+    const int64_t shape[] = {FP4_E, FP4_R, how->columns}, groups[] = {FP4_E, FP4_R, how->groups};
+    const int is_usual = how->columns == FP4_C / 2 && how->groups == FP4_C / 32 && how->scale_dtype == DTYPE_F8_E8M0;
+    char name[64];
+    SafeWriter w;
+    safewriter_init(&w);
+    for (int part = 0; part < 2; part++) {
+        for (int k = 0, n = part ? how->n_codes : how->n_scales; k < (is_fused && n > 0 ? 1 : n); k++) {
+            const char* end = part ? ".weight" : how->scale_end;
+            if (is_fused) { snprintf(name, sizeof name, "0.w%s", end); }
+            else { snprintf(name, sizeof name, "0.w.%d%s", k, end); }
+            safewriter_declare(&w, name, part ? how->code_dtype : how->scale_dtype, 3 - first,
+                               (part ? shape : groups) + first);
+        }
+    }
+    safewriter_open(&w, path.s);
+    const size_t n_scales = (size_t)(how->n_scales * FP4_R * how->groups), n_codes = (size_t)(how->n_codes * FP4_R * how->columns);
+    safewriter_put(&w, is_usual ? (const void*)x->exponents : zeros, dtype_size(how->scale_dtype) * n_scales);
+    safewriter_put(&w, is_usual ? (const void*)x->codes : zeros, dtype_size(how->code_dtype) * n_codes);
+    safewriter_close(&w);
+    return path;
+}
+
+static Tensor fp4_row(ExpertsOnDisk on_disk) {
+    Tensor row = tensor(on_disk == FUSED ? "%d.w.weight" : "%d.w.%d.weight", 0, 1, FP4_R, FP4_C, INIT_NONE, 0.0f, DECAY,
+                        AS_IS);
+    tensor_experts(&row, FP4_E, on_disk);
+    tensors_layout(&row, 1);
+    return row;
+}
+
+static void fp4_load(const TempPath* path, const Tensor* row, Fp4To* to) {
+    const SliceSink sink = {fp4_room, NULL, to, NULL, NULL, NULL, NULL, fp4_bytes};
+    SafeSet set;
+    safeset_open(&set, path->s);
+    tensors_load_into(&sink, &set, row, 1, "", NULL);
+    safeset_close(&set);
+}
+
+static const TempPath* fp4_bad;  // for a process that ends
+
+static void read_bad_fp4(void* of) {
+    static Fp4To to;
+    fp4_load(fp4_bad, (const Tensor*)of, &to);
+}
+
+static void fp4_check(Test* t, const Fp4File* x, const Fp4To* to) {
+    const float sizes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    if (to->takes) { check(t, memcmp(&to->stored, x, sizeof *x) == 0, "other bytes"); }
+    for (int k = 0; k < FP4_E && !to->takes; k++) {
+        for (int i = 0; i < FP4_R * FP4_C; i++) {
+            const int code = i % 2 ? x->codes[k][i / 2] / 16 : x->codes[k][i / 2] % 16;
+            const float size = sizes[code & 7] * ldexpf(1.0f, x->exponents[k][i / 32] - 127);
+            const float want = code & 8 ? -size : size;
+            check(t, float_bits(to->floats[k][i]) == float_bits(want), "(%d, %d): %g, expected %g", k, i,
+                  (double)to->floats[k][i], (double)want);
+        }
+    }
+}
+
+static void test_fp4(Test* t) {
+    static Fp4File x;
+    static Fp4To to;
+    TempPath folder = temp_folder(), path;
+    for (size_t i = 0; i < sizeof x; i++) { ((uint8_t*)&x)[i] = (uint8_t)(i * 31); }
+    for (size_t i = 0; i < sizeof x.exponents; i++) { ((uint8_t*)x.exponents)[i] = (uint8_t)(i * 59 % 253); }
+    for (int i = 0; i < 8; i++) {
+        const ExpertsOnDisk on_disk = i % 2 ? FUSED : APART;
+        const Tensor row = fp4_row(on_disk);
+        Fp4How how = fp4_usual;
+        how.scale_end = i / 4 ? ".weight_scale_inv" : ".scale";
+        path = fp4_write(&folder, &x, on_disk, &how);
+        memset(&to, 0xee, sizeof to);
+        to.takes = i / 2 % 2;
+        fp4_load(&path, &row, &to);
+        fp4_check(t, &x, &to);
+        SafeSet set;
+        safeset_open(&set, path.s);
+        check(t, tensor_stored_in(&set, &row, "") == STORED_FP4, "it can lie in memory as it is");
+        safeset_close(&set);
+    }
+    Tensor row = fp4_row(APART);
+    const struct { const char* text; Fp4How how; } bad[] = {
+        {"tensor \"0.w.2.weight\" is I8 and has no scales \"0.w.2.weight_scale_inv\" or \"0.w.2.scale\"",
+         {".scale", 3, 2, DTYPE_F8_E8M0, DTYPE_I8, 32, 2}},
+        {"tensor \"0.w.2.scale\" has the scales of \"0.w.2.weight\", which is missing",
+         {".scale", 2, 3, DTYPE_F8_E8M0, DTYPE_I8, 32, 2}},
+        {"tensor \"0.w.2.weight_scale_inv\" has the scales of \"0.w.2.weight\", which is missing",
+         {".weight_scale_inv", 2, 3, DTYPE_F8_E8M0, DTYPE_I8, 32, 2}},
+        {"tensor \"0.w.0.scale\": expected scales of 32 columns of a row, F8_E8M0 (3, 2), found F8_E8M0 (3, 4)",
+         {".scale", 3, 3, DTYPE_F8_E8M0, DTYPE_I8, 32, 4}},
+        {"tensor \"0.w.0.scale\": expected scales of 32 columns of a row, F8_E8M0 (3, 2), found F32 (3, 2)",
+         {".scale", 3, 3, DTYPE_F32, DTYPE_I8, 32, 2}},
+        {"tensor \"0.w.0.weight\": expected 2 dimensions (3, 32), found 2 (3, 64)",
+         {".scale", 3, 3, DTYPE_F8_E8M0, DTYPE_I8, 64, 4}},
+        {"tensor \"0.w.0.weight\": expected F8_E4M3 or I8, for \"0.w.0.scale\" has scales of it, found U8",
+         {".scale", 3, 3, DTYPE_F8_E8M0, DTYPE_U8, 32, 2}},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        path = fp4_write(&folder, &x, APART, &bad[i].how);
+        fp4_bad = &path;
+        check_exit(t, bad[i].text, read_bad_fp4, &row, 2, bad[i].text);
+    }
+    x.exponents[1][5] = 253;
+    path = fp4_write(&folder, &x, APART, &fp4_usual);
+    check_exit(t, "a large scale", read_bad_fp4, &row, 2,
+               "tensor \"0.w.1.scale\": expected scales of at most 2^125, with which all fp4 are floats, found 8.5");
+    row = tensor("%d.w.%d.weight", 0, 1, FP4_R, 80, INIT_NONE, 0.0f, DECAY, AS_IS);
+    tensor_experts(&row, FP4_E, APART);
+    tensors_layout(&row, 1);
+    check_exit(t, "80 columns", read_bad_fp4, &row, 2, "tensor \"0.w.0.weight\" is I8, two fp4 in a byte: expected columns "
+               "in groups of 32, config.json says 80");
     temp_remove(&folder);
 }
 
@@ -956,6 +1111,7 @@ int main(int argc, char** argv) {
         {"reading", "as floats or bf16, by any number of threads; pages that were read are no memory of the process",
          test_reading},
         {"fp8", "what a file has in fp8 is its bytes and scales where a sink takes them, else floats", test_fp8},
+        {"fp4", "... in fp4, under both names of scales; what does not fit is refused", test_fp4},
         {"bands", "what is stored as fp8 comes by bands of 128 rows, in order, padded with zeros", test_bands},
         {"bar", "of a file that takes long, on a terminal; it goes when all is read", test_bar},
         {"false index", "each lie of an index is refused with its own message", test_false_index},

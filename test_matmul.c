@@ -894,7 +894,7 @@ static void test_rounding(Test* t) {
 #endif
 
 #ifndef __CUDACC__
-// n numbers stored as bf16 or fp8 (E, OC, C), and the same as floats, computed here anew; blocks begin anew at
+// n numbers stored as bf16, fp8 or fp4 (E, OC, C), and the same as floats, computed here anew; blocks begin anew at
 // multiples of part_rows
 typedef struct {
     float* floats;
@@ -930,6 +930,27 @@ static StoredWeight stored_weight(Stored kind, int E, int OC, int C, int part_ro
     return w;
 }
 
+// any codes, with scales from 2^-127 to 2^5; a few are larger
+static StoredWeight stored_fp4(int E, int OC, int C, uint64_t seed) {
+    const float sizes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const size_t n = (size_t)E * OC * C;
+    StoredWeight w = {filled_array(n, NAN), new_array(n / 2, 1), NULL, {NULL, STORED_FP4, OC, C, OC, NULL}};
+    uint8_t* exponents = (uint8_t*)new_array(n / 32, 1);
+    uint8_t* bytes = (uint8_t*)w.bytes;
+    for (size_t i = 0; i < n / 32; i++) {
+        const int x = (int)(splitmix64(seed, (uint64_t)i) % 40);
+        exponents[i] = (uint8_t)(x == 0 ? 0 : x == 1 ? 1 : x == 2 ? 252 : 94 + x);
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int code = (int)(splitmix64(seed + 1, (uint64_t)i) % 16), shift = i % 2 ? 4 : 0;
+        bytes[i / 2] = (uint8_t)((shift ? bytes[i / 2] : 0) | code << shift);
+        w.floats[i] = ldexpf(code & 8 ? -sizes[code & 7] : sizes[code & 7], exponents[i / 32] - 127);
+    }
+    w.first.data = w.bytes;
+    w.first.scales = w.scales = (float*)(void*)exponents;
+    return w;
+}
+
 static void stored_weight_free(StoredWeight* w) { free(w->floats), free(w->bytes), free(w->scales); }
 
 // a weight that is stored gives the bits of the same numbers as floats: few rows and many, rims, several blocks of k
@@ -940,11 +961,15 @@ static void test_stored(Test* t) {
                               {7, 97, 33, 33}, {13, 1601, 51, 51}, {1, 300, 402, 201}, {8, 300, 402, 134},
                               {2, 129, 258, 129},
                              {6, 64, 70, 70}, {6, 4225, 50, 50}, {1, 4225, 50, 25}};  // N, C, OC, part_rows
-    for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
-        const int N = shapes[i / 2][0], C = shapes[i / 2][1], OC = shapes[i / 2][2];
+    const Stored kinds[] = {STORED_BF16, STORED_FP8, STORED_FP4};
+    const char* const outs[] = {"bf16: out", "fp8: out", "fp4: out"};
+    const char* const dinps[] = {"bf16: dinp", "fp8: dinp", "fp4: dinp"};
+    for (size_t i = 0; i < 3 * sizeof shapes / sizeof *shapes; i++) {
+        const Stored kind = kinds[i % 3];
+        const int N = shapes[i / 3][0], OC = shapes[i / 3][2], part_rows = shapes[i / 3][3];
+        const int C = kind == STORED_FP4 ? (shapes[i / 3][1] + 31) / 32 * 32 : shapes[i / 3][1];
         const size_t n_out = (size_t)N * OC, n_inp = (size_t)N * C;
-        const Stored kind = i % 2 ? STORED_FP8 : STORED_BF16;
-        StoredWeight w = stored_weight(kind, 1, OC, C, shapes[i / 2][3], 3);
+        StoredWeight w = kind == STORED_FP4 ? stored_fp4(1, OC, C, 3) : stored_weight(kind, 1, OC, C, part_rows, 3);
         float *inp = hard_array(n_inp, 1), *bias = hard_array(OC, 2);
         for (int k = 0; k < N_TEST_THREADS; k++) {
             Device dev = test_device(test_threads(k));
@@ -952,10 +977,10 @@ static void test_stored(Test* t) {
             float *dwant = hard_array(n_inp, 5), *dgot = hard_array(n_inp, 5);
             matmul_forward(want, inp, w.floats, k % 2 ? bias : NULL, N, C, OC, &dev);
             matmul_forward_stored(got, inp, w.first, k % 2 ? bias : NULL, N, &dev);
-            check_bits(t, kind == STORED_FP8 ? "fp8: out" : "bf16: out", got, want, n_out);
+            check_bits(t, outs[i % 3], got, want, n_out);
             matmul_backward_input(dwant, want, w.floats, k % 2, N, C, OC, &dev);
             matmul_backward_input_stored(dgot, want, w.first, k % 2, N, &dev);
-            check_bits(t, kind == STORED_FP8 ? "fp8: dinp" : "bf16: dinp", dgot, dwant, n_inp);
+            check_bits(t, dinps[i % 3], dgot, dwant, n_inp);
             free(want), free(got), free(dwant), free(dgot);
             device_free(&dev);
         }
@@ -996,7 +1021,7 @@ int main(int argc, char** argv) {
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},
         {"added", "dweight of two halves of the positions, dinp of two halves of the outputs: the second added", test_added},
 #ifndef __CUDACC__
-        {"stored", "a weight stored as bf16 or fp8 gives the bits of the same numbers as floats", test_stored},
+        {"stored", "a weight stored as bf16, fp8 or fp4 gives the bits of the same numbers as floats", test_stored},
 #endif
         {"backward bias", "meets the plain loop at 1, 7, 33, 257 and 1024 rows and columns", test_backward_bias},
 #ifdef __CUDACC__

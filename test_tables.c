@@ -442,6 +442,20 @@ static void test_bands(Test* t) {
     }
 }
 
+// fp4: half a byte each, then bytes of scales
+static void test_fp4(Test* t) {
+    Tensor table[2] = {tensor("experts.%d.{gate,up}.weight", 0, 2, 6, 96, INIT_NONE, 0.0f, DECAY, AS_IS),
+                       tensor("next", 0, 0, 1, 3, INIT_NONE, 0.0f, NO_DECAY, VECTOR)}, *x = table;
+    tensor_experts(x, 5, APART);
+    tensor_stored(x, STORED_FP4);
+    tensors_layout(table, 2);
+    const size_t n_bytes = tensors_store(table, 2, sizeof(float)), n = 2 * 5 * 6 * 96 / 2, begin = (n + 63) / 64 * 64;
+    check(t, tensor_stored_place(x, 96 * 3) == 144 && tensor_stored_place(x, 2 * n) == n, "half a byte each");
+    check(t, tensor_scales_place(x, 0) == begin && tensor_scales_place(x, 3) == begin + 3 * 9, "9 scales of a slice");
+    check(t, table[1].stored_at == (begin + 20 * 9 + 63) / 64 * 64 && n_bytes == table[1].stored_at + 64, "what follows");
+    check(t, 10 * tensor_matrix_bytes(x, 4) == n + 20 * 9, "bytes of a matrix");
+}
+
 // ---- the tables of the specifications ----
 
 enum { ROWS_MAX = 96 };
@@ -1132,6 +1146,7 @@ int main(int argc, char** argv) {
          test_shares},
         {"bytes", "of a matrix as it is stored, with its scales", test_bytes},
         {"bands", "of fp8: places of bytes and scales; they begin anew with parts and experts", test_bands},
+        {"fp4", "half a byte and a byte of scale for 32 columns each, slice by slice", test_fp4},
         {"table of moe", "the 6.9B mixture of experts and its small sisters: all, active, a layer, an expert",
          test_moe},
         {"table of qwen dense", "Qwen2.5, Qwen3, Qwen3-30B-A3B, Mistral 7B: parameters and tensors", test_qwen_dense},

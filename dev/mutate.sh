@@ -152,18 +152,40 @@ mutation "fp8: a column keeps the scale of its first row" test_matmul stored gem
 mutation "fp8: the last elements of a block are left out" test_matmul stored gemm.h:gemm_few_columns_ \
     'if \(k < end\) \{' 'if (k < end \&\& kind == STORED_F32) {'
 mutation "fp8: experts share the scales of the first" test_grouped_matmul stored stored.h:stored_next \
-    'if \(m.scales\)' 'if (0)'
+    'if \(m.scales\)' 'if (0 \&\& n_scales)'
+# ---- and in fp4 ----
+mutation "fp4: the halves of a byte are swapped" test_fp4 codes fp4.h:fp4_code '4 \* \(column % 2\)' '4 * (1 - column % 2)'
+mutation "fp4: ties go away from zero" test_fp4 nearest fp4.h:fp4_nearest '\(at_most \+ rounder - rounder\) / unit' \
+    'floorf(at_most / unit + 0.5f)'
+mutation "fp4: e8m0 without its bias at 0" test_fp4 scales fp4.h:e8m0_widen '0x00400000u' '0u'
+mutation "fp4: in vectors, too" test_fp4 weights vec.h:v_part_e8m0 '& 0x00400000u' '\& 0u'
+mutation "fp4: a group of 6 gets twice the scale" test_fp4 groups fp4.h:fp4_scale 'mantissa > 0.75f' 'mantissa >= 0.75f'
+mutation "fp4: as fp8 0.5 of scales 2^15 apart is said to be exact" test_fp4 fp8 fp4.h 'FP4_TO_FP8_EXPONENTS = 14' 'FP4_TO_FP8_EXPONENTS = 15'
+mutation "fp4: groups keep the scale of the first" test_matmul stored gemm.h:gemm_pack_turned_ \
+    'gemm_group_factor_\(&exponents, b->column \+ k \+ i\)' 'gemm_group_factor_(\&exponents, b->column + k)'
+mutation "fp4: k blocks that are no whole groups" test_matmul stored gemm.h:gemm_k_block_ \
+    'ceil_div\(ceil_div\(K, n_blocks\), FP4_GROUP\) \* FP4_GROUP' 'ceil_div(K, n_blocks)'
+mutation "fp4: scales of the first groups alone" test_matmul stored gemm.h:gemm_load_exponents_ \
+    'stored_row_exponents\(x->weight, x->r\) \+ group' 'stored_row_exponents(x->weight, x->r) + 0 * group'
+mutation "fp4: experts share the scales of the first" test_grouped_matmul fp4 stored.h:stored_next \
+    'm.kind == STORED_FP4 \? stored_exponents\(m.rows, m.columns\)' 'm.kind == STORED_FP4 ? (size_t)(0 * m.rows)'
+mutation "fp4: scales overlap the next tensor" test_tables fp4 tensor.h:tensor_scale_bytes \
+    'stored_exponents\(tensor_part_rows\(t\), t->columns\)' 'stored_exponents(1, t->columns)'
+mutation "fp4: fused experts have the scales of the first" test_hf_folder fp4 tensorfile.h:scales_of_slice_ \
+    '\(size_t\)k % n_joined' '0 * (size_t)k'
+mutation "fp4: scales alone are passed over" test_hf_folder fp4 tensorfile.h:check_scales_ 'if \(!owner\)' 'if (!owner) { continue; } if (!owner)'
+mutation "fp4: scales of 255 are numbers" test_hf_folder fp4 tensorfile.h:read_exponents_ '<= FP4_LARGEST_SCALE' '<= 255'
 mutation "fp8: the last band of a matrix is whole" test_tables bands tensor.h:tensor_band \
     'left < FP8_BLOCK \? left : FP8_BLOCK' 'FP8_BLOCK'
 mutation "fp8: scales lie over the next tensor" test_tables bands tensor.h:tensors_store \
     'tensor_slices\(t\)' '0'
-mutation "fp8: experts of one tensor have the scales of the first" test_hf_folder fp8 tensorfile.h:read_scales_ \
+mutation "fp8: experts of one tensor have the scales of the first" test_hf_folder fp8 tensorfile.h:scales_of_slice_ \
     '\(size_t\)k % n_joined' '0 * (size_t)k'
 mutation "fp8: later rows have the scales of the first 128" test_hf_folder fp8 tensorfile.h:read_fp8_rows_ \
     '\(r / FP8_BLOCK\)' '(r / FP8_BLOCK * 0)'
 mutation "fp8: a file's NaN is a number" test_hf_folder fp8 tensorfile.h:read_fp8_rows_ '== 0x7f' '== 0x80'
-mutation "fp8: padding rows of bytes keep what was there" test_hf_folder fp8 tensorfile.h:read_fp8_as_it_is_ \
-    'memset\(bytes \+ found->n, 0, tensor_slice_elements\(t\) - found->n\);' ''
+mutation "fp8: padding rows of bytes keep what was there" test_hf_folder fp8 tensorfile.h:read_as_it_is_ \
+    'memset\(bytes \+ found->n_bytes, 0, stored_bytes\(kind, tensor_slice_elements\(t\)\) - found->n_bytes\);' ''
 mutation "fp8: padding rows keep what was in the buffer" test_hf_folder bands tensorfile.h:read_bands_ \
     'memset\(room \+ n_read, 0, sizeof\(float\) \* \(end - first - n_read\)\);' ''
 mutation "fp8: later bands are read from the file's first rows" test_hf_folder bands tensorfile.h:read_bands_ \

@@ -2,8 +2,8 @@
 # train_qwen3 as its user meets it: presets, options, config.json of five architectures, files, ranks, kills, generation. About a
 # minute of one core after the build. What it computes is held against transformers by dev/ref/check_hf.py --model qwen.
 #     dev/test_qwen.sh                       all parts
-#     dev/test_qwen.sh options ranks         some of them: presets options configs files bits ranks kills text lora fp8 releases
-#     dev/test_qwen.sh quick                 presets, configs, files and bits, of ranks, kills, lora, fp8 and releases a few
+#     dev/test_qwen.sh options ranks         some of them: presets options configs files bits ranks kills text lora fp8 releases fp4
+#     dev/test_qwen.sh quick                 presets, configs, files and bits, of ranks, kills, lora, fp8, releases and fp4 a few
 #     KILLS=300 dev/test_qwen.sh kills       more random kills than 20
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
@@ -11,7 +11,7 @@
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 2 || echo 20)}
-parts=${*:-$(is_quick && echo presets configs files bits ranks kills lora fp8 releases || echo presets options configs files bits ranks kills text lora fp8 releases)}
+parts=${*:-$(is_quick && echo presets configs files bits ranks kills lora fp8 releases fp4 || echo presets options configs files bits ranks kills text lora fp8 releases fp4)}
 
 need_build trainer "CPU=1" train_qwen3
 limit=120  # seconds of a run
@@ -734,6 +734,90 @@ releases() {
     rewrite release broken 't["'$up'_scale_inv"] = "F32", [2, 2], struct.pack("<4f", 1, 1, -1, 200)'
     refuse "a scale that bytes in memory cannot have" "${up}_scale_inv\": expected scales of at most 128 for --weights fp8, found 200: --weights fp32 has room for it" --from broken --generate x
     check "... and floats can" go --from broken --weights fp32 --generate x --max-new-tokens 1
+}
+
+# ---- folders whose experts are in fp4 ----
+
+# every tensor of folder A is in B with the same type, shape and bytes, but what REGEX finds, which is BF16 there
+same_tensors() {  # A B REGEX
+    "$python" - "$root/dev/ref" "$@" <<'PYTHON'
+import re, sys
+sys.path.insert(0, sys.argv[1])
+import fp4
+a, b = fp4.read_folder(sys.argv[2]), fp4.read_folder(sys.argv[3])
+found = sorted(x for x in a if re.search(sys.argv[4], x))
+apart = [x for x in a if x not in found and (x not in b or a[x][0] != b[x][0] or a[x][1].shape != b[x][1].shape or a[x][1].tobytes() != b[x][1].tobytes())]
+missing = [x for x in found if not x.endswith("scale") and not x.endswith("_scale_inv") and b.get(x, "?")[0] != "BF16"]
+more = [x for x in b if x not in a or (x in found and re.search("scale(_inv)?$", x))]
+print("apart", apart[:3], "not bf16", missing[:3], "more", more[:3])
+sys.exit(bool(apart or missing or more))
+PYTHON
+}
+
+# Beside one with experts in fp4 and all else in fp8, `release`, the same numbers as floats
+fp4() {
+    local form i text start names experts adapted
+    need_build launch "" launch
+    edit moe.json packed.json hidden_size 160 moe_intermediate_size 96 intermediate_size 130 num_experts 4 head_dim 66
+    evaluated() { go --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
+    write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" "$@" && cat out; }
+    start=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
+    go --config packed.json "${start[@]}" --steps 20 --export-hf begun
+    for form in apart fused; do
+        echo "# experts in fp4, $form"
+        rm -rf base release floats run other several as_read merged
+        if [ $form = apart ]; then
+            cp -r begun base && names=(--names scale --shards 3)
+        else
+            rewrite begun base 'fuse()' && names=(--names weight_scale_inv --dense F32 --experts 'experts\.(gate_up|down)_proj$')
+        fi
+        "$python" "$root/dev/ref/fp4.py" base release --release floats "${names[@]}"
+        text=$(evaluated --from floats)
+        check "the loss of validation, $(echo "$text" | cut -d'|' -f2), is that of floats" test -n "$text" -a "$text" = "$(evaluated --from release --threads 2)" -a "$text" = "$(evaluated --from release --weights fp32)"
+        check "... and the text" test "$(write --from floats)" = "$(write --from release)"
+        [ $form = fused ] || check "... in bf16, which holds them all, too" test "$text" = "$(evaluated --from release --weights bf16)"
+        adapted=("${start[@]}" --grad-accum 2 --lora-rank 3)
+        go "${adapted[@]}" --from floats --run run && go "${adapted[@]}" --from release --run other && same_model run other && cmp <(columns run) <(columns other)
+        verdict $? "an adapter learns what it learns beside floats" "$(<err)"
+        check "... beside what lies in the files" test "$(boxed matrices "fp8, fp4 and all else as in the files") $(grep -c '"weights": "fp8"' other/settings.json)" = "1 1"
+        batch >in
+        go --from floats --lora run --probe in --probe-out before && go --from release --lora other --probe in --probe-out after && cmp before after
+        verdict $? "... logits, loss and gradients of a probe: the same bytes" "$(<err)"
+        go --from floats --export-hf before_hf && go --from release --export-hf after_hf && cmp {before,after}_hf/model.safetensors && cmp {before,after}_hf/config.json
+        verdict $? "--export-hf: the same folder of floats" "$(<err)"
+        go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') && text=$(same_tensors as_read release '^$') && grep -q '"weight_block_size"' as_read/config.json
+        verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
+        go "${adapted[@]}" --from release --lora-targets q_proj --merge --export-hf merged --export-dtype as-read && text=$(same_tensors release merged 'q_proj')
+        verdict $? "... merged with an adapter: what it has changed is bf16, all else has its bytes" "$text $(<err)"
+        check "... which is read again" test -n "$(evaluated --from merged)"
+        for i in "--ep 2" "--zero 2" "--pp 2" "--tp 2"; do
+            is_quick && [ "$i" != "--ep 2" ] && continue
+            rm -rf several && COMM_CHECK=1 timeout 60 "$launch" -n 2 "$trainer" "${adapted[@]}" --from release $i --run several >out 2>err </dev/null
+            verdict "$(same_run other several && [ ! -s err ]; echo $?)" "2 ranks, $i: the bytes of one" "$(tail -n 2 err)"
+        done
+        is_quick && continue
+        batch >in
+        go --from floats --probe in --probe-out before && go --from release --probe in --probe-out after && cmp before after
+        verdict $? "all of it learns, as floats: the gradients" "$(<err)"
+    done
+
+    echo "# experts in fp4: refusals"
+    rm -rf release && "$python" "$root/dev/ref/fp4.py" begun release --release floats
+    local up=model.layers.2.mlp.experts.1.up_proj
+    broken() {  # PROMISE TEXT PYTHON
+        rewrite release broken 'N = "'$up'"; W = N + ".weight"; S = N + ".scale"; d, s, x = t[S]; '"$3"
+        for i in fp8 fp32; do refuse "$1, --weights $i" "broken/model.safetensors: tensor \"$2" --from broken --weights $i --generate x; done
+    }
+    broken "no scales" "$up.weight\" is I8 and has no scales \"$up.weight_scale_inv\" or \"$up.scale\"" 'del t[S]'
+    broken "scales alone" "$up.scale\" has the scales of \"$up.weight\", which is missing" 'del t[W]'
+    broken "scales beside floats" "$up.weight\": expected F8_E4M3 or I8, for \"$up.scale\" has scales of it, found BF16" 't[W] = "BF16", [96, 160], bytes(2 * 96 * 160)'
+    broken "scales of other groups" "$up.scale\": expected scales of 32 columns of a row, F8_E8M0 (96, 5), found F8_E8M0 (96, 10)" 't[S] = d, [96, 10], 2 * x'
+    broken "scales of blocks" "$up.scale\": expected scales of 32 columns of a row, F8_E8M0 (96, 5), found F8_E8M0 (1, 2)" 't[S] = d, [1, 2], x[:2]'
+    broken "a scale that is NaN" "$up.scale\": expected scales of at most 2^125, with which all fp4 are floats, found nan" 't[S] = d, s, x[:-1] + b"\xff"'
+    broken "fp8 in its place, with its scales" "$up.scale\": expected scales of blocks of 128 x 128, F32, BF16 or F8_E8M0 (1, 2), found F8_E8M0 (96, 5)" 't[W] = "F8_E4M3", [96, 160], bytes(96 * 160)'
+    rewrite release broken 'N = "'$up'"; t[N + ".weight"] = "F8_E4M3", [96, 160], b"\x38" * (96 * 160); t[N + ".scale"] = "F32", [1, 2], struct.pack("<2f", 0.25, 0.5)'
+    check "one expert in fp8 among those in fp4: floats of all" go --from broken --generate x --max-new-tokens 1
+    refuse "as-read of no folder" "--export-dtype: as-read takes tensors as a folder has them" --config packed.json --train text --export-hf no_hf --export-dtype as-read
 }
 
 run_parts $parts

@@ -128,6 +128,16 @@ shows 0 "^  28 tensors, 36,333 parameters" "shards by their index" shards
 shows 0 "^  28 tensors, 36,333 parameters" "shards by the index itself" shards/model.safetensors.index.json
 shows 0 "transformer.h.1.mlp.c_fc.bias +F32 +\(132\) +132 +528 B" "a .safetensors file" hf/model.safetensors
 shows 0 "f16 +F16 +\(2\) +-2 +0.5 +-0.75 +1.25 +0 +0" "statistics of other dtypes" kinds.safetensors --stats
+"$python" - "$root/dev/ref" <<'PYTHON'
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, fp8
+def bytes_of(*shape): return np.zeros(shape, np.uint8)
+fp8.write("scaled.safetensors", {"a.weight": ("I8", bytes_of(3, 32)), "a.scale": ("F8_E8M0", bytes_of(3, 2)), "b.weight": ("I8", bytes_of(3, 32)),
+    "c.weight": ("F8_E4M3", bytes_of(130, 8)), "c.weight_scale_inv": ("F8_E8M0", bytes_of(2, 1))})
+PYTHON
+shows 0 "a.weight +I8 +\(3, 32\) +192 +96 B +fp4: 1 x 32$" "two fp4 in a byte, with scales" scaled.safetensors
+check "... fp8 with scales, and bytes without" test "$(grep -cE "c.weight +F8_E4M3 .* 128 x 128$|b.weight +I8 +\(3, 32\) +96 +96 B" out)" = 2
 shows 0 "wte.weight .* 1 +1$" "statistics count NaN and infinity" nan.safetensors --stats
 shows 0 "^model.bin: llm.c model" "llm.c's model" model.bin
 shows 0 "largest token +999" "llm.c's tokens, GPT-2" tokens.bin

@@ -114,6 +114,36 @@ static json_t* shape_of(const SafeTensor* t) {
     return shape;
 }
 
+// {"name": its number among the items} of what is listed
+static json_t* numbers_of_names(const Source* s) {
+    json_t* numbers = json_object();
+    for (int i = 0; i < s->n_items; i++) {
+        if (s->items[i].is_listed) { json_object_set_new(numbers, s->items[i].t.name, json_integer(i)); }
+    }
+    return numbers;
+}
+
+// Of fp8, and of I8 that is two fp4 in a byte: what share a scale, "128 x 128" or "fp4: 1 x 32". Empty: it has no scales
+static ShortText scaled_text(const Source* s, const json_t* numbers, const SafeTensor* t) {
+    ShortText text = {""};
+    const json_t* number = NULL;
+    const int is_fp4 = t->dtype == DTYPE_I8;
+    if ((t->dtype != DTYPE_F8_E4M3 && !is_fp4) || t->n_dims < 2) { return text; }
+    for (int form = 0; form < SCALE_NAMES && !number; form++) {
+        char name[2 * NAME_BYTES];
+        number = json_object_get(numbers, scale_name(name, t->name, form));
+    }
+    if (!number) { return text; }
+    const SafeTensor* scales = &s->items[json_integer_value(number)].t;
+    int64_t shape[SAFETENSORS_MAX_DIMS];  // that scales have
+    scales_shape_(shape, t, is_fp4 ? STORED_FP4 : STORED_FP8);
+    const int fits = scales->n_dims == t->n_dims && memcmp(shape, scales->shape, sizeof shape[0] * (size_t)t->n_dims) == 0;
+    if (!fits || (is_fp4 && scales->dtype != DTYPE_F8_E8M0)) { return text; }
+    if (is_fp4) { snprintf(text.s, sizeof text.s, "fp4: 1 x %d", FP4_GROUP); }
+    else { snprintf(text.s, sizeof text.s, "%d x %d", FP8_BLOCK, FP8_BLOCK); }
+    return text;
+}
+
 static void add_to(json_t* object, const char* key, json_int_t n) {
     json_object_set_new(object, key, json_integer(json_integer_value(json_object_get(object, key)) + n));
 }
@@ -126,17 +156,23 @@ static void count_tensor(json_t* totals, const SafeTensor* t) {
 
 // "tensors" and "totals" of the report; what is not listed only with --stats, and then alone
 static void describe_tensors(Source* s, int stats) {
-    json_t *rows = json_array(), *totals = json_object(), *by_dtype = json_object();
+    json_t *rows = json_array(), *totals = json_object(), *by_dtype = json_object(), *numbers = numbers_of_names(s);
+    int has_scaled = 0;
     for (int i = 0; i < s->n_items; i++) {
         const Item* item = &s->items[i];
-        const SafeTensor* t = &item->t;
+        SafeTensor copy = item->t, *t = &copy;
         unsigned char* owned = NULL;
         if (!item->is_listed) { continue; }
+        const ShortText scaled = scaled_text(s, numbers, t);
+        const int is_fp4 = *scaled.s && t->dtype == DTYPE_I8;
+        t->n *= is_fp4 ? 2 : 1;
         const char* dtype = dtype_name(t->dtype);
         json_t* row = json_pack("{s:s, s:s, s:o, s:I, s:I}", "name", t->name, "dtype", dtype, "shape", shape_of(t),
                                 "elements", (json_int_t)t->n, "bytes", (json_int_t)t->n_bytes);
         if (json_object_get(facts_of(s), "shards")) { json_object_set_new(row, "file", json_string(item->file)); }
-        if (stats && has_numbers(t->dtype)) { add_stats(row, t->dtype, item_bytes(s, item, &owned), t->n); }
+        if (*scaled.s) { json_object_set_new(row, "scaled", json_string(scaled.s)); }
+        has_scaled |= *scaled.s != '\0';
+        if (stats && has_numbers(t->dtype) && !is_fp4) { add_stats(row, t->dtype, item_bytes(s, item, &owned), t->n); }
         free(owned);
         json_array_append_new(rows, row);
         if (!json_object_get(by_dtype, dtype)) { json_object_set_new(by_dtype, dtype, json_object()); }
@@ -144,7 +180,9 @@ static void describe_tensors(Source* s, int stats) {
         count_tensor(totals, t);
     }
     json_object_set_new(totals, "by_dtype", by_dtype);
+    json_decref(numbers);
     if (json_array_size(rows) > 0) {
+        json_object_set_new(totals, "scaled", json_boolean(has_scaled));
         json_object_set(s->report, "tensors", rows);
         json_object_set(s->report, "totals", totals);
     }
@@ -427,10 +465,12 @@ static void print_tensors(const json_t* report) {
                                                 {"elements", "elements", 1}, {"bytes", "size", 1}};
     const ReportColumn stats[] = {{"min", "min", 1}, {"max", "max", 1}, {"mean", "mean", 1},
                                   {"std", "std", 1}, {"nan", "nan", 1}, {"inf", "inf", 1}};
-    const ReportColumn file = {"file", "file", 0};
+    const ReportColumn file = {"file", "file", 0}, scaled = {"scaled", "scales", 0};
+    const int has_scaled = json_is_true(json_object_get(json_object_get(report, "totals"), "scaled"));
     int with_stats = json_object_get(first, "min") != NULL;
     int n = with_stats ? 3 : 5;  // then the shape has to stand for the size
     for (int i = 0; i < 6 && with_stats; i++) { columns[n++] = stats[i]; }
+    if (has_scaled) { columns[n++] = scaled; }
     if (json_object_get(first, "file")) { columns[n++] = file; }
     report_table(rows, columns, n);
     if (rows) { print_totals(json_object_get(report, "totals")); }

@@ -1,30 +1,35 @@
 /*
-How a matrix is stored that does not learn: floats, bf16, or fp8 with scales. What the products of ops/ read.
+How a matrix is stored that does not learn: floats, bf16, or fp8 or fp4 with scales. What the products of ops/ read.
     Stored, StoredMatrix       the type of elements; a matrix of them
     stored_halves              one of bf16
     stored_next                the same matrix of the next expert
     stored_value, stored_row   an element, a row, as floats: exactly, but for scales that are no powers of two
-    stored_width               bytes of an element
+    stored_bytes               of so many elements
     stored_scales, stored_row_scales   how many scales a matrix of fp8 has; those of a row
+    stored_exponents, stored_row_exponents   the same of fp4
 A matrix is (rows, columns), row-major. Of fp8 the data are bytes of e4m3, and scales (blocks of rows, blocks of
 columns) multiply (fp8.h). A matrix of several parts that files have apart, as gate and up, has blocks for each of them:
-in a part of 200 rows the second block has 72, and the next part begins with a block of its own.
+in a part of 200 rows the second block has 72, and the next part begins with a block of its own. Of fp4 the data are
+(rows, columns / 2), two e2m1 in a byte, and the scales bytes of e8m0 (rows, columns / 32) (fp4.h): columns are a
+multiple of 32.
 */
 #ifndef LLMC_STORED_H
 #define LLMC_STORED_H
 #include "bf16.h"  // bf16_widen
+#include "fp4.h"   // fp4_widen, e8m0_widen, FP4_GROUP
 #include "fp8.h"   // fp8_widen, fp8_blocks, FP8_BLOCK
+#include <assert.h>
 
 // What a parameter is stored as while it is used: what the build stores (floatX), or always this. FP8: e4m3, and a
 // scale for each block of 128 x 128; FP4: two in a byte, and a scale for each 32 of a row
 typedef enum { STORED_BY_BUILD, STORED_F32, STORED_BF16, STORED_FP8, STORED_FP4 } Stored;
 
 typedef struct {
-    const void* data;     // floatX, or as `kind` says
-    Stored kind;          // F32, BF16 or FP8
+    const void* data;    // floatX, or as `kind` says
+    Stored kind;         // F32, BF16, FP8 or FP4
     int rows, columns;
-    int part_rows;        // FP8: of a part; the parts are all the rows
-    const float* scales;  // FP8, else NULL
+    int part_rows;       // FP8: of a part; the parts are all the rows
+    const void* scales;  // FP8: floats; FP4: bytes of e8m0; else NULL
 } StoredMatrix;
 
 static inline StoredMatrix stored_halves(const uint16_t* data, int rows, int columns) {
@@ -32,8 +37,11 @@ static inline StoredMatrix stored_halves(const uint16_t* data, int rows, int col
     return m;
 }
 
-// bytes of an element
-static inline size_t stored_width(Stored kind) { return kind == STORED_FP8 ? 1 : kind == STORED_BF16 ? 2 : 4; }
+// bytes of n elements
+static inline size_t stored_bytes(Stored kind, size_t n) {
+    assert(kind != STORED_FP4 || n % 2 == 0);
+    return kind == STORED_FP4 ? n / 2 : kind == STORED_FP8 ? n : kind == STORED_BF16 ? 2 * n : 4 * n;
+}
 
 // scales of a matrix, and where those of a row begin
 static inline size_t stored_scales(int rows, int columns, int part_rows) {
@@ -41,18 +49,28 @@ static inline size_t stored_scales(int rows, int columns, int part_rows) {
 }
 static inline const float* stored_row_scales(const StoredMatrix* m, int row) {
     const int block = row / m->part_rows * fp8_blocks(m->part_rows) + row % m->part_rows / FP8_BLOCK;
-    return m->scales + (size_t)block * (size_t)fp8_blocks(m->columns);
+    return (const float*)m->scales + (size_t)block * (size_t)fp8_blocks(m->columns);
+}
+
+static inline size_t stored_exponents(int rows, int columns) { return (size_t)rows * (size_t)(columns / FP4_GROUP); }
+static inline const uint8_t* stored_row_exponents(const StoredMatrix* m, int row) {
+    return (const uint8_t*)m->scales + stored_exponents(row, m->columns);
 }
 
 static inline StoredMatrix stored_next(StoredMatrix m) {
-    m.data = (const char*)m.data + stored_width(m.kind) * (size_t)m.rows * (size_t)m.columns;
-    if (m.scales) { m.scales += stored_scales(m.rows, m.columns, m.part_rows); }
+    const size_t n_scales = m.kind == STORED_FP4 ? stored_exponents(m.rows, m.columns)
+                                                 : sizeof(float) * stored_scales(m.rows, m.columns, m.part_rows);
+    m.data = (const char*)m.data + stored_bytes(m.kind, (size_t)m.rows * (size_t)m.columns);
+    if (m.scales) { m.scales = (const char*)m.scales + n_scales; }
     return m;
 }
 
 static inline float stored_value(const StoredMatrix* m, int row, int column) {
     const size_t at = (size_t)row * (size_t)m->columns + (size_t)column;
     switch (m->kind) {
+        case STORED_FP4:
+            return fp4_widen(fp4_code((const uint8_t*)m->data + at / 2, (int)(at % 2))) *
+                   e8m0_widen(stored_row_exponents(m, row)[column / FP4_GROUP]);
         case STORED_FP8:
             return fp8_widen(((const uint8_t*)m->data)[at]) * stored_row_scales(m, row)[column / FP8_BLOCK];
         case STORED_BF16: return bf16_widen(((const uint16_t*)m->data)[at]);

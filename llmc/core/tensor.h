@@ -93,7 +93,8 @@ typedef struct {
                                      // or those of each name in {}
     int blocks;                      // groups of rows with columns of their own (tensor_blocks); 0: all have the same
     Stored stored;
-    size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element: tensors_store
+    size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element, 0 where two share a
+                                     // byte: tensors_store
     int whole_below;                 // tensor_whole_numbers; 0: any numbers
     const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter
     const char* modules_under;       // tensor_modules_under; NULL: what the name begins with
@@ -421,26 +422,38 @@ static inline size_t tensor_band(const Tensor* t, int band, int* n_rows) {
     return (size_t)first;
 }
 
-// scales of a slice
+// scales of a slice as fp8
 static inline size_t tensor_scales(const Tensor* t) { return (size_t)tensor_bands(t) * (size_t)fp8_blocks(t->columns); }
+
+// the same in bytes, as fp8 or fp4 has them; of anything else none
+static inline size_t tensor_scale_bytes(const Tensor* t, Stored kind) {
+    if (kind == STORED_FP4) { return stored_exponents(tensor_part_rows(t), t->columns); }
+    return kind == STORED_FP8 ? sizeof(float) * tensor_scales(t) : 0;
+}
+static inline int tensor_has_scales(const Tensor* t) { return t->stored == STORED_FP8 || t->stored == STORED_FP4; }
+
+// bytes of n elements as they are stored
+static inline size_t tensor_stored_size(const Tensor* t, size_t n) {
+    return t->stored == STORED_FP4 ? stored_bytes(STORED_FP4, n) : t->stored_bytes * n;
+}
 
 // the byte with which the scales of a slice begin in an arena of stored elements: behind the elements of all slices
 static inline size_t tensor_scales_place(const Tensor* t, int slice) {
-    return t->stored_at + (tensor_held_elements(t) + 63) / 64 * 64 +
-           sizeof(float) * tensor_scales(t) * (size_t)tensor_held_before_(t, slice);
+    return t->stored_at + (tensor_stored_size(t, tensor_held_elements(t)) + 63) / 64 * 64 +
+           tensor_scale_bytes(t, t->stored) * (size_t)tensor_held_before_(t, slice);
 }
 
 // Fill in where the tensors lie as they are stored, one after the other like those of tensors_layout; the arena's size
-// in bytes comes back. build_bytes: of an element of floatX, and of FP4, until that is stored so
+// in bytes comes back. build_bytes: of an element of floatX
 static inline size_t tensors_store(Tensor* table, int n, size_t build_bytes) {
     size_t at = 0;
     for (int i = 0; i < n; i++) {
         Tensor* t = &table[i];
         t->stored_bytes = t->stored == STORED_F32 ? 4 : t->stored == STORED_BF16 ? 2 : build_bytes;
-        t->stored_bytes = t->stored == STORED_FP8 ? 1 : t->stored_bytes;
+        t->stored_bytes = t->stored == STORED_FP8 ? 1 : t->stored == STORED_FP4 ? 0 : t->stored_bytes;
         t->stored_at = at;
-        at += (tensor_held_elements(t) + 15) / 16 * 16 * t->stored_bytes;
-        if (t->stored == STORED_FP8) { at = (tensor_scales_place(t, tensor_slices(t)) + 63) / 64 * 64; }
+        at += tensor_stored_size(t, (tensor_held_elements(t) + 15) / 16 * 16);
+        if (tensor_has_scales(t)) { at = (tensor_scales_place(t, tensor_slices(t)) + 63) / 64 * 64; }
     }
     return at;
 }
@@ -509,9 +522,9 @@ static inline void tensor_set_field_(void* pointers, const Tensor* t, const void
 // the byte with which this element begins in an arena of stored elements; its slice is in memory
 static inline size_t tensor_stored_place(const Tensor* t, size_t element) {
     const size_t n = tensor_slice_elements(t);
-    if (!t->held || n == 0) { return t->stored_at + t->stored_bytes * element; }
+    if (!t->held || n == 0) { return t->stored_at + tensor_stored_size(t, element); }
     const size_t before = (size_t)tensor_held_before_(t, (int)(element / n));
-    return t->stored_at + t->stored_bytes * (before * n + element % n);
+    return t->stored_at + tensor_stored_size(t, before * n + element % n);
 }
 
 // Let the fields of `pointers` point into an arena of stored elements: at layer `layer` of those tensors that have
@@ -705,9 +718,9 @@ typedef struct {
     void (*bands)(void* to, const Tensor* t, int k, int band, int n, const float* x);
     // does anybody here need slice k? One that nobody needs is not read. No function: all are needed
     int (*needs)(void* to, const Tensor* t, int k);
-    // Room for the bytes and scales of a slice that its file has in fp8, where it is stored so; NULL: it goes through
-    // `room`. No function: all do
-    uint8_t* (*fp8)(void* to, const Tensor* t, int k, float** scales);
+    // Room for the bytes and scales of a slice that its file has in fp8 or fp4, which `kind` says, where it is stored so;
+    // NULL: it goes through `room`. No function: all do
+    uint8_t* (*scaled)(void* to, const Tensor* t, int k, Stored kind, void** scales);
 } SliceSink;
 
 static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {

@@ -49,6 +49,44 @@ static inline vfloat v_upper_fp8(vuint words) { return (vfloat)((vint)words >> 4
 static inline vfloat v_load_fp8(const uint8_t* p) {
     return v_upper_fp8(__builtin_convertvector(*(const vbyte*)p, vuint) << 24);
 }
+// the lowest 4 bits of each word as the e2m1 that they are (fp4.h); all else in it counts for nothing
+static inline vfloat v_widen_fp4(vuint codes) {
+#if defined(__AVX512F__)
+    const vfloat numbers = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+                            -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return (vfloat)_mm512_permutexvar_ps((__m512i)codes, (__m512)numbers);
+#elif defined(__AVX2__)
+    const vfloat numbers = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const vfloat sizes = (vfloat)_mm256_permutevar8x32_ps((__m256)numbers, (__m256i)codes);
+    return (vfloat)((vuint)sizes | (codes << 28 & 0x80000000u));
+#else  // exponent and mantissa move to where a float has theirs, 2^126 times too small; the sign stays
+    return (vfloat)((vint)(codes << 28) >> 6 & (int32_t)0x81c00000) * 0x1p126f;
+#endif
+}
+// VLANES such codes, two in a byte, the first in its lower half
+static inline vfloat v_load_fp4(const uint8_t* p) {
+#if VLANES == 16
+    uint32_t a, b;
+    memcpy(&a, p, sizeof a);
+    memcpy(&b, p + sizeof a, sizeof b);
+    const vuint codes = {a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b};
+    const vuint places = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
+#elif VLANES == 8
+    uint32_t a;
+    memcpy(&a, p, sizeof a);
+    const vuint codes = {a, a, a, a, a, a, a, a}, places = {0, 4, 8, 12, 16, 20, 24, 28};
+#else
+    uint16_t a;
+    memcpy(&a, p, sizeof a);
+    const vuint codes = {a, a, a, a}, places = {0, 4, 8, 12};
+#endif
+    return v_widen_fp4(codes >> places);
+}
+// byte i of each word, the lowest is 0, as the scale of e8m0 that it is (fp4.h), but not NaN
+static inline vfloat v_part_e8m0(vfloat words, int i) {
+    const vuint bits = (vuint)words >> 8 * i << 24 >> 1;
+    return (vfloat)(bits | ((vuint)(bits == 0) & 0x00400000u));
+}
 static inline void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
 
 // v_store past the caches, for what nobody reads soon: a line of which all is written so need not be read first. p is a
@@ -195,8 +233,9 @@ static inline void v_load_columns(vfloat columns[VLANES], const float* x, size_t
     v_transpose(columns);
 }
 
-// The same of words of 4 bytes, rows `stride` bytes apart: two bf16 or four e4m3 turn as one, with half or a quarter of
-// the work. Lane r of words[c] has the elements 2c and 2c + 1 of row r, or 4c to 4c + 3, the first in its lowest bits
+// The same of words of 4 bytes, rows `stride` bytes apart: two bf16, four e4m3 or eight e2m1 turn as one, with half, a
+// quarter or an eighth of the work. Lane r of words[c] has the elements 2c and 2c + 1 of row r, or 4c to 4c + 3, or 8c
+// to 8c + 7, the first in its lowest bits
 static inline __attribute__((always_inline)) void v_load_column_words(vfloat words[VLANES], const char* x,
                                                                       size_t stride) {
     for (int r = 0; r < VLANES; r++) { memcpy(&words[r], x + r * stride, sizeof words[r]); }
@@ -206,4 +245,6 @@ static inline vfloat v_lower_bf16(vfloat pairs) { return (vfloat)((vuint)pairs <
 static inline vfloat v_upper_bf16(vfloat pairs) { return (vfloat)((vuint)pairs & 0xffff0000u); }
 // number i of the four, as v_upper_fp8 gives it
 static inline vfloat v_part_fp8(vfloat words, int i) { return v_upper_fp8((vuint)words << (24 - 8 * i)); }
+// number i of the eight
+static inline vfloat v_part_fp4(vfloat words, int i) { return v_widen_fp4((vuint)words >> 4 * i); }
 #endif  // LLMC_VEC_H

@@ -200,12 +200,23 @@ static inline void safeset_open(SafeSet* set, const char* path) {
     }
 }
 
-// NULL when no file has it; a tensor that is asked for counts as used
-static inline const SafeTensor* safeset_find(SafeSet* set, const char* name) {
+// its place in by_name; NULL when no file has it
+static inline const SafeTensor** safeset_place_(const SafeSet* set, const char* name) {
     SafeTensor wanted = {name, DTYPE_BOOL, 0, {0}, NULL, 0, 0};
     const SafeTensor* key = &wanted;
-    const SafeTensor** found = (const SafeTensor**)bsearch(&key, set->by_name, (size_t)set->n_tensors,
-                                                           sizeof(SafeTensor*), safetensors_by_name_);
+    return (const SafeTensor**)bsearch(&key, set->by_name, (size_t)set->n_tensors, sizeof(SafeTensor*),
+                                       safetensors_by_name_);
+}
+
+// who only looks has not used it
+static inline const SafeTensor* safeset_look(const SafeSet* set, const char* name) {
+    const SafeTensor** found = safeset_place_(set, name);
+    return found ? *found : NULL;
+}
+
+// NULL when no file has it; a tensor that is asked for counts as used
+static inline const SafeTensor* safeset_find(SafeSet* set, const char* name) {
+    const SafeTensor** found = safeset_place_(set, name);
     if (found) { set->used[found - set->by_name] = 1; }
     return found ? *found : NULL;
 }

@@ -8,15 +8,17 @@ The tensor table against safetensors: every parameter, gradient or moment under 
     tensor_stored_in               as what its matrices can lie in memory and be, bit for bit, those of a SafeSet
     tensors_save_folder            model.safetensors, or shards of at most so many bytes and their index, written last;
                                    as floats, or as bf16: the nearest, but for tensors that the table stores as F32;
-                                   tensors_save_slices: not from an arena, but slice by slice
+                                   tensors_save_slices: not from an arena, but slice by slice, or as they were read
 In memory a slice is (rows, columns); on disk it may be turned (GPT-2's Conv1D), a matrix in which experts are stacked
 or woven, or have more dimensions, and lacks the padding rows. Slices of fused experts are one tensor, (E, rows,
 columns). A file has its tensors in the order of their names, as Hugging Face's writer lays it out, those of F32 before
 those of BF16: an export equals, byte by byte, what save_pretrained writes for the same parameters. Whole numbers
 (tensor_whole_numbers) are I64 on disk; I32 is read, too.
 Loading accepts F32, F16 and BF16, and names with or without the leading "transformer."; of matrices, fused experts too,
-also F8_E4M3 with a scale for each block of 128 x 128, which multiplies: F32, BF16 or F8_E8M0, named "..._scale_inv" or,
-in place of ".weight", ".scale". They become floats or, where a sink stores them so, stay as they are (SliceSink.fp8).
+also F8_E4M3 with a scale for each block of 128 x 128, which multiplies: F32, BF16 or F8_E8M0; and I8 of (rows,
+columns / 2), two fp4 in a byte, with a scale of F8_E8M0 for each 32 columns of a row. The scales are named
+"..._scale_inv" or, in place of ".weight", ".scale". They become floats or, where a sink stores them so, stay as they
+are (SliceSink.scaled). Which a tensor is its own type says; config.json is not asked.
 Whether a file has experts fused or apart is asked with tensor_is_in.
 Cost:   files are read at the rate of disk or memory, in blocks by all threads, and do not count as memory of the
         process; what is bf16 on disk and as it is stored goes there without becoming floats.
@@ -102,7 +104,10 @@ typedef struct {
     char name[NAME_BYTES];  // on disk
     const Tensor* tensor;
     int k;                  // number of the slice in its tensor
-    Dtype dtype;            // on disk, of F32 and BF16
+    Dtype dtype;            // on disk
+    // the tensor of another file that it is, byte for byte, or its scales; of fused experts all of it. NULL: it is
+    // made from floats, as F32 or BF16
+    const SafeTensor* as_read;
 } TensorSlice;
 
 typedef struct {
@@ -117,11 +122,10 @@ static inline int slice_by_name_(const void* a, const void* b) {
     return by_name != 0 ? by_name : (x->k > y->k) - (x->k < y->k);
 }
 
-// the order of a file: wider types first, so that all are aligned
+// the order of a file: later types first, of which none is narrower, so that all are aligned
 static inline int slice_by_place_(const void* a, const void* b) {
     const TensorSlice *x = (const TensorSlice*)a, *y = (const TensorSlice*)b;
-    const size_t of_x = dtype_size(x->dtype), of_y = dtype_size(y->dtype);
-    return of_x != of_y ? (of_x > of_y ? -1 : 1) : slice_by_name_(a, b);
+    return x->dtype != y->dtype ? (x->dtype > y->dtype ? -1 : 1) : slice_by_name_(a, b);
 }
 
 // learning: without tables of whole numbers, which never do
@@ -135,6 +139,7 @@ static inline TensorSlices tensors_sorted_(const Tensor* table, int n, int learn
             slice->tensor = &table[i];
             slice->k = k;
             slice->dtype = table[i].whole_below > 0 ? DTYPE_I64 : DTYPE_F32;
+            slice->as_read = NULL;
             tensor_slice_name(slice->name, NAME_BYTES, &table[i], k);
         }
     }
@@ -146,12 +151,21 @@ static inline TensorSlices tensors_sorted(const Tensor* table, int n) { return t
 
 // ---- writing: declare every tensor of the table, later put every tensor of an arena ----
 
+// so many slices of a list are one tensor on disk
+static inline int slice_joined_(const TensorSlice* slice) {
+    return slice->as_read ? 1 : tensor_joined(slice->tensor);
+}
+
 static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int n, const char* prefix) {
     for (int i = 0; i < n; i++) {
         char prefixed[2 * NAME_BYTES];
         int64_t shape[SAFETENSORS_MAX_DIMS];
-        if (slice[i].k % tensor_joined(slice[i].tensor) != 0) { continue; }  // the first has declared it
+        if (slice[i].k % slice_joined_(&slice[i]) != 0) { continue; }  // the first has declared it
         int n_dims = tensor_disk_shape(slice[i].tensor, shape);
+        if (slice[i].as_read) {
+            n_dims = slice[i].as_read->n_dims;
+            memcpy(shape, slice[i].as_read->shape, sizeof shape);
+        }
         snprintf(prefixed, sizeof prefixed, "%s%s", prefix, slice[i].name);
         safewriter_declare(w, prefixed, slice[i].dtype, n_dims, shape);
     }
@@ -206,8 +220,26 @@ static inline SliceSource slice_source(const float* arena) {
     return source;
 }
 
-static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, SliceSource source, float* turned) {
+enum { COPY_PIECE = 8 << 20 };  // bytes
+
+// the pages that were copied are no longer memory of this process
+static inline void put_as_read_(SafeWriter* w, const SafeTensor* t, const MappedFile* file) {
+    const unsigned char* data = (const unsigned char*)t->data;
+    for (size_t at = 0, n; at < t->n_bytes; at += n) {
+        n = t->n_bytes - at < COPY_PIECE ? t->n_bytes - at : COPY_PIECE;
+        safewriter_put(w, data + at, n);
+        file_behind(file, data + at, n);
+    }
+}
+
+// set: the files of those that are as they were read
+static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, SliceSource source, const SafeSet* set,
+                               float* turned) {
     for (int i = 0; i < n; i++) {
+        if (slice[i].as_read) {
+            put_as_read_(w, slice[i].as_read, safeset_file(set, slice[i].as_read));
+            continue;
+        }
         const float* from = source.slice(source.from, slice[i].tensor, slice[i].k);
         tensor_put_slice_as_(w, slice[i].tensor, from, turned, slice[i].dtype);
     }
@@ -222,7 +254,7 @@ static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, co
 static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
     TensorSlices s = tensors_sorted_(table, n, 1);
     float* turned = tensors_turning_room(table, n);
-    slices_put_(w, s.slice, s.n, slice_source(arena), turned);
+    slices_put_(w, s.slice, s.n, slice_source(arena), NULL, turned);
     free(turned);
     free(s.slice);
 }
@@ -230,21 +262,22 @@ static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const 
 // ---- writing a model in shards ----
 
 static inline size_t slice_bytes_(const TensorSlice* slice) {
+    if (slice->as_read) { return slice->as_read->n_bytes; }
     return dtype_size(slice->dtype) * tensor_disk_elements(slice->tensor);
 }
 
 // of the tensor on disk that begins with this slice
 static inline size_t joined_bytes_(const TensorSlice* slice) {
-    return slice_bytes_(slice) * (size_t)tensor_joined(slice->tensor);
+    return slice_bytes_(slice) * (size_t)slice_joined_(slice);
 }
 
 // where the shard ends that begins at slice `first`: as many tensors as fit, at least one
 static inline int shard_end_(const TensorSlices* s, int first, size_t shard_bytes) {
-    int end = first + tensor_joined(s->slice[first].tensor);
+    int end = first + slice_joined_(&s->slice[first]);
     size_t n_bytes = joined_bytes_(&s->slice[first]);
     while (end < s->n && n_bytes <= shard_bytes && joined_bytes_(&s->slice[end]) <= shard_bytes - n_bytes) {
         n_bytes += joined_bytes_(&s->slice[end]);
-        end += tensor_joined(s->slice[end].tensor);
+        end += slice_joined_(&s->slice[end]);
     }
     return end;
 }
@@ -252,7 +285,8 @@ static inline int shard_end_(const TensorSlices* s, int first, size_t shard_byte
 static inline FileSum index_write_(const char* path, json_t* weight_map, const TensorSlices* s) {
     size_t n_elements = 0, n_bytes = 0;
     for (int i = 0; i < s->n; i++) {
-        n_elements += tensor_disk_elements(s->slice[i].tensor);
+        const SafeTensor* as_read = s->slice[i].as_read;
+        n_elements += as_read ? as_read->n : tensor_disk_elements(s->slice[i].tensor);
         n_bytes += slice_bytes_(&s->slice[i]);
     }
     return json_write(path,
@@ -267,52 +301,6 @@ static inline void slices_as_bf16_(TensorSlices* s) {
     }
 }
 
-// Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their
-// index. dtype: DTYPE_F32 or DTYPE_BF16
-static inline void tensors_save_slices(const char* folder, const Tensor* table, int n, SliceSource source, Dtype dtype,
-                                       size_t shard_bytes, SavedFiles* files) {
-    TensorSlices s = tensors_sorted(table, n);
-    if (dtype == DTYPE_BF16) { slices_as_bf16_(&s); }
-    float* turned = tensors_turning_room(table, n);
-    json_t* weight_map = json_object();
-    int n_shards = 0, shard = 0;
-    for (int first = 0; first < s.n; first = shard_end_(&s, first, shard_bytes)) { n_shards++; }
-    if (n_shards > HF_SHARDS_WRITTEN_MAX) {
-        fail_input("%s: files of at most %s would be %d shards: at most %d, give a larger limit", folder,
-                   format_bytes((double)shard_bytes).s, n_shards, HF_SHARDS_WRITTEN_MAX);
-    }
-    for (int first = 0, end; first < s.n; first = end) {
-        char name[64] = HF_WEIGHTS, path[PATH_BYTES];
-        SafeWriter w;
-        end = shard_end_(&s, first, shard_bytes);
-        if (n_shards > 1) { snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", ++shard, n_shards); }
-        for (int i = first; i < end; i++) { json_object_set_new(weight_map, s.slice[i].name, json_string(name)); }
-        qsort(s.slice + first, (size_t)(end - first), sizeof(TensorSlice), slice_by_place_);
-        safewriter_init(&w);
-        safewriter_meta(&w, "format", "pt");
-        slices_declare_(&w, s.slice + first, end - first, "");
-        safewriter_open(&w, path_join(path, folder, name));
-        slices_put_(&w, s.slice + first, end - first, source, turned);
-        saved_files_add(files, safewriter_close(&w));
-        progress("writing", end, s.n);
-    }
-    if (n_shards > 1) {
-        char path[PATH_BYTES];
-        // takes the reference
-        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, &s));
-    } else {
-        json_decref(weight_map);
-    }
-    free(turned);
-    free(s.slice);
-}
-
-// all tensors in one file; its sum comes back
-static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena, Dtype dtype,
-                                       size_t shard_bytes, SavedFiles* files) {
-    tensors_save_slices(folder, table, n, slice_source(arena), dtype, shard_bytes, files);
-}
-
 static inline FileSum tensors_save_from(const char* path, const Tensor* table, int n, SliceSource source) {
     SafeWriter w;
     TensorSlices s = tensors_sorted(table, n);
@@ -322,7 +310,7 @@ static inline FileSum tensors_save_from(const char* path, const Tensor* table, i
     safewriter_meta(&w, "format", "pt");
     slices_declare_(&w, s.slice, s.n, "");
     safewriter_open(&w, path);
-    slices_put_(&w, s.slice, s.n, source, turned);
+    slices_put_(&w, s.slice, s.n, source, NULL, turned);
     free(turned);
     free(s.slice);
     return safewriter_close(&w);
@@ -354,10 +342,16 @@ static inline ShortText shape_text_(const int64_t* shape, int n_dims) {
     return out;
 }
 
-static inline void check_shape_(const SafeSet* set, const SafeTensor* found, const Tensor* t) {
+// packed: two elements share a byte
+static inline void check_shape_(const SafeSet* set, const SafeTensor* found, const Tensor* t, int packed) {
     int64_t shape[SAFETENSORS_MAX_DIMS] = {0};
     const int n_dims = tensor_disk_shape(t, shape);
     const int is_flat = t->on_disk == CONV && found->n_dims == 2;  // (rows, columns), as some programs write it
+    if (packed && shape[n_dims - 1] % FP4_GROUP != 0) {
+        fail_input("%s: tensor \"%s\" is I8, two fp4 in a byte: expected columns in groups of %d, config.json says "
+                   "%lld", set->path, found->name, FP4_GROUP, (long long)shape[n_dims - 1]);
+    }
+    if (packed) { shape[n_dims - 1] /= 2; }
     if (is_flat && found->shape[0] == shape[0] && found->shape[1] == shape[2]) { return; }
     if (found->n_dims == n_dims && memcmp(found->shape, shape, sizeof shape[0] * (size_t)n_dims) == 0) { return; }
     fail_input("%s: tensor \"%s\": expected %d dimension%s %s, found %d %s: another model than config.json says",
@@ -375,16 +369,21 @@ static inline int tensor_is_in(SafeSet* set, const Tensor* t, const char* prefix
     return found;
 }
 
-// files may have it in fp8: a matrix, or one of each expert, as it lies in memory
-static inline int tensor_takes_fp8_(const Tensor* t) {
+// files may have it in fp8 or fp4: a matrix, or one of each expert, as it lies in memory
+static inline int tensor_takes_scales_(const Tensor* t) {
     return t->on_disk == AS_IS && t->dims[0] == 0 && (t->experts == 0 || tensor_experts_are_slices(t));
 }
-static inline int is_fp8_(const Tensor* t, const SafeTensor* found) {
-    return found->dtype == DTYPE_F8_E4M3 && tensor_takes_fp8_(t);
+
+// as what a file has it: FP8 or FP4, with scales, or anything else
+static inline Stored dtype_scaled_(Dtype dtype) {
+    return dtype == DTYPE_F8_E4M3 ? STORED_FP8 : dtype == DTYPE_I8 ? STORED_FP4 : STORED_BY_BUILD;
+}
+static inline Stored scaled_as_(const Tensor* t, const SafeTensor* found) {
+    return tensor_takes_scales_(t) ? dtype_scaled_(found->dtype) : STORED_BY_BUILD;
 }
 
-// As what the slices of a matrix lie in memory without a digit lost: fp8 or bf16, if all of them are that in the file,
-// else as floats
+// As what the slices of a matrix lie in memory without a digit lost: fp8, fp4 or bf16, if all of them are that in the
+// file, else as floats
 static inline Stored tensor_stored_in(SafeSet* set, const Tensor* t, const char* prefix) {
     char name[NAME_BYTES];
     Dtype dtype = DTYPE_F32;
@@ -393,28 +392,87 @@ static inline Stored tensor_stored_in(SafeSet* set, const Tensor* t, const char*
         if (!found || (k > 0 && found->dtype != dtype)) { return STORED_BY_BUILD; }
         dtype = found->dtype;
     }
-    return dtype == DTYPE_BF16 ? STORED_BF16 : dtype == DTYPE_F8_E4M3 ? STORED_FP8 : STORED_BY_BUILD;
+    const Stored scaled = tensor_takes_scales_(t) ? dtype_scaled_(dtype) : STORED_BY_BUILD;
+    if (scaled == STORED_FP4 && t->columns % FP4_GROUP != 0) { return STORED_BY_BUILD; }  // who reads it says so
+    return dtype == DTYPE_BF16 ? STORED_BF16 : scaled;
 }
 
-// the scales of an fp8 tensor (rows, columns) or (E, rows, columns): of each matrix one for each block of 128 x 128
-static inline const SafeTensor* find_scales_(SafeSet* set, const SafeTensor* t) {
-    char of_name[2 * NAME_BYTES];
-    int64_t blocks[SAFETENSORS_MAX_DIMS] = {0};
-    const int n = (int)strlen(t->name) - (ends_with(t->name, ".weight") ? 7 : 0), n_dims = t->n_dims;
-    snprintf(of_name, sizeof of_name, "%s_scale_inv", t->name);
-    const SafeTensor* found = safeset_find(set, of_name);
-    snprintf(of_name, sizeof of_name, "%.*s.scale", n, t->name);
-    found = found ? found : safeset_find(set, of_name);
+// ---- scales: their names, and that none is alone ----
+
+enum { SCALE_NAMES = 2 };
+
+// what files call the scales of a tensor: "W.weight_scale_inv" or "W.scale"
+static inline const char* scale_name(char name[2 * NAME_BYTES], const char* of, int form) {
+    const int n = (int)strlen(of) - (ends_with(of, ".weight") ? 7 : 0);
+    if (form == 0) { snprintf(name, 2 * NAME_BYTES, "%s_scale_inv", of); }
+    else { snprintf(name, 2 * NAME_BYTES, "%.*s.scale", n, of); }
+    return name;
+}
+
+// The name of what has this tensor as its scales; NULL: it is none. A parameter may be called "scale" too, but none is
+// F8_E8M0
+static inline const char* scale_owner_(char name[2 * NAME_BYTES], const SafeSet* set, const SafeTensor* scales) {
+    const char* const ends[SCALE_NAMES] = {"_scale_inv", ".scale"};
+    const int n = (int)strlen(scales->name);
+    if (ends_with(scales->name, ends[0])) {
+        snprintf(name, 2 * NAME_BYTES, "%.*s", n - (int)strlen(ends[0]), scales->name);
+        return name;
+    }
+    if (!ends_with(scales->name, ends[1]) || scales->dtype != DTYPE_F8_E8M0) { return NULL; }
+    const int n_module = n - (int)strlen(ends[1]);
+    snprintf(name, 2 * NAME_BYTES, "%.*s", n_module, scales->name);
+    if (!safeset_look(set, name)) { snprintf(name, 2 * NAME_BYTES, "%.*s.weight", n_module, scales->name); }
+    return name;
+}
+
+// scales without what they multiply are of a file that lacks something, or has it twice
+static inline void check_scales_(const SafeSet* set) {
+    char name[2 * NAME_BYTES];
+    for (int i = 0; i < set->n_tensors; i++) {
+        const SafeTensor* scales = set->by_name[i];
+        if (!scale_owner_(name, set, scales)) { continue; }
+        const SafeTensor* owner = safeset_look(set, name);
+        if (!owner) {
+            fail_input("%s: tensor \"%s\" has the scales of \"%s\", which is missing", set->path, scales->name, name);
+        }
+        if (dtype_scaled_(owner->dtype) == STORED_BY_BUILD) {
+            fail_input("%s: tensor \"%s\": expected F8_E4M3 or I8, for \"%s\" has scales of it, found %s", set->path,
+                       name, scales->name, dtype_name(owner->dtype));
+        }
+    }
+}
+
+// Their shape: of fp8 (rows, columns) or (E, rows, columns) one for each block of 128 x 128 of each matrix; of fp4, of
+// which two share a byte, one for each 32 columns
+static inline void scales_shape_(int64_t shape[SAFETENSORS_MAX_DIMS], const SafeTensor* t, Stored kind) {
+    for (int i = 0; i < t->n_dims; i++) {
+        const int block = i < t->n_dims - 2 ? 1 : FP8_BLOCK;
+        shape[i] = kind == STORED_FP8 ? (t->shape[i] + block - 1) / block : t->shape[i];
+    }
+    if (kind == STORED_FP4) { shape[t->n_dims - 1] /= FP4_GROUP / 2; }
+}
+
+// the scales of a tensor in fp8 or fp4
+static inline const SafeTensor* find_scales_(SafeSet* set, const SafeTensor* t, Stored kind) {
+    char names[SCALE_NAMES][2 * NAME_BYTES];
+    int64_t shape[SAFETENSORS_MAX_DIMS] = {0};
+    const SafeTensor* found = NULL;
+    for (int i = 0; i < SCALE_NAMES; i++) {
+        scale_name(names[i], t->name, i);
+        found = found ? found : safeset_find(set, names[i]);
+    }
     if (!found) {
-        fail_input("%s: tensor \"%s\" is F8_E4M3 and has no scales \"%s_scale_inv\"", set->path, t->name, t->name);
+        fail_input("%s: tensor \"%s\" is %s and has no scales \"%s\" or \"%s\"", set->path, t->name,
+                   dtype_name(t->dtype), names[0], names[1]);
     }
-    for (int i = 0; i < n_dims; i++) {
-        blocks[i] = i < n_dims - 2 ? t->shape[i] : (t->shape[i] + FP8_BLOCK - 1) / FP8_BLOCK;
-    }
-    const int fits = found->n_dims == n_dims && memcmp(found->shape, blocks, sizeof blocks[0] * (size_t)n_dims) == 0;
-    if (!fits || (found->dtype != DTYPE_F32 && found->dtype != DTYPE_BF16 && found->dtype != DTYPE_F8_E8M0)) {
-        fail_input("%s: tensor \"%s\": expected scales of blocks of 128 x 128, F32, BF16 or F8_E8M0 %s, found %s %s",
-                   set->path, found->name, shape_text_(blocks, n_dims).s, dtype_name(found->dtype),
+    scales_shape_(shape, t, kind);
+    const size_t n_bytes = sizeof shape[0] * (size_t)t->n_dims;
+    const int fits = found->n_dims == t->n_dims && memcmp(found->shape, shape, n_bytes) == 0;
+    const int is_float = found->dtype == DTYPE_F32 || found->dtype == DTYPE_BF16;
+    if (!fits || (found->dtype != DTYPE_F8_E8M0 && (kind == STORED_FP4 || !is_float))) {
+        fail_input("%s: tensor \"%s\": expected scales of %s %s, found %s %s", set->path, found->name,
+                   kind == STORED_FP4 ? "32 columns of a row, F8_E8M0" : "blocks of 128 x 128, F32, BF16 or F8_E8M0",
+                   shape_text_(shape, t->n_dims).s, dtype_name(found->dtype),
                    shape_text_(found->shape, found->n_dims).s);
     }
     return found;
@@ -437,18 +495,18 @@ static inline SafeTensor find_slice_(SafeSet* set, const Tensor* t, int k, const
         fail_input("%s: tensor \"%s%s\" is missing: another model than config.json says, or a part of one", set->path,
                    prefix, name);
     }
-    const int is_whole = found->dtype == DTYPE_I64 || found->dtype == DTYPE_I32;
-    if (t->whole_below > 0 && !is_whole) {
+    const Stored kind = scaled_as_(t, found);
+    const int is_float = found->dtype == DTYPE_F32 || found->dtype == DTYPE_F16 || found->dtype == DTYPE_BF16;
+    if (t->whole_below > 0 && found->dtype != DTYPE_I64 && found->dtype != DTYPE_I32) {
         fail_input("%s: tensor \"%s\": expected I64 or I32, found %s", set->path, found->name,
                    dtype_name(found->dtype));
     }
-    if (t->whole_below == 0 && !is_fp8_(t, found) && found->dtype != DTYPE_F32 && found->dtype != DTYPE_F16 &&
-        found->dtype != DTYPE_BF16) {
+    if (t->whole_below == 0 && !is_float && kind == STORED_BY_BUILD) {
         fail_input("%s: tensor \"%s\": expected F32, F16 or BF16, found %s", set->path, found->name,
                    dtype_name(found->dtype));
     }
-    check_shape_(set, found, t);
-    if (is_fp8_(t, found)) { find_scales_(set, found); }  // on ranks that do not read the slice, too
+    check_shape_(set, found, t, kind == STORED_FP4);
+    if (kind != STORED_BY_BUILD) { find_scales_(set, found, kind); }  // on ranks that do not read the slice, too
     return slice_of_tensor_(found, t, k);
 }
 
@@ -496,22 +554,41 @@ static inline void tensor_read_(SafeSet* set, const SafeTensor* t, float* floats
     }
 }
 
-// ---- fp8 ----
+// ---- fp8 and fp4 ----
 
-// of slice k, as floats
+// those of slice k among the scales of a tensor, as they lie in the file
+static inline SafeTensor scales_of_slice_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, Stored kind) {
+    SafeTensor scales = *find_scales_(set, found, kind);
+    const size_t n_joined = (size_t)tensor_joined(t);
+    scales.n /= n_joined, scales.n_bytes /= n_joined;
+    scales.data = (const unsigned char*)scales.data + scales.n_bytes * ((size_t)k % n_joined);
+    return scales;
+}
+
+// of slice k in fp8, as floats
 static inline void read_scales_(float* out, SafeSet* set, const Tensor* t, int k, const SafeTensor* found) {
-    const SafeTensor* scales = find_scales_(set, found);
-    const size_t n_joined = (size_t)tensor_joined(t), n = scales->n / n_joined, first = n * ((size_t)k % n_joined);
-    const unsigned char* exponents = (const unsigned char*)scales->data + first;  // of F8_E8M0, which has no mantissa
-    const size_t width = dtype_size(scales->dtype);
-    if (scales->dtype != DTYPE_F8_E8M0) { safetensors_to_f32(out, scales, first, n); }
-    for (size_t i = 0; i < n; i++) {
-        if (scales->dtype == DTYPE_F8_E8M0) { out[i] = exponents[i] == 255 ? NAN : ldexpf(1.0f, exponents[i] - 127); }
+    const SafeTensor scales = scales_of_slice_(set, t, k, found, STORED_FP8);
+    const uint8_t* exponents = (const uint8_t*)scales.data;  // of F8_E8M0, which has no mantissa
+    if (scales.dtype != DTYPE_F8_E8M0) { safetensors_to_f32(out, &scales, 0, scales.n); }
+    for (size_t i = 0; i < scales.n; i++) {
+        if (scales.dtype == DTYPE_F8_E8M0) { out[i] = e8m0_widen(exponents[i]); }
         if (!isfinite(out[i])) {
-            fail_input("%s: tensor \"%s\": expected finite scales, found %g", set->path, scales->name, (double)out[i]);
+            fail_input("%s: tensor \"%s\": expected finite scales, found %g", set->path, scales.name, (double)out[i]);
         }
     }
-    safeset_was_read(set, safeset_file(set, scales), (const unsigned char*)scales->data + width * first, width * n);
+    safeset_was_read(set, safeset_file(set, &scales), scales.data, scales.n_bytes);
+}
+
+// of slice k in fp4, as they are
+static inline void read_exponents_(uint8_t* out, SafeSet* set, const Tensor* t, int k, const SafeTensor* found) {
+    const SafeTensor scales = scales_of_slice_(set, t, k, found, STORED_FP4);
+    memcpy(out, scales.data, scales.n_bytes);
+    for (size_t i = 0; i < scales.n; i++) {
+        if (out[i] <= FP4_LARGEST_SCALE) { continue; }
+        fail_input("%s: tensor \"%s\": expected scales of at most 2^%d, with which all fp4 are floats, found %g",
+                   set->path, scales.name, FP4_LARGEST_SCALE - 127, (double)e8m0_widen(out[i]));
+    }
+    safeset_was_read(set, safeset_file(set, &scales), scales.data, scales.n_bytes);
 }
 
 // Rows first .. first + n of a matrix of e4m3, by all threads: as bytes or, each a number times the scale of its block,
@@ -532,23 +609,45 @@ static inline size_t read_fp8_rows_(uint8_t* bytes, float* floats, const unsigne
     return n_bad;
 }
 
-// slice k, with `scales` (blocks of rows, blocks of columns), into `bytes` or `floats`: the other is NULL
-static inline void read_fp8_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
-                             float* scales, float* floats) {
+// the same of e2m1, of which all are numbers
+static inline void read_fp4_rows_(uint8_t* bytes, float* floats, const unsigned char* from, const uint8_t* exponents,
+                                  int first, int n, int columns) {
+    #pragma omp parallel for if ((size_t)n * (size_t)columns > READ_BLOCK)
+    for (int r = first; r < first + n; r++) {
+        const size_t row = (size_t)r * (size_t)columns;
+        if (bytes) { memcpy(bytes + row / 2, from + row / 2, (size_t)columns / 2); }
+        for (size_t at = row; floats && at < row + (size_t)columns; at += FP4_GROUP) {
+            const float scale = e8m0_widen(exponents[at / FP4_GROUP]);
+            float weight[16];  // that a code can be
+            for (int code = 0; code < 16; code++) { weight[code] = fp4_widen(code) * scale; }
+            for (int c = 0; c < FP4_GROUP; c++) { floats[at + c] = weight[fp4_code(from + at / 2, c)]; }
+        }
+    }
+}
+
+// slice k, with its `scales`, into `bytes` or `floats`: the other is NULL
+static inline void read_scaled_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
+                                void* scales, float* floats) {
     const MappedFile* file = safeset_file(set, found);
+    const Stored kind = scaled_as_(t, found);
     const unsigned char* data = (const unsigned char*)found->data;
-    const int rows = (int)found->shape[found->n_dims - 2], columns = t->columns;
-    const int most = columns < READ_PART ? READ_PART / columns : 1;
+    const int rows = (int)found->shape[found->n_dims - 2], row_bytes = (int)found->shape[found->n_dims - 1];
+    const int most = row_bytes < READ_PART ? READ_PART / row_bytes : 1;
     size_t n_bad = 0;
-    read_scales_(scales, set, t, k, found);
+    if (kind == STORED_FP4) { read_exponents_((uint8_t*)scales, set, t, k, found); }
+    else { read_scales_((float*)scales, set, t, k, found); }
     for (int first = 0, n; first < rows; first += n) {
         n = rows - first < most ? rows - first : most;
-        const size_t begin = (size_t)first * (size_t)columns, n_bytes = (size_t)n * (size_t)columns;
+        const size_t begin = (size_t)first * (size_t)row_bytes, n_bytes = (size_t)n * (size_t)row_bytes;
         if (n_bytes > READ_BLOCK) {
             file_ahead(file, data + begin + READ_AHEAD, n_bytes);
             file_here(file, data + begin, n_bytes);
         }
-        n_bad += read_fp8_rows_(bytes, floats, data, scales, first, n, columns);
+        if (kind == STORED_FP4) {
+            read_fp4_rows_(bytes, floats, data, (const uint8_t*)scales, first, n, t->columns);
+        } else {
+            n_bad += read_fp8_rows_(bytes, floats, data, (const float*)scales, first, n, t->columns);
+        }
         safeset_was_read(set, file, data + begin, n_bytes);
     }
     if (n_bad > 0) {
@@ -557,19 +656,24 @@ static inline void read_fp8_(SafeSet* set, const Tensor* t, int k, const SafeTen
     }
 }
 
-// The same to where fp8 is stored; padding rows are zero. A scale times FP8_UNIT must be a float
-static inline void read_fp8_as_it_is_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
-                                      float* scales) {
-    const size_t n_scales = tensor_scales(t);
-    memset(scales, 0, sizeof(float) * n_scales);
-    read_fp8_(set, t, k, found, bytes, scales, NULL);
-    memset(bytes + found->n, 0, tensor_slice_elements(t) - found->n);
-    for (size_t i = 0; i < n_scales; i++) {
+// a scale of fp8 times FP8_UNIT must be a float
+static inline void check_large_scales_(SafeSet* set, const Tensor* t, const SafeTensor* found, const float* scales) {
+    for (size_t i = 0; i < tensor_scales(t); i++) {
         if (fabsf(scales[i]) <= FP8_LARGEST_SCALE) { continue; }
         fail_input("%s: tensor \"%s\": expected scales of at most %g for --weights fp8, found %g: --weights fp32 has "
-                   "room for it", set->path, find_scales_(set, found)->name, (double)FP8_LARGEST_SCALE,
+                   "room for it", set->path, find_scales_(set, found, STORED_FP8)->name, (double)FP8_LARGEST_SCALE,
                    (double)scales[i]);
     }
+}
+
+// The same to where it is stored as the file has it; padding rows are zero
+static inline void read_as_it_is_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
+                                  void* scales) {
+    const Stored kind = scaled_as_(t, found);
+    memset(scales, 0, tensor_scale_bytes(t, kind));
+    read_scaled_(set, t, k, found, bytes, scales, NULL);
+    memset(bytes + found->n_bytes, 0, stored_bytes(kind, tensor_slice_elements(t)) - found->n_bytes);
+    if (kind == STORED_FP8) { check_large_scales_(set, t, found, (const float*)scales); }
 }
 
 // of a table of whole numbers
@@ -599,9 +703,9 @@ static inline void read_slice_(SafeSet* set, const Tensor* t, int k, const SafeT
         read_whole_(set, t, found, slice);
         return;
     }
-    if (is_fp8_(t, found)) {
-        float* scales = (float*)malloc_check(sizeof(float) * tensor_scales(t), "scales of a tensor");
-        read_fp8_(set, t, k, found, NULL, scales, slice);
+    if (scaled_as_(t, found) != STORED_BY_BUILD) {
+        void* scales = malloc_check(tensor_scale_bytes(t, scaled_as_(t, found)), "scales of a tensor");
+        read_scaled_(set, t, k, found, NULL, scales, slice);
         free(scales);
         return;
     }
@@ -654,6 +758,7 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
                                      const char* prefix, const int* old_layer) {
     float *turned = tensors_turning_room(table, n), *room = NULL;  // of bands
     size_t room_bytes = 0;
+    check_scales_(set);
     for (int i = 0; i < n; i++) {
         const Tensor* t = &table[i];
         for (int k = 0, n_slices = tensor_slices(t); k < n_slices; k++) {
@@ -664,15 +769,16 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
                 safeset_passes_over(set, &found);
                 continue;
             }
-            const int is_fp8 = is_fp8_(t, &found);
-            const int is_plain = !tensor_is_turned_(t) && !is_fp8 && t->whole_below == 0;
-            float* scales = NULL;
-            uint8_t* bytes = is_fp8 && sink->fp8 ? sink->fp8(sink->to, t, k, &scales) : NULL;
+            const Stored kind = scaled_as_(t, &found);
+            const int is_plain = !tensor_is_turned_(t) && kind == STORED_BY_BUILD && t->whole_below == 0;
+            void* scales = NULL;
+            const int can_stay = kind != STORED_BY_BUILD && sink->scaled;
+            uint8_t* bytes = can_stay ? sink->scaled(sink->to, t, k, kind, &scales) : NULL;
             const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);
             uint16_t* halves = is_plain && !by_bands && sink->halves
                                    ? sink->halves(sink->to, t, k, found.dtype == DTYPE_BF16) : NULL;
             if (bytes) {
-                read_fp8_as_it_is_(set, t, from, &found, bytes, scales);
+                read_as_it_is_(set, t, from, &found, bytes, scales);
             } else if (by_bands) {
                 const size_t n_bytes = sizeof(float) * bands_room_(t);
                 if (n_bytes > room_bytes) { room = (float*)realloc_check(room, room_bytes = n_bytes, "bands"); }
@@ -725,5 +831,102 @@ static inline void tensors_check_tied(SafeSet* set, const char* copy, const char
     fail_input(
         "%s: tensor \"%s\" differs from \"%s\", to which config.json ties it: this trainer has one matrix for both",
         set->path, a->name, b->name);
+}
+
+// ---- writing what was read as it was ----
+
+typedef struct {
+    SafeSet* set;  // from which the model came
+    int (*has_learnt)(const void* of, const Tensor* t, int k);  // is slice k no longer what it was there?
+    const void* of;
+} AsRead;
+
+// does any of the slices that are one tensor with this one, the first?
+static inline int as_read_has_learnt_(const AsRead* x, const TensorSlice* slice) {
+    int has_learnt = 0;
+    for (int i = 0, n = tensor_joined(slice->tensor); i < n; i++) {
+        has_learnt |= x->has_learnt(x->of, slice->tensor, slice->k + i);
+    }
+    return has_learnt;
+}
+
+static inline void slices_add_as_read_(TensorSlices* to, const TensorSlice* slice, const SafeTensor* t) {
+    TensorSlice* x = &to->slice[to->n++];
+    *x = *slice;
+    snprintf(x->name, sizeof x->name, "%s", t->name);
+    x->dtype = t->dtype;
+    x->as_read = t;
+}
+
+// What has not learnt is the file's tensor, and its scales are one more; what has is bf16, floats where the file has
+// floats
+static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
+    TensorSlices to = {(TensorSlice*)malloc_check(2 * sizeof(TensorSlice) * (size_t)s->n, "names of tensors"), 0};
+    for (int i = 0, n; i < s->n; i += n) {
+        const SafeTensor* found = find_tensor_(x->set, "", s->slice[i].name);
+        n = tensor_joined(s->slice[i].tensor);
+        if (found && !as_read_has_learnt_(x, &s->slice[i])) {
+            const Stored kind = scaled_as_(s->slice[i].tensor, found);
+            slices_add_as_read_(&to, &s->slice[i], found);
+            if (kind != STORED_BY_BUILD) { slices_add_as_read_(&to, &s->slice[i], find_scales_(x->set, found, kind)); }
+            continue;
+        }
+        for (int k = 0; k < n; k++) {
+            to.slice[to.n] = s->slice[i + k];
+            to.slice[to.n++].dtype = !found || found->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+        }
+    }
+    free(s->slice);
+    qsort(to.slice, (size_t)to.n, sizeof(TensorSlice), slice_by_name_);
+    *s = to;
+}
+
+// ---- writing a folder ----
+
+// Hugging Face's layout: one file when shard_bytes are enough, else shards of at most that (or one tensor) and their
+// index. dtype: DTYPE_F32 or DTYPE_BF16, of what is not as it was read; as_read NULL: of all
+static inline void tensors_save_slices(const char* folder, const Tensor* table, int n, SliceSource source, Dtype dtype,
+                                       const AsRead* as_read, size_t shard_bytes, SavedFiles* files) {
+    TensorSlices s = tensors_sorted(table, n);
+    if (dtype == DTYPE_BF16) { slices_as_bf16_(&s); }
+    if (as_read) { slices_as_read_(&s, as_read); }
+    float* turned = tensors_turning_room(table, n);
+    json_t* weight_map = json_object();
+    int n_shards = 0, shard = 0;
+    for (int first = 0; first < s.n; first = shard_end_(&s, first, shard_bytes)) { n_shards++; }
+    if (n_shards > HF_SHARDS_WRITTEN_MAX) {
+        fail_input("%s: files of at most %s would be %d shards: at most %d, give a larger limit", folder,
+                   format_bytes((double)shard_bytes).s, n_shards, HF_SHARDS_WRITTEN_MAX);
+    }
+    for (int first = 0, end; first < s.n; first = end) {
+        char name[64] = HF_WEIGHTS, path[PATH_BYTES];
+        SafeWriter w;
+        end = shard_end_(&s, first, shard_bytes);
+        if (n_shards > 1) { snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", ++shard, n_shards); }
+        for (int i = first; i < end; i++) { json_object_set_new(weight_map, s.slice[i].name, json_string(name)); }
+        qsort(s.slice + first, (size_t)(end - first), sizeof(TensorSlice), slice_by_place_);
+        safewriter_init(&w);
+        safewriter_meta(&w, "format", "pt");
+        slices_declare_(&w, s.slice + first, end - first, "");
+        safewriter_open(&w, path_join(path, folder, name));
+        slices_put_(&w, s.slice + first, end - first, source, as_read ? as_read->set : NULL, turned);
+        saved_files_add(files, safewriter_close(&w));
+        progress("writing", end, s.n);
+    }
+    if (n_shards > 1) {
+        char path[PATH_BYTES];
+        // takes the reference
+        saved_files_add(files, index_write_(path_join(path, folder, HF_INDEX), weight_map, &s));
+    } else {
+        json_decref(weight_map);
+    }
+    free(turned);
+    free(s.slice);
+}
+
+// all tensors in one file; its sum comes back
+static inline void tensors_save_folder(const char* folder, const Tensor* table, int n, const float* arena, Dtype dtype,
+                                       size_t shard_bytes, SavedFiles* files) {
+    tensors_save_slices(folder, table, n, slice_source(arena), dtype, NULL, shard_bytes, files);
 }
 #endif  // LLMC_TENSORFILE_H

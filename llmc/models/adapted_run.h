@@ -1,13 +1,15 @@
 /*
-What trainers tell a run whose model may be the frozen base of an adapter (LoRA), kept as bf16 or fp8: everything that
-does not depend on the architecture. adapters_run.h has the parts; here they are the calls of a Trainer.
+What trainers tell a run whose model may be the frozen base of an adapter (LoRA), kept as bf16, fp8 or fp4: everything
+that does not depend on the architecture. adapters_run.h has the parts; here they are the calls of a Trainer.
     Adapted, adapted_init     a member of the trainer's own struct: its Decoder, and options; which adapters are its
     adapted_trainer           a Trainer like decoder_trainer's that knows adapters
     adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it
     adapted_base              in Trainer.choose: of the files, what their numbers add up to
-    adapted_choose            ... the adapter that is asked for, if any; files in fp8 stay so, unless --weights is typed
-    adapted_store             in Trainer.choose, after the layout: matrices as --weights says. Files in fp8 are never
-                              rounded again: with --weights fp8 each of their matrices is in memory what it is there
+    adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights is
+                              typed
+    adapted_store             in Trainer.choose, after the layout: matrices as --weights says. Files in fp8 or fp4 are
+                              never rounded again: with --weights fp8 each of their matrices is in memory what it is
+                              there
     adapted_check             in Trainer.check
     adapted_obstacle          why a micro-batch is no graph (graph_check), or NULL
     adapted_load              in Trainer.load: A's and B's; then the rows of the base are the trainer's to load
@@ -27,7 +29,8 @@ typedef struct {
     AdapterOptions lora;
     int weights;          // BaseDtype
     int is_bf16;          // the files' matrices are
-    int has_fp8;          // some of them are in fp8
+    int has_scaled;       // some of them are in fp8 or fp4
+    int has_fp4;          // some in fp4
     int64_t base_sum;     // of an adapter's base: of its files (safeset_sum), or of how it began at random
     Adapters* adapters;   // of the trainer's model
     const char* targets;
@@ -53,8 +56,8 @@ static inline void adapted_options(Run* r, Adapted* x) {
         {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, "fp32", 0, 0, "fp32|bf16|fp8",
          "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
          "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
-         "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 stay as they are, which is "
-         "then the default, but with --tp", OPTION_BEGINS},
+         "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, "
+         "which is then the default, but with --tp", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
 #endif
@@ -64,17 +67,18 @@ static inline void adapted_options(Run* r, Adapted* x) {
 static inline void adapted_base(Run* r, const SafeSet* set) {
     Adapted* x = adapted_of(r);
     x->is_bf16 = safeset_is_bf16(set);
-    x->has_fp8 = safeset_has(set, DTYPE_F8_E4M3);
+    x->has_fp4 = safeset_has(set, DTYPE_I8);  // two in a byte
+    x->has_scaled = x->has_fp4 || safeset_has(set, DTYPE_F8_E4M3);
     if (adapter_is_asked(&x->lora)) { x->base_sum = (int64_t)safeset_sum(set, 16); }
 }
 
 // Where the model learns it is floats, and so it is where ranks share a matrix, whose blocks they would cut
-static inline void adapted_keep_fp8_(Run* r, int is_adapter) {
+static inline void adapted_keep_scaled_(Run* r, int is_adapter) {
 #ifndef __CUDACC__
     const Adapted* x = adapted_of(r);
     const int measures = r->o.dry_run && !run_is_generating(r) && !r->o.eval_only;
     const int learns = !is_adapter && (run_will_train(r) || *r->o.probe || measures);
-    if (!x->has_fp8 || learns || x->decoder.tp > 1 || options_given(r->table, r->n_options, "weights")) { return; }
+    if (!x->has_scaled || learns || x->decoder.tp > 1 || options_given(r->table, r->n_options, "weights")) { return; }
     options_set(r->table, r->n_options, "weights", "fp8");
 #else
     (void)r, (void)is_adapter;
@@ -93,7 +97,7 @@ static inline int adapted_choose(Run* r, Adapters* adapters, const Tensor* base,
         options_refuse(x->decoder.how.ep.size > 1, "ep", "is not for adapters of experts");
         options_refuse(x->decoder.tp > 1, "tp", "is not for adapters of experts, which ranks of --tp share");
     }
-    adapted_keep_fp8_(r, is_adapter);
+    adapted_keep_scaled_(r, is_adapter);
     return is_adapter;
 }
 
@@ -112,7 +116,7 @@ static inline void adapted_store_as_read_(Run* r) {
 // and where it is the output matrix too, what it loses is in every logit. Routers choose by small differences and are a
 // thousandth of the model
 static inline void adapted_store(Run* r, const size_t* fields, int n) {
-    const int weights = adapted_of(r)->weights, as_read = weights == BASE_FP8 && adapted_of(r)->has_fp8;
+    const int weights = adapted_of(r)->weights, as_read = weights == BASE_FP8 && adapted_of(r)->has_scaled;
     Model* m = r->model;
     if (weights == BASE_FP32) { return; }
     model_store_frozen(m, weights == BASE_FP8 ? STORED_FP8 : STORED_BF16);
@@ -160,8 +164,8 @@ static inline Dropout adapted_dropout(const Run* r, int k, int B, int T) {
 // tied: the head is the embedding
 static inline void adapted_box(const Run* r, int tied) {
     const Adapted* x = adapted_of(r);
-    if (x->weights == BASE_FP8 && x->has_fp8) {
-        box_row("matrices", "fp8 and all else as in the files");
+    if (x->weights == BASE_FP8 && x->has_scaled) {
+        box_row("matrices", "%s and all else as in the files", x->has_fp4 ? "fp8, fp4" : "fp8");
     } else if (x->weights == BASE_FP8) {
         box_row("matrices", "rounded to fp8, %s%s", tied ? "but the embedding" : "the head too",
                 x->lora.merge ? "; so are those that --merge writes" : "");
@@ -178,6 +182,11 @@ static inline void adapted_write_(const Run* r, const float* params, const char*
 static inline void adapted_merge_(const Run* r, const float* params, int i, int k, float* slice) {
     const Adapters* x = adapted_of(r)->adapters;
     adapter_merge_slice(x, params, adapted_base_rows_(r), i - x->n_table, k, slice);
+}
+
+static inline int adapted_changes_(const Run* r, int i, int k) {
+    const Adapters* x = adapted_of(r)->adapters;
+    return adapter_changes_slice(x, adapted_base_rows_(r), i - x->n_table, k);
 }
 
 // an adapter's checkpoint says beside which model it has learnt
@@ -198,6 +207,7 @@ static inline Trainer adapted_trainer(size_t adapted) {
     t.load_extras = adapted_load_extras_;
     t.write_adapter = adapted_write_;
     t.merge_adapter = adapted_merge_;
+    t.adapter_changes = adapted_changes_;
     return t;
 }
 #endif  // LLMC_ADAPTED_RUN_H

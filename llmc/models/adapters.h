@@ -7,7 +7,7 @@ LoRA: which weights of a model have adapters, in which order these lie in memory
     adapters_place     the table's rows in front of the base's, in a model; it takes the adapters over
     adapter_set_dropout               another dropout than that of its settings
     adapters_are_of_experts           are there some beside experts?
-    adapter_merge, adapter_merge_slice   W + s B A
+    adapter_merge, adapter_merge_slice   W + s B A; adapter_changes_slice: of which slices
 A place is a linear layer of one layer of the model, or a part of its outputs that is a tensor of its own in files: gate
 and up are one weight of 2F outputs in memory, and two places. All experts of a layer are one place, with an A (E, r,
 in) and a B (E, out, r). tensor_adaptable in the base's table says what may have an adapter, by PEFT's path of a module
@@ -644,17 +644,33 @@ static inline const float* adapter_values(const Adapters* x, const float* arena,
     return arena + t->offset + element + (size_t)expert * tensor_matrix_elements(t);
 }
 
+// rows low .. high - 1 of the matrix of slice k of a row, of which this place is some; 0: none
+static inline int adapter_reach_(const AdapterPlace* p, const Tensor* t, int row, int k, int* low, int* high) {
+    const int names = tensor_names(t), n_rows = t->rows / names, first = k % names * n_rows;
+    *low = p->first > first ? p->first : first;
+    *high = p->first + p->n < first + n_rows ? p->first + p->n : first + n_rows;
+    return p->row == row && p->layer == tensor_slice_layer(t, k) && *low < *high;
+}
+
+// has slice k of this row of the base a place?
+static inline int adapter_changes_slice(const Adapters* x, const Tensor* base, int row, int k) {
+    int changes = 0, low, high;
+    for (int i = 0; i < x->n_places && !changes; i++) {
+        changes = adapter_reach_(&x->places[i], &base[row], row, k, &low, &high);
+    }
+    return changes;
+}
+
 // slice k of row `row` of the base, which is in `weight`, with what its adapters add to it
 static inline void adapter_merge_slice(const Adapters* x, const float* arena, const Tensor* base, int row, int k,
                                        float* weight) {
     const Tensor* t = &base[row];
     const int names = tensor_names(t), layer = tensor_slice_layer(t, k);
-    const int n_rows = t->rows / names, first = k % names * n_rows, e = t->experts > 0 ? k / names % t->experts : 0;
+    const int first = k % names * (t->rows / names), e = t->experts > 0 ? k / names % t->experts : 0;
     for (int i = 0; i < x->n_places; i++) {
         const AdapterPlace* p = &x->places[i];
-        const int low = p->first > first ? p->first : first;
-        const int high = p->first + p->n < first + n_rows ? p->first + p->n : first + n_rows;
-        if (p->row != row || p->layer != layer || low >= high) { continue; }
+        int low, high;
+        if (!adapter_reach_(p, t, row, k, &low, &high)) { continue; }
         const float* A = adapter_values(x, arena, p->a, layer, e);
         const float* B = adapter_values(x, arena, p->b, layer, e) + (size_t)(low - p->first) * p->rank;
         adapter_merge(weight + (size_t)(low - first) * t->columns, A, B, p->scale, high - low, p->rank, t->columns);

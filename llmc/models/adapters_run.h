@@ -123,7 +123,9 @@ static inline void adapters_box(const Run* r, const Adapters* x, const AdapterOp
     if (!o->merge) { return; }
     const ShortText as = choice_name(EXPORT_DTYPE_NAMES, r->o.export_dtype);
     const int rounds = r->model->frozen_as == STORED_BF16 || r->trainer->stored_bytes < sizeof(float);
-    if (!rounds) { box_row("  merged", "written in %s", as.s); }
+    const int as_read = r->o.export_dtype == EXPORT_AS_READ;
+    if (as_read) { box_row("  merged", "written in bf16, or fp32; all else as it was read"); }
+    else if (!rounds) { box_row("  merged", "written in %s", as.s); }
     else if (is_bf16) { box_row("  merged", "written in %s, from weights in bf16 as their files have them", as.s); }
     else { box_row("  merged", "written in %s, from weights rounded to bf16: their files have more digits", as.s); }
 }

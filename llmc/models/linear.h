@@ -16,8 +16,8 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_room_elements, linear_sends, linear_layer_sends, linear_layers_send   of --tp: scratch, and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
-Weights are stored as floatX or, in a CPU build, as bf16 or fp8 where they do not learn (core/stored.h): the bits are
-those of the same numbers stored as floats.
+Weights are stored as floatX or, in a CPU build, as bf16, fp8 or fp4 where they do not learn (core/stored.h): the bits
+are those of the same numbers stored as floats.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. All
 ranks of a group call (tensor_parallel.h). Of a vocabulary's rows all of this is the rank's own (vocabulary.h).

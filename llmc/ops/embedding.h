@@ -3,7 +3,7 @@ Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)
     t0  position of the first column, 0 in training
 token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row; in C also of a table that
-        does not learn and is stored as bf16 or fp8 (core/stored.h), _forward_stored.
+        does not learn and is stored as bf16, fp8 or fp4 (core/stored.h), _forward_stored.
 A token below 0 has its row of wte elsewhere: forward leaves its row of out as it is, backward has no dwte for it.
 Of a table whose rows lie in P parts of R, each on a rank (--tp, models/vocabulary.h):
     embedding_own     own (N): the numbers that tokens have in the part from row `first` on, -1 where it is another's

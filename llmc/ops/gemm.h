@@ -86,10 +86,10 @@ static inline Matrix gemm_from_(Matrix m, int r, int c) {
 // the weight to the next
 static inline const char* gemm_stored_at_(const Matrix* b, int r, int c) {
     const size_t at = (size_t)(b->row + r) * (size_t)b->weight.columns + (size_t)(b->column + c);
-    return (const char*)b->weight.data + stored_width(b->weight.kind) * at;
+    return (const char*)b->weight.data + stored_bytes(b->weight.kind, at);
 }
 static inline size_t gemm_stored_stride_(const Matrix* b) {
-    return stored_width(b->weight.kind) * (size_t)b->weight.columns;
+    return stored_bytes(b->weight.kind, (size_t)b->weight.columns);
 }
 
 // registers: 32 with AVX-512 hold 8 x 3 sums, 3 vectors of b and a few products; 16 elsewhere hold 6 x 2
@@ -99,7 +99,7 @@ enum {
     TILE_N = TILE_V * VLANES,
     GEMM_LINE = 16,          // floats of a cache line...
     GEMM_PREFETCH_K = 8,         // ...of which one is asked for ahead of time in so many steps of k
-    GEMM_K = 768,            // longest k block of a panel of b (k, TILE_N), which should stay in the second cache
+    GEMM_K = 24 * FP4_GROUP, // longest k block of a panel of b (k, TILE_N), which should stay in the second cache
     GEMM_LONG_K = 4096,      // k block of a, packed for all threads together...
     GEMM_A_FLOATS = 1 << 21, // ...with as many rows as make this many floats
     GEMM_TASKS = 4,          // at least so many tasks a thread, for a fair share when one is held up...
@@ -159,14 +159,15 @@ static inline __attribute__((always_inline)) void gemm_pack_(float* packed, cons
     gemm_pack_matrix_(packed, plain, width, n_valid, K);
 }
 
-// ---- packing what is stored as bf16 or fp8 ----
+// ---- packing what is stored as bf16, fp8 or fp4 ----
 
 // `kind` is known where these are inlined: elements of a word of 4 bytes, and number i of them in each lane
 static inline __attribute__((always_inline)) int gemm_each_(Stored kind) {
-    return kind == STORED_FP8 ? 4 : kind == STORED_BF16 ? 2 : 1;
+    return kind == STORED_FP4 ? 8 : kind == STORED_FP8 ? 4 : kind == STORED_BF16 ? 2 : 1;
 }
 static inline __attribute__((always_inline)) vfloat gemm_widen_(vfloat words, int i, vfloat factor, Stored kind) {
     switch (kind) {
+        case STORED_FP4: return v_part_fp4(words, i) * factor;
         case STORED_FP8: return v_part_fp8(words, i) * factor;
         case STORED_BF16: return i > 0 ? v_upper_bf16(words) : v_lower_bf16(words);
         default: return words;
@@ -215,30 +216,79 @@ static __attribute__((noinline, unused)) void gemm_load_last_(vfloat* words, con
     v_load_column_words(words, rows[0], sizeof rows[0]);
 }
 
+// The scales of VLANES rows of a weight of fp4 from row r on, turned, 4 groups of columns in a word: those from group
+// `first` on that words have
+typedef struct {
+    const StoredMatrix* weight;
+    int r, first, end;
+    vfloat words[VLANES];
+} GemmExponents;
+
+static inline void gemm_load_exponents_(GemmExponents* x, int group) {
+    const int n_groups = x->weight->columns / FP4_GROUP, left = n_groups - group, most = 4 * VLANES;
+    const int n = left < most ? left : most;
+    const char* from = (const char*)(stored_row_exponents(x->weight, x->r) + group);
+    gemm_load_last_(x->words, from, (size_t)n_groups, (size_t)n);
+    x->first = group, x->end = group + n;
+}
+
+static inline GemmExponents gemm_exponents_(const StoredMatrix* w, int r, int column) {
+    GemmExponents x;
+    assert(column % FP4_GROUP == 0);  // blocks of k are whole groups
+    x.weight = w;
+    x.r = r;
+    gemm_load_exponents_(&x, column / FP4_GROUP);
+    return x;
+}
+
+// of the group that begins with this column
+static inline __attribute__((always_inline)) vfloat gemm_group_factor_(GemmExponents* x, int column) {
+    const int group = column / FP4_GROUP;
+    if (group >= x->end) { gemm_load_exponents_(x, group); }
+    return v_part_e8m0(x->words[(group - x->first) / 4], (group - x->first) % 4);
+}
+
 // VLANES columns of b, which are rows of the weight: K of their elements from k on
 static inline __attribute__((always_inline)) void gemm_pack_turned_(float* packed, const Matrix* b, int w, int K,
                                                                     Stored kind) {
     const int each = gemm_each_(kind), step = each * VLANES;
     const size_t stride = gemm_stored_stride_(b);
     GemmScales scales;
+    GemmExponents exponents;
     vfloat words[VLANES], factor = v_fill(1.0f);
     if (kind == STORED_FP8) { scales = gemm_scales_(&b->weight, b->row + w); }
+    if (kind == STORED_FP4) { exponents = gemm_exponents_(&b->weight, b->row + w, b->column); }
     for (int k = 0; k < K;) {
         const int end = k + gemm_alike_(b->column + k, K - k, kind);
         if (kind == STORED_FP8) { factor = gemm_factor_(&scales, b->column + k); }
         for (; k + step <= end; k += step) {
             v_load_column_words(words, gemm_stored_at_(b, w, k), stride);
             for (int i = 0; i < step; i++) {
+                const int begins = kind == STORED_FP4 && i % FP4_GROUP == 0;
+                if (begins) { factor = gemm_group_factor_(&exponents, b->column + k + i); }
                 v_store(packed + (k + i) * TILE_N + w, gemm_widen_(words[i / each], i % each, factor, kind));
             }
         }
         if (k < end) {
             vfloat last[VLANES];
-            gemm_load_last_(last, gemm_stored_at_(b, w, k), stride, stored_width(kind) * (end - k));
+            gemm_load_last_(last, gemm_stored_at_(b, w, k), stride, stored_bytes(kind, (size_t)(end - k)));
             for (int i = 0; k < end; i++, k++) {
+                const int begins = kind == STORED_FP4 && i % FP4_GROUP == 0;
+                if (begins) { factor = gemm_group_factor_(&exponents, b->column + k); }
                 v_store(packed + k * TILE_N + w, gemm_widen_(last[i / each], i % each, factor, kind));
             }
         }
+    }
+}
+
+// VLANES columns of b, which are columns of a weight of fp4, and all of one group
+static inline __attribute__((always_inline)) void gemm_pack_straight_fp4_(float* packed, const Matrix* b, int w,
+                                                                          int K) {
+    const size_t stride = gemm_stored_stride_(b), n_groups = (size_t)(b->weight.columns / FP4_GROUP);
+    const uint8_t* from = (const uint8_t*)gemm_stored_at_(b, 0, w);
+    const uint8_t* exponent = stored_row_exponents(&b->weight, b->row) + (b->column + w) / FP4_GROUP;
+    for (int k = 0; k < K; k++, from += stride, exponent += n_groups, packed += TILE_N) {
+        v_store(packed, v_load_fp4(from) * v_fill(e8m0_widen(*exponent)));
     }
 }
 
@@ -247,6 +297,10 @@ static inline __attribute__((always_inline)) void gemm_pack_straight_(float* pac
                                                                       Stored kind) {
     const size_t stride = gemm_stored_stride_(b);
     vfloat factor = v_fill(1.0f);
+    if (kind == STORED_FP4) {
+        gemm_pack_straight_fp4_(packed + w, b, w, K);
+        return;
+    }
     for (int k = 0; k < K;) {
         const int row = (b->row + k) % b->weight.part_rows, left = gemm_min_(K - k, b->weight.part_rows - row);
         const int end = k + gemm_alike_(row, left, kind);
@@ -286,7 +340,9 @@ static __attribute__((noinline, unused)) void gemm_pack_a_tile_(float* packed, M
 }
 static __attribute__((noinline, unused)) void gemm_pack_b_panel_(float* packed, Matrix b, int N, int K) {
     const Matrix turned = gemm_floats_(b.data, b.col_stride, b.row_stride, b.col_index, b.row_index);
-    if (b.is_stored && b.weight.kind == STORED_FP8) {
+    if (b.is_stored && b.weight.kind == STORED_FP4) {
+        gemm_pack_stored_(packed, &b, N, K, STORED_FP4);
+    } else if (b.is_stored && b.weight.kind == STORED_FP8) {
         gemm_pack_stored_(packed, &b, N, K, STORED_FP8);
     } else if (b.is_stored) {
         gemm_pack_stored_(packed, &b, N, K, STORED_BF16);
@@ -375,10 +431,10 @@ static inline void gemm_rim_tile_(float* out, size_t out_stride, const float* st
     for (int m = 0; m < M; m++) { memcpy(out + m * out_stride, tile + m * TILE_N, sizeof(float) * N); }
 }
 
-// a long k is cut into blocks of about this length each: no short one is left over
+// a long k is cut into blocks of about this length each: no short one is left over. Whole groups of fp4
 static inline int gemm_k_block_(int K) {
-    int n_blocks = K > 0 ? (int)ceil_div(K, GEMM_K) : 1;
-    return K > 0 ? (int)ceil_div(K, n_blocks) : 1;
+    const int n_blocks = K > 0 ? (int)ceil_div(K, GEMM_K) : 1;
+    return K > 0 ? (int)ceil_div(ceil_div(K, n_blocks), FP4_GROUP) * FP4_GROUP : 1;
 }
 
 // one packed panel of b (K, TILE_N) against the packed rows m0..m1 of a
@@ -438,10 +494,11 @@ static inline PanelSource gemm_columns_(Matrix b, int n, int N, int K) {
 static inline PanelPrefetch gemm_prefetch_plan_(PanelSource p, int k, int64_t n_calls) {
     const Matrix b = gemm_from_(p.b, k, 0);
     const int n_k = gemm_min_(gemm_k_block_(p.K), p.K - k), rows_along_k = b.row_stride == 1 && !b.row_index;
-    const int n_bytes = b.is_stored ? (int)stored_width(b.weight.kind) : 4, line = GEMM_LINE * (int)sizeof(float);
+    const Stored kind = b.is_stored ? b.weight.kind : STORED_F32;
+    const int line = GEMM_LINE * (int)sizeof(float), length = rows_along_k ? n_k : p.N + p.N % 2;  // whole bytes
     const char* data = b.is_stored ? gemm_stored_at_(&b, 0, 0) : (const char*)b.data;
-    PanelPrefetch next = {data, n_bytes * (rows_along_k ? b.col_stride : b.row_stride), rows_along_k ? p.N : n_k,
-                          n_bytes * (rows_along_k ? n_k : p.N), 0, 0, b.row_index, data};
+    PanelPrefetch next = {data, stored_bytes(kind, rows_along_k ? b.col_stride : b.row_stride),
+                          rows_along_k ? p.N : n_k, (int)stored_bytes(kind, (size_t)length), 0, 0, b.row_index, data};
     if (p.N > 0) { next.n_lines = (int)ceil_div(next.n_rows * ceil_div(next.length, line), n_calls); }
     if (next.n_lines > 0) { next.row += gemm_at_(b.row_index, 0) * next.row_stride; }
     return next;
@@ -496,7 +553,7 @@ static inline size_t gemm_part_floats_(int M, int K) {
 
 // ---- few rows: where a linear layer has few positions, weights are read from memory once and never packed ----
 
-// rows of a at most: as many as are faster so than packed, where a bf16 or fp8 weight is widened in registers, too
+// rows of a at most: as many as are faster so than packed, where a weight of few bytes is widened in registers, too
 enum { GEMM_FEW = VLANES == 16 ? 7 : 4, GEMM_FEW_STORED = 8 };
 
 // b is a transposed matrix: its rows, of which each is a column here, are what a weight has for one output
@@ -520,14 +577,17 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
                                                                     const Matrix* b, int n, int after, Stored kind,
                                                                     int M, int K) {
     const int each = gemm_each_(kind), step = each * VLANES;
-    const int at_once = kind == STORED_FP8 && VLANES > 4 ? 4 : VLANES;  // words whose terms stand one after the other
-    const size_t width = stored_width(kind), stride = width * b->col_stride;
+    // words whose terms stand one after the other; of fp4 those of a group
+    const int at_once = (kind == STORED_FP8 || kind == STORED_FP4) && VLANES > 4 ? 4 : VLANES;
+    const size_t stride = stored_bytes(kind, b->col_stride);
     const char* data = kind == STORED_F32 ? (const char*)(b->data + n * b->col_stride) : gemm_stored_at_(b, n, 0);
-    const size_t row_bytes = width * (size_t)K;
+    const size_t row_bytes = stored_bytes(kind, (size_t)K);
     const char *ask = data + (ptrdiff_t)stride * after, *row_end = ask + row_bytes;
     GemmScales scales;
+    GemmExponents exponents;
     vfloat sum[GEMM_FEW_STORED], words[VLANES], factor = v_fill(1.0f);
     if (kind == STORED_FP8) { scales = gemm_scales_(&b->weight, b->row + n); }
+    if (kind == STORED_FP4) { exponents = gemm_exponents_(&b->weight, b->row + n, b->column); }
     for (int m = 0; m < M; m++) { sum[m] = v_load(start + m * start_stride); }
     int k = 0;
     do {  // of fp8 for each block of scales, else once
@@ -538,8 +598,9 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
                 for (int j = 0; j < 4; j++, ask += sizeof(vfloat)) { __builtin_prefetch(ask); }
                 if (ask >= row_end) { ask += stride - row_bytes, row_end += stride; }
             }
-            v_load_column_words(words, data + width * k, stride);
+            v_load_column_words(words, data + stored_bytes(kind, (size_t)k), stride);
             for (int w = 0; w < VLANES; w += at_once) {
+                if (kind == STORED_FP4) { factor = gemm_group_factor_(&exponents, b->column + k + w * each); }
                 #pragma GCC unroll 32
                 for (int i = 0; i < at_once * each; i++) {
                     const vfloat column = gemm_widen_(words[w + i / each], i % each, factor, kind);
@@ -549,8 +610,10 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
         }
         if (k < end) {
             vfloat last[VLANES];
-            gemm_load_last_(last, data + width * k, stride, width * (end - k));
+            gemm_load_last_(last, data + stored_bytes(kind, (size_t)k), stride, stored_bytes(kind, (size_t)(end - k)));
             for (int i = 0; k < end; i++, k++) {
+                const int begins = kind == STORED_FP4 && i % FP4_GROUP == 0;
+                if (begins) { factor = gemm_group_factor_(&exponents, b->column + k); }
                 gemm_few_term_(sum, a, gemm_widen_(last[i / each], i % each, factor, kind), k, M);
             }
         }
@@ -598,6 +661,7 @@ static inline __attribute__((always_inline)) void gemm_few_panel_(const GemmPart
 static __attribute__((noinline, unused)) void gemm_few_task_(const GemmPart* p, size_t out_stride, int n, int n_end,
                                                              int after) {
     switch (p->b.is_stored ? p->b.weight.kind : STORED_F32) {
+        case STORED_FP4: gemm_few_panel_(p, out_stride, n, n_end, after, STORED_FP4); break;
         case STORED_FP8: gemm_few_panel_(p, out_stride, n, n_end, after, STORED_FP8); break;
         case STORED_BF16: gemm_few_panel_(p, out_stride, n, n_end, after, STORED_BF16); break;
         default: gemm_few_panel_(p, out_stride, n, n_end, after, STORED_F32);

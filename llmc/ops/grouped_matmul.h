@@ -7,7 +7,7 @@ Linear layers of experts: each of R rows goes through the weight of its expert, 
 Backward, row s of expert e:
     dinp[s]    = dout[s] * weight[e]                          (R, C)       written; NULL: nobody asks for it
     dweight[e] = sum over the expert's rows of dout^T * inp   (E, OC, C)   float, written; zeros where there are no rows
-In C a weight that does not learn may be stored as bf16 or fp8 (core/stored.h): ..._forward_stored and
+In C a weight that does not learn may be bf16, fp8 or fp4 (core/stored.h): ..._forward_stored and
 ..._backward_input_stored have the bits of the same numbers as floats.
 grouped_product and grouped_gradient are what these are made of. Rows of their operands may be part of wider ones, so
 many elements apart (out_row, x_row, dout_row); and with add 1 chains go on from what is in out.

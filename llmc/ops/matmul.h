@@ -8,7 +8,8 @@ Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for 
     dbias   = sum over n of dout     (OC)     float, written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. With
 add 1 the first goes on from what is in dinp, where several layers read inp, and the second from what is in dweight,
-where the weight is used twice; matmul_forward_on goes on from what is in out, without bias. In C a weight that does not learn may be stored as bf16 or fp8 (core/stored.h):
+where the weight is used twice; matmul_forward_on goes on from what is in out, without bias. In C a weight that does
+not learn may be bf16, fp8 or fp4 (core/stored.h):
 matmul_forward_stored and matmul_backward_input_stored have the bits of the same numbers as floats.
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, matmul_backward_bias, which
         reads N*OC elements, in GB/s.

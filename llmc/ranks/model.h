@@ -12,7 +12,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_init            the stored parameters, zero
     model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
-                          of bf16 or fp8 straight to where they are stored so; else to fp8 by bands of 128 rows
+                          of bf16, fp8 or fp4 straight to where they are stored so; else to fp8 by bands of 128 rows
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_init_muon       scratch of Muon (ops/muon.h), whose moment is the first one; the second stays 0
     model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
@@ -560,7 +560,7 @@ typedef struct {
     int sums;              // does somebody want the sums?
     uint64_t sum, sum_of_experts;  // of what this rank has: of experts that it shares, and of all else
     uint16_t* halves;      // the slice that is under way as bf16; NULL: it is in `room`
-    int is_banded;         // it is stored as fp8 as it comes, and nothing of it is in `room`
+    int is_banded;         // it is stored as fp8 or fp4 as it comes, and nothing of it is in `room`
 } ModelStream;
 
 static inline float* model_stream_room_(void* stream, const Tensor* t, int k) {
@@ -579,31 +579,33 @@ static inline char* model_stream_place_(const ModelStream* s, const Tensor* t, i
     return (char*)m->w.stored + tensor_stored_place(&m->held[row], model_part_elements(m, row) * (size_t)held);
 }
 
-// ---- fp8: as a file has it, or straight from bands of floats ----
+// ---- fp8 and fp4 as a file has it, and fp8 straight from bands of floats ----
 
-static inline float* model_stream_scales_(const ModelStream* s, const Tensor* t, int k) {
+static inline void* model_stream_scales_(const ModelStream* s, const Tensor* t, int k) {
     const int row = (int)(t - s->m->table);
-    return (float*)((char*)s->m->w.stored + tensor_scales_place(&s->m->held[row], model_held_slice(s->m, row, k)));
+    return (char*)s->m->w.stored + tensor_scales_place(&s->m->held[row], model_held_slice(s->m, row, k));
 }
 
-static inline uint8_t* model_stream_fp8_(void* stream, const Tensor* t, int k, float** scales) {
+static inline uint8_t* model_stream_scaled_(void* stream, const Tensor* t, int k, Stored kind, void** scales) {
     ModelStream* s = (ModelStream*)stream;
     const int row = (int)(t - s->m->table), is_wanted = s->whole && model_is_saved_(s->m, t);
     char* place = model_stream_place_(s, t, k);
     s->halves = NULL;
-    s->is_banded = place && s->m->held[row].stored == STORED_FP8 && !model_row_has_tp(s->m, row) && !is_wanted;
+    s->is_banded = place && s->m->held[row].stored == kind && !model_row_has_tp(s->m, row) && !is_wanted;
     if (!s->is_banded) { return NULL; }
     *scales = model_stream_scales_(s, t, k);
     return (uint8_t*)place;
 }
 
 // of a slice that is there: what ranks compare
-static inline void model_stream_sum_fp8_(ModelStream* s, const Tensor* t, int k) {
+static inline void model_stream_sum_scaled_(ModelStream* s, const Tensor* t, int k) {
     const int row = (int)(t - s->m->table);
+    const Tensor* held = &s->m->held[row];
     const uint64_t slice = (uint64_t)(tensors_slices(s->m->table, row) + k);
     uint64_t* sum = model_row_has_ep(s->m, row) ? &s->sum_of_experts : &s->sum;
-    *sum += XXH3_64bits_withSeed(model_stream_place_(s, t, k), tensor_slice_elements(t), slice);
-    *sum += XXH3_64bits_withSeed(model_stream_scales_(s, t, k), sizeof(float) * tensor_scales(t), slice);
+    const size_t n_bytes = tensor_stored_size(held, tensor_slice_elements(held));
+    *sum += XXH3_64bits_withSeed(model_stream_place_(s, t, k), n_bytes, slice);
+    *sum += XXH3_64bits_withSeed(model_stream_scales_(s, t, k), tensor_scale_bytes(held, held->stored), slice);
 }
 
 // n bands from number `band` on, of which x has the floats
@@ -611,7 +613,7 @@ static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int
     const ModelStream* s = (const ModelStream*)stream;
     const int n_blocks = fp8_blocks(t->columns);
     uint8_t* bytes = (uint8_t*)model_stream_place_(s, t, k);
-    float* scales = bytes ? model_stream_scales_(s, t, k) : NULL;
+    float* scales = bytes ? (float*)model_stream_scales_(s, t, k) : NULL;
     int n_rows;
     const size_t origin = tensor_band(t, band, &n_rows);
     #pragma omp parallel for
@@ -655,7 +657,7 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
     const size_t whole = tensor_slice_elements(t), n = model_part_elements(m, row);
     char* stored = model_stream_place_(s, t, k);
-    if (s->is_banded && s->sums) { model_stream_sum_fp8_(s, t, k); }
+    if (s->is_banded && s->sums) { model_stream_sum_scaled_(s, t, k); }
     if (s->is_banded) { return; }
     if (s->halves) {
         if (!DEVICE_IS_SHARED) { device_upload(stored, s->halves, sizeof *s->halves * n, s->dev); }
@@ -673,6 +675,7 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
     }
     if (model_row_has_tp(m, row)) { tensor_take_part(s->room, s->room, t, m->tp.place, m->tp.size); }
     const Tensor* h = &m->held[row];
+    assert(h->stored != STORED_FP4);  // that nothing is rounded to
     if (h->stored == STORED_FP8) {
         model_stream_bands_(s, t, k, 0, tensor_bands(t), s->room);
         return;
@@ -698,7 +701,7 @@ static inline int model_stream_needs_(void* stream, const Tensor* t, int k) {
 static inline SliceSink model_stream_open(ModelStream* s, Model* m, float* whole, int updates, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
     const SliceSink sink = {model_stream_room_, model_stream_done_, s, model_stream_halves_, model_stream_takes_bands_,
-                            model_stream_bands_, model_stream_needs_, model_stream_fp8_};
+                            model_stream_bands_, model_stream_needs_, model_stream_scaled_};
     ModelStream opened = {m, updates, dev, NULL, NULL, whole, 0, 0, 0, NULL, 0};
     *s = opened;
     s->room = (float*)device_pinned(n_bytes, "a tensor on its way to the device");
@@ -751,8 +754,8 @@ static inline StoredMatrix model_matrix(const Model* m, int i, int layer) {
     const Tensor* t = &m->held[i];
     StoredMatrix w = {model_place_of(m, i, layer), t->stored, t->rows, t->columns, tensor_part_rows(t), NULL};
     if (t->stored == STORED_BY_BUILD) { w.kind = STORED_F32; }
-    if (t->stored == STORED_FP8) {
-        w.scales = (const float*)((const char*)m->w.stored + tensor_scales_place(t, tensor_slice(t, layer)));
+    if (tensor_has_scales(t)) {
+        w.scales = (const char*)m->w.stored + tensor_scales_place(t, tensor_slice(t, layer));
     }
     return w;
 }
@@ -834,13 +837,13 @@ static inline void model_widen_(float* room, size_t stored_bytes, size_t n) {
     }
 }
 
-// a slice of fp8, of an arena of stored parameters on the host
-static inline void model_widen_fp8_(float* room, const void* stored, const Tensor* held, int slice) {
+// a slice of fp8 or fp4, of an arena of stored parameters on the host
+static inline void model_widen_scaled_(float* room, const void* stored, const Tensor* held, int slice) {
     const size_t n = tensor_slice_elements(held);
     const char* arena = (const char*)stored;
-    const StoredMatrix w = {arena + tensor_stored_place(held, n * (size_t)slice), STORED_FP8,
+    const StoredMatrix w = {arena + tensor_stored_place(held, n * (size_t)slice), held->stored,
                             (int)(n / (size_t)held->columns), held->columns, tensor_part_rows(held),
-                            (const float*)(arena + tensor_scales_place(held, slice))};
+                            arena + tensor_scales_place(held, slice)};
     #pragma omp parallel for
     for (int r = 0; r < w.rows; r++) { stored_row(room + (size_t)r * (size_t)w.columns, &w, r); }
 }
@@ -851,8 +854,8 @@ static inline const float* model_stored_slice_(Model* m, const void* stored, int
     const int held = model_held_slice(m, i, k), place = model_rank(m) - model_source_rank(m, i, k);
     const int is_source = place >= 0 && place < model_parts(m, i);
     const size_t n = model_part_elements(m, i), bytes = m->held[i].stored_bytes;
-    if (is_source && m->held[i].stored == STORED_FP8) {
-        model_widen_fp8_(room, stored, &m->held[i], held);
+    if (is_source && tensor_has_scales(&m->held[i])) {
+        model_widen_scaled_(room, stored, &m->held[i], held);
     } else if (is_source) {
         const char* from = (const char*)stored + tensor_stored_place(&m->held[i], n * (size_t)held);
         if (dev) { device_download(room, from, bytes * n, dev); } else { memcpy(room, from, bytes * n); }

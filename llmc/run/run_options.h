@@ -14,8 +14,8 @@ Errors: fail_input, with the option's name.
 #include "../ranks/comm_launch.h"  // RANKS_MAX
 #include "schedule.h"          // schedule_lr, SCHEDULE_NAMES
 
-#define EXPORT_DTYPE_NAMES "fp32|bf16"
-typedef enum { EXPORT_FP32, EXPORT_BF16 } ExportDtype;
+#define EXPORT_DTYPE_NAMES "fp32|bf16|as-read"
+typedef enum { EXPORT_FP32, EXPORT_BF16, EXPORT_AS_READ } ExportDtype;
 
 #define OPTIMIZER_NAMES "adamw|muon"  // what --optimizer takes
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
@@ -166,7 +166,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
          OPTION_WRITES | OPTION_FOLDER | OPTION_WORK},
         {"out", "export-dtype", "", OPTION_CHOICE, &o->export_dtype, "fp32", 0, 0, EXPORT_DTYPE_NAMES,
          "how --export-hf stores numbers: bf16 rounds to the nearest and takes half the disk; a model that was bf16 "
-         "loses nothing by it", 0},
+         "loses nothing by it. as-read: what has not learnt has the very bytes that --from has, fp8 and fp4 with their "
+         "scales too; what has learnt is bf16, or fp32 where it was", 0},
         {"out", "shard-gb", "", OPTION_FLOAT, &o->shard_gb, "5", 1e-6, 1e6, "F",
          "largest file of --export-hf, in 10^9 bytes; a larger model becomes shards", 0},
         {"out", "ema-weights", "", OPTION_SWITCH, &o->ema_weights, "0", 0, 0, "0|1",

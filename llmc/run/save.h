@@ -234,7 +234,7 @@ typedef struct {
     SliceSink sink;
     float* room;
     uint16_t* halves;  // the slice that is under way as bf16; NULL: it is in `room`
-    int is_banded;     // it is stored as fp8 as it comes
+    int is_banded;     // it is stored as fp8 or fp4 as it comes
     const Model* m;
     int rank;
     NotFinite *found, *beyond;  // (N_SOURCES); beyond: in tensors that are stored as fp8, what that cannot be either
@@ -257,10 +257,10 @@ static inline uint16_t* counting_halves_(void* stream, const Tensor* t, int k, i
     return s->halves = s->sink.halves(s->sink.to, t, k, is_exact);
 }
 
-// of what a file has in fp8 the reader has refused what is no number
-static inline uint8_t* counting_fp8_(void* stream, const Tensor* t, int k, float** scales) {
+// of what a file has in fp8 or fp4 the reader has refused what is no number
+static inline uint8_t* counting_scaled_(void* stream, const Tensor* t, int k, Stored kind, void** scales) {
     CountingStream* s = (CountingStream*)stream;
-    uint8_t* bytes = s->sink.fp8(s->sink.to, t, k, scales);
+    uint8_t* bytes = s->sink.scaled(s->sink.to, t, k, kind, scales);
     s->halves = NULL;
     s->is_banded = bytes != NULL;
     return bytes;
@@ -290,8 +290,9 @@ static inline void counting_count_(const CountingStream* s, const Tensor* t, int
     const size_t n = tensor_slice_elements(t);
     NotFinite* found = &s->found[not_finite_source_(s->m, t)];
     if (s->halves) { not_finite_note_(found, not_finite_halves_(s->halves, n), t, k); }
+    else if (s->is_banded) { return; }
     else if (t->stored != STORED_FP8) { not_finite_note_(found, not_finite_floats_(s->room, n), t, k); }
-    else if (!s->is_banded) { not_finite_note_(s->beyond, not_fp8_(s->room, n), t, k); }
+    else { not_finite_note_(s->beyond, not_fp8_(s->room, n), t, k); }
 }
 
 static inline void counting_done_(void* stream, const Tensor* t, int k) {
@@ -378,10 +379,12 @@ static inline void save_open_model(Run* r) {
     if (!in_place && r->comm->size > 1) { model_stream_sum(&stream); }
     const SliceSink counted = {counting_room_,  counting_done_,        &counting,
                                counting_halves_, counting_takes_bands_, counting_bands_, counting_needs_,
-                               counting_fp8_};
+                               counting_scaled_};
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
+    const int keeps = r->o.export_dtype == EXPORT_AS_READ && *r->o.export_hf && r->comm->rank == 0;
+    if (keeps) { safeset_open(&r->read, r->weights); }  // whoever replaces or removes the files meanwhile
     if (in_place && (*r->weights || *r->adapter_weights)) { not_finite_count_all_(found, m); }
     for (int i = 0; !in_place && i < N_SOURCES; i++) { not_finite_gather_(&found[i], m, r->comm); }
     if (!in_place) { not_finite_gather_(&beyond, m, r->comm); }
@@ -479,14 +482,29 @@ static inline double save_text_bytes_(const Run* r) {
     return (double)r->tokenizer.n_json + companions_bytes(&r->companions) + 8192.0;
 }
 
-// dtype: DTYPE_F32 or DTYPE_BF16
+// config.json of a folder whose matrices have scales, as the folder has them from which they are
+static inline FileSum save_quantized_config_(const Run* r, const char* path, FileSum sum) {
+    json_t *source = json_read(r->config), *own = json_read(path);
+    json_t* q = json_object_get(source, "quantization_config");
+    q = q ? q : json_object_get(json_object_get(source, "text_config"), "quantization_config");
+    if (q) {
+        json_object_set(own, "quantization_config", q);
+        sum = json_write(path, json_incref(own));  // takes the reference
+    }
+    json_decref(source);
+    json_decref(own);
+    return sum;
+}
+
+// dtype: DTYPE_F32 or DTYPE_BF16, of what is not as it was read; as_read NULL: of all
 static inline void save_model_(const Run* r, const Tensor* table, int n, SliceSource params, const char* folder,
-                               Dtype dtype, size_t shard_bytes, SavedFiles* files) {
+                               Dtype dtype, const AsRead* as_read, size_t shard_bytes, SavedFiles* files) {
     char path[PATH_BYTES];
-    const int eot = run_end_of_text(r);
-    const char* dtype_of_torch = dtype == DTYPE_BF16 ? "bfloat16" : "float32";
-    saved_files_add(files, r->trainer->write_config(r, path_join(path, folder, "config.json"), eot, dtype_of_torch));
-    tensors_save_slices(folder, table, n, params, dtype, shard_bytes, files);
+    const int eot = run_end_of_text(r), has_bf16 = as_read && safeset_has(as_read->set, DTYPE_BF16);
+    const char* dtype_of_torch = dtype == DTYPE_BF16 || has_bf16 ? "bfloat16" : "float32";
+    FileSum sum = r->trainer->write_config(r, path_join(path, folder, "config.json"), eot, dtype_of_torch);
+    saved_files_add(files, as_read ? save_quantized_config_(r, path, sum) : sum);
+    tensors_save_slices(folder, table, n, params, dtype, as_read, shard_bytes, files);
     if (!companions_have(&r->companions, "generation_config.json")) {
         json_t* ids = json_pack("{s:i, s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
         saved_files_add(files, json_write(path_join(path, folder, "generation_config.json"), ids));
@@ -511,13 +529,13 @@ static inline void save_parameters_(Run* r, const void* copy, const char* folder
     if (save_by_slices_(m)) {
         ModelSlices slices = model_slices_open(m, model_source_of(m, copy, NULL, &r->dev));
         const SliceSource source = model_slices_source(&slices);
-        save_model_(r, m->table, m->n_table, source, folder, DTYPE_F32, SIZE_MAX, files);
+        save_model_(r, m->table, m->n_table, source, folder, DTYPE_F32, NULL, SIZE_MAX, files);
         model_slices_close(&slices);
         return;
     }
     const float* params = model_whole(m, copy, NULL, &r->dev);
     if (model_is_adapter(m)) { r->trainer->write_adapter(r, params, folder, files); }
-    else { save_model_(r, m->table, m->n_table, slice_source(params), folder, DTYPE_F32, SIZE_MAX, files); }
+    else { save_model_(r, m->table, m->n_table, slice_source(params), folder, DTYPE_F32, NULL, SIZE_MAX, files); }
     model_whole_free(m, params, copy);
 }
 
@@ -623,15 +641,41 @@ static inline void save_let_change(Run* r) {
 
 // ---- exports ----
 
+// Does slice k leave otherwise than it came? Of an adapter's base what it is merged into; of a model that learns all
+// but frozen matrices: numbers of routers move that have no gradient
+static inline int save_has_learnt_(const void* run, const Tensor* t, int k) {
+    const Run* r = (const Run*)run;
+    const Model* m = r->model;
+    const int i = (int)(t - m->table);
+    if (model_is_adapter(m)) { return r->trainer->adapter_changes(r, i, k); }
+    return run_is_training(r) &&
+           !(slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k) && tensor_is_matrix(t));
+}
+
+// what the files of an export may take
+static inline double save_export_bytes_(const Run* r, const Tensor* table, int n, Dtype dtype) {
+    double n_bytes = (double)dtype_size(dtype) * (double)tensors_disk_count(table, n);
+    if (r->o.export_dtype != EXPORT_AS_READ) { return n_bytes; }
+    n_bytes = (double)r->read.n_bytes;
+    for (int i = 0; i < n; i++) {
+        int n_learnt = 0;
+        for (int k = 0; k < tensor_slices(&table[i]); k++) { n_learnt += save_has_learnt_(r, &table[i], k); }
+        n_bytes += (double)n_learnt * (double)(sizeof(float) * tensor_disk_elements(&table[i]));
+    }
+    return n_bytes;
+}
+
 // a folder that this trainer loads, and transformers too where it has such a model
 static inline void save_export_folder_(const Run* r, const Tensor* table, int n, SliceSource params,
                                        const char* folder) {
     char temporary[PATH_BYTES];
     SavedFiles* files = saved_files_new();
     const Dtype dtype = r->o.export_dtype == EXPORT_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    const double n_bytes = (double)dtype_size(dtype) * (double)tensors_disk_count(table, n);
+    const double n_bytes = save_export_bytes_(r, table, n, dtype);
     const int lock = hf_export_begin(temporary, "export-hf", folder, n_bytes + save_text_bytes_(r));
-    save_model_(r, table, n, params, temporary, dtype, (size_t)(1e9 * (double)r->o.shard_gb), files);
+    const AsRead as_read = {(SafeSet*)&r->read, save_has_learnt_, r};
+    save_model_(r, table, n, params, temporary, dtype, r->o.export_dtype == EXPORT_AS_READ ? &as_read : NULL,
+                (size_t)(1e9 * (double)r->o.shard_gb), files);
     save_text_(r, temporary, files);
     hf_export_end(lock, temporary, "export-hf", folder);
     free(files);

@@ -361,6 +361,10 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
         r->n_leaves = 1;
     }
     options_refuse(run_is_typed(r, "export-dtype") && !*o->export_hf, "export-dtype", "is for --export-hf DIR");
+    options_refuse(o->export_dtype == EXPORT_AS_READ && *o->export_hf && !ends_with(r->weights, ".safetensors") &&
+                       !ends_with(r->weights, ".json"), "export-dtype",
+                   "as-read takes tensors as a folder has them: it is for --from a folder, a run or a .safetensors "
+                   "file");
     options_refuse(run_is_typed(r, "shard-gb") && !*o->export_hf, "shard-gb", "is for --export-hf DIR");
     // config.json names it: refuse now, not at a checkpoint
     if (run_is_training(r) || *o->export_hf) { run_end_of_text(r); }

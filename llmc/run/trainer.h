@@ -12,6 +12,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #include "../core/floatx.h"   // floatX
 #include "../files/companions.h"  // Companions
 #include "../files/extras.h"   // Extra
+#include "../files/hf_folder.h"  // SafeSet
 #include "../ops/documents.h"  // NO_RESET
 #include "../ranks/model_gradients.h"  // Model, Purpose, model_reduce
 #include "../ranks/pipeline_link.h"    // PpStreams
@@ -124,9 +125,10 @@ typedef struct {
     // dtype: of the parameters beside it, as config.json names it: "float32", "bfloat16"
     FileSum (*write_config)(const Run* r, const char* path, int eot, const char* dtype);
     // or NULL: an adapter's files (model_save_rows), which a checkpoint and --export-lora have in place of a model's;
-    // params: what learns. And what it adds to slice k of row i of the table, which is in `slice`
+    // params: what learns. And what it adds to slice k of row i of the table, which is in `slice`; whether it does
     void (*write_adapter)(const Run* r, const float* params, const char* folder, SavedFiles* files);
     void (*merge_adapter)(const Run* r, const float* params, int i, int k, float* slice);
+    int (*adapter_changes)(const Run* r, int i, int k);
     // or NULL: what it keeps in a checkpoint beside parameters and moments; returns how many, at most MAX_EXTRAS
     int (*extras)(const Run* r, Extra* extras);
     void (*load_extras)(Run* r, const char* path); // and reads again, where there are any
@@ -169,6 +171,7 @@ struct Run {
     const int* old_layers;     // of each layer its number in `weights`, -1: new. NULL: the same layers
     int T, n_leaves;           // positions in a row, micro-batches in an update
     int has_masters;           // float parameters are kept beside bf16 ones
+    SafeSet read;              // of rank 0, with --export-dtype as-read: the files of the parameters, still open
     float* loaded;             // the parameters as read, on the host of rank 0, for an export without training; or NULL
     int exports_more;          // Trainer.write_more has something to write
     int decay_all;             // weight decay on biases and norms too
