@@ -194,7 +194,7 @@ class Files:
             self.run("--from", folder, "--export-hf", folder + "_exported")
             errors[f"{name}, exported"] = self.logits_error(folder + "_exported", inputs)
         for half in (torch.bfloat16, torch.float16):
-            model.to(half).save_pretrained(self.path(str(half)))
+            self.kind.halve(model, half).save_pretrained(self.path(str(half)))
             errors[f"{half}, from transformers"] = self.logits_error(str(half), inputs)
         for name, source in (("from floats", "hf"), ("from bf16", "torch.bfloat16")):
             self.run("--from", source, "--export-hf", "half", "--export-dtype", "bf16")

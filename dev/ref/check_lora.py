@@ -1,10 +1,11 @@
 """
-Holds adapters of train_qwen3 or train_qwen36 against PEFT, file by file and number by number. The reference has been
+Holds adapters of train_qwen3, train_qwen36 or train_deepseek_v4 against PEFT, file by file and number by number. The reference has been
 held against PEFT by qwen_checks.py; this is the program that people run, from and to folders on disk.
 
-    make train_qwen3 train_qwen36 CPU=1
+    make train_qwen3 train_qwen36 train_deepseek_v4 CPU=1
     python dev/ref/check_lora.py [./train_qwen3]
     python dev/ref/check_lora.py ./train_qwen36
+    python dev/ref/check_lora.py ./train_deepseek_v4
 
 For each adapter of its family below, made by PEFT and random in both matrices:
     logits, loss, grad   --probe with --lora, the folder that PEFT has saved; the truth is PEFT in float64
@@ -25,6 +26,7 @@ from collections import namedtuple
 
 import numpy as np
 
+import deepseek_v4_checks
 import exact
 import lora
 import qwen
@@ -92,6 +94,28 @@ OURS_QWEN36 = {
 }
 
 
+# PEFT has an adapter of o_a_proj only where there is one group of heads (several: deepseek_v4_program.py). Its names of
+# targets are whole, as compressors have a kv_proj, too
+ONE_GROUP = deepseek_v4_checks.some("SCH", 1, vocab_size=257, o_groups=1, o_lora_rank=12)
+ODD = deepseek_v4_checks.some("CHS", 1, vocab_size=257)
+ATTENTION = r".*\.layers\.\d+\.self_attn\.(q_a_proj|q_b_proj|kv_proj|o_b_proj"
+OF_DEEPSEEK = {
+    "attention, one group": (ONE_GROUP, dict(target_modules=ATTENTION + "|o_a_proj)", r=4, lora_alpha=8)),
+    "attention, three groups, patterns, rslora": (ODD, dict(
+        target_modules=ATTENTION + ")", r=3, lora_alpha=2, use_rslora=True, rank_pattern={"q_b_proj": 5},
+        alpha_pattern={r"self_attn\.kv_proj": 7})),
+    "shared experts of two layers": (ODD, dict(
+        target_modules=r".*\.layers\.[02]\.mlp\.shared_experts\.(gate|up|down)_proj", r=5, lora_alpha=10)),
+    "experts and routers": (ODD, dict(
+        target_modules=r".*\.self_attn\.o_b_proj", target_parameters=[*BOTH, "mlp.gate.weight"], r=2, lora_alpha=3)),
+}
+OURS_DEEPSEEK = {
+    "begun by us: as it comes": (ONE_GROUP, []),
+    "begun by us: experts and routers": (ODD, [
+        "--lora-targets", ATTENTION + ")", "--lora-parameters", ",".join([*BOTH, "mlp.gate.weight"])]),
+}
+
+
 class Truth36:
     """What qwen_checks.Truth is, of Qwen3_5MoeForCausalLM"""
 
@@ -121,6 +145,34 @@ class Truth36:
         return {name: x.detach().numpy() for name, x in found.items()}
 
 
+class TruthV4(Truth36):
+    """... of DeepseekV4ForCausalLM"""
+
+    def __init__(self):
+        super().__init__()
+        import hf_models
+        self.kind = hf_models.DeepseekV4
+
+    def probe(self, model, inputs, targets, tensors):
+        torch = self.torch
+        self.kind.wide(model.get_base_model() if hasattr(model, "get_base_model") else model)
+        model.double().zero_grad()
+        with self.lifted():
+            logits = model(input_ids=torch.from_numpy(inputs).long(), use_cache=False).logits
+        labels = torch.from_numpy(np.where(targets < 0, -100, targets)).long()
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+        loss.backward()
+        assert logits.dtype == torch.float64
+        found = {"logits": logits, "loss": loss.reshape(1)}
+        found.update({f"grad.{name}": x for name, x in tensors(model).items()})
+        return {name: x.detach().numpy() for name, x in found.items()}
+
+
+def save_deepseek_v4(folder, cfg, p):
+    os.mkdir(folder)
+    deepseek_v4_checks.save(folder, cfg, p)
+
+
 def save_qwen36(folder, cfg, p):
     os.mkdir(folder)
     qwen36_checks.save(folder, cfg, p)
@@ -133,7 +185,9 @@ FAMILIES = {
     "train_qwen3": Family(qwen_checks.Truth, lambda hf: qwen_checks.random_model(hf, 16), qwen.save,
                           {**ADAPTERS, **MORE, OLD: (EXPERT, None)}, OURS, LIMIT),
     "train_qwen36": Family(Truth36, lambda hf: qwen36_checks.tiny_case(hf, 3, 16, 0.15)[:2], save_qwen36, OF_QWEN36,
-                           OURS_QWEN36, 5e-5)}
+                           OURS_QWEN36, 5e-5),
+    "train_deepseek_v4": Family(TruthV4, lambda hf: deepseek_v4_checks.case(hf, 3, 16, 0.6)[:2], save_deepseek_v4,
+                                OF_DEEPSEEK, OURS_DEEPSEEK, 5e-5)}
 
 
 class Case:

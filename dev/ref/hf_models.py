@@ -72,6 +72,11 @@ class Architecture:
         return 0.0
 
     @staticmethod
+    def halve(model, dtype):
+        """The model in bf16 or half, with what stays in float32 as published files have it"""
+        return model.to(dtype)
+
+    @staticmethod
     def write_others(parent, model):
         """Folders that hold another model than this one, or the same by other names: (what, folder)"""
         return ()
@@ -635,6 +640,9 @@ class Qwen36(Architecture):
         yield "names and config.json of a model with vision, read by both", cls.write_nested(parent, "vision", fused)
 
 
+SITES = ("_hc.fn", "_hc.base", "_hc.scale", "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale")
+
+
 class DeepseekV4(Architecture):
     """Several streams, attention over windows and entries, experts of which a table decides in some layers"""
     STYLES = ("bytes", "qwen2")
@@ -744,6 +752,14 @@ class DeepseekV4(Architecture):
         return {**plain, **gradients}
 
     @classmethod
+    def halve(cls, model, dtype):
+        """But for sites, sinks, position biases and biases of routers, which are F32 in published files"""
+        for name, x in [*model.named_parameters(), *cls.buffers(model)]:
+            if not name.endswith((*SITES, "sinks", "position_bias", "e_score_correction_bias", "tid2eid")):
+                x.data = x.data.to(dtype)
+        return model
+
+    @classmethod
     def stored(cls, model):
         """All tensors of a file, by the names of transformers in memory"""
         return {name: parameter(x) for name, x in [*model.named_parameters(), *cls.buffers(model)]}
@@ -773,8 +789,8 @@ class DeepseekV4(Architecture):
             hf = json.load(file)
         labels = {CSA: 4, HCA: 128}
         turn = hf["rope_parameters"]["compress"]
-        scaling = {key: turn[key] for key in ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
-                   if key in turn}
+        keys = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
+        scaling = {"type": "yarn", **{key: turn[key] for key in keys}} if turn["rope_type"] == "yarn" else None
         return copy_folder(
             parent, "published", tensors, layer_types=None, mlp_layer_types=None, compress_rates=None,
             rope_parameters=None, partial_rotary_factor=None, num_hash_layers=n_hashed,
@@ -782,7 +798,7 @@ class DeepseekV4(Architecture):
             compress_rate_csa=hf["compress_rates"][CSA], compress_rate_hca=hf["compress_rates"][HCA],
             qk_rope_head_dim=int(hf["head_dim"] * turn["partial_rotary_factor"]),
             rope_theta=hf["rope_parameters"]["main"]["rope_theta"], compress_rope_theta=turn["rope_theta"],
-            rope_scaling={"type": "yarn", **scaling} if scaling else None)
+            rope_scaling=scaling)
 
     @staticmethod
     def module_behind(config):
