@@ -171,9 +171,12 @@ mutation "lora: neither u nor du is scaled" test_lora "one forward" lora.h:lora_
 mutation "lora: rows of outputs have nothing between them" test_lora "one forward" lora.h:lora_forward \
     'lora_out_of_rank_\(out, s->out_row' 'lora_out_of_rank_(out, (size_t)s->n_out'
 mutation "lora: dinp is written" test_lora "one backward" lora.h:lora_backward \
-    'lora_out_of_rank_\(dinp, C, 1' 'lora_out_of_rank_(dinp, C, 0'
+    'lora_out_of_rank_\(dinp, \(size_t\)own.n, 1' 'lora_out_of_rank_(dinp, (size_t)own.n, 0'
 mutation "lora: the gradient of what dropout left out" test_lora "one backward" lora.h:lora_add_dropped_ \
-    'y\[i\] \+= dropout_element_\(x\[i\], site, i\)' '(void)site; y[i] += x[i]'
+    'to\[c\] \+= dropout_element_\(from\[c\], site, first \+ \(uint64_t\)c\)' '(void)site, (void)first; to[c] += from[c]'
+mutation "lora: what is left out of some columns goes by their own numbers" test_lora columns lora.h:lora_add_dropped_ \
+    ' \+ \(uint64_t\)own.first' ''
+mutation "lora: dA of some columns is that of the first" test_lora columns lora.h:lora_backward 'x \+ learning.first' 'x'
 mutation "lora: dA is that of the input before dropout" test_lora "one backward" lora.h:lora_backward \
     'dA \|\| dB \? dropout' 'dB \&\& !dA ? dropout'
 mutation "lora: u of dB is without its row's weight" test_lora "experts backward" lora.h:lora_backward \
@@ -185,7 +188,7 @@ mutation "lora: weighted rows are gathered twice" test_lora "experts backward" l
 mutation "lora: the plain dB forgets the weight" test_lora weights lora.h:lora_gradient_ref \
     'if \(experts->weight\)' 'if (0)'
 mutation "lora: the plain dinp reads A turned" test_lora "backward differences" lora.h:lora_backward_ref \
-    'dinp, C, du, A, 1, C, s' 'dinp, C, du, A, r, 1, s'
+    'du, A \+ own.first, 1, C, s' 'du, A + own.first, r, 1, s'
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'

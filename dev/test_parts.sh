@@ -121,6 +121,20 @@ for grid in "2 --tp 2" "2 --pp 2" "4 --tp 2 --pp 2"; do
     verdict $? "an adapter merged into its base, $grid: the export of one rank" "status $status: $(tail -n 1 err)"
 done
 rm -rf merged exported adapter several
+adapter=("${run[@]}" --from whole --lora-rank 3 --lora-dropout 0.2)
+timeout 60 "$qwen" "${adapter[@]}" --run adapter --export-lora exported >out 2>err
+for from in "1 --tp 1" "2 --tp 2" "8 --tp 2 --pp 2"; do
+    rm -rf several
+    timeout 60 "$launch" -n ${from%% *} "$qwen" "${adapter[@]}" ${from#* } --run several >out 2>err </dev/null
+    for to in "1 --tp 1 --pp 1" "4 --tp 2 --pp 2"; do
+        rm -rf several/step_000004 again
+        timeout 60 "$launch" -n ${to%% *} "$qwen" --run several --resume ${to#* } --export-lora again >out 2>err </dev/null
+        status=$?
+        same_run adapter several && cmp -s {exported,again}/adapter_model.safetensors
+        verdict $? "an adapter, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
+    done
+done
+rm -rf exported adapter several again
 timeout 60 "$moe" "${run[@]}" --config experts.json "${some[@]}" --run sole >out 2>err
 for from in "4 --tp 2 --ep 4" "4 --ep 2" "8 --tp 2 --pp 2 --ep 4"; do
     rm -rf several
@@ -181,6 +195,7 @@ sends qwen "  parts sent|matrices" 6 --tp 2 --pp 3 --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 4 --head-rows 8 --config apart.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --freeze 'first:1' --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
+sends qwen "  parts sent|matrices" 4 --tp 4 --recompute 3 --lora-rank 3 --config apart.json
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
 equally() { sends qwen36 "  parts sent|matrices" "$@" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
@@ -191,6 +206,7 @@ equally 2 --tp 2 --config all_mtp.json
 equally 2 --tp 2 --config sees.json --recompute 3
 equally 2 --tp 2 --config all.json --freeze 'first:1,*norm*'
 equally 2 --tp 2 --config all.json --lora-rank 2 --lora-targets in_proj_qkv,o_proj,up_proj
+equally 2 --tp 2 --config all.json --recompute 3 --lora-rank 2
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2

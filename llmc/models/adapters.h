@@ -16,6 +16,8 @@ Table   a row for the A's of all layers and one for their B's; where layers diff
         Order, which is the gradient norm's: rows of the base; parts; ranks, by the first layer that has them; A, then
         B; in each its layers. These rows stand in front of the base's, which are all frozen, and so the offsets that
         they have by themselves stay.
+Ranks   of --tp share an adapter with its weight (tensor_split): where each has some of its rows, these are B's rows,
+        too, and A is whole; where each has some of its columns, these are A's, and B is whole.
 Names   base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight: the path of a module. A parameter's adapter has
         the path of its module; of two parameters of one module the first is inside: gate_up_proj's A is
         "...mlp.experts.base_layer.lora_A.weight", down_proj's "...mlp.experts.lora_A.weight". One alone is the latter.
@@ -397,6 +399,17 @@ static inline const char* adapter_row_name_(Adapters* x, const Tensor* base, con
     return adapter_text_(x, name);
 }
 
+// As ranks of --tp share the base: its rows are B's, its columns are A's. Of the other all ranks have all
+static inline void adapter_split_(Tensor* row, const Tensor* t, const AdapterPlace* p, int is_B) {
+    int sections[SECTIONS_MAX] = {0}, n = 0, begin = 0;
+    if (t->split != (is_B ? SPLIT_ROWS : SPLIT_COLUMNS)) { return; }
+    tensor_split(row, t->split, t->units);
+    for (int k = 0; is_B && tensor_section(t, k) > 0; begin += tensor_section(t, k++)) {
+        if (begin >= p->first && begin < p->first + p->n) { sections[n++] = tensor_section(t, k); }
+    }
+    if (n > 1) { tensor_sections(row, sections[0], sections[1], sections[2], sections[3]); }
+}
+
 // appends a row for the A's or the B's of the layers that `kinds` marks
 static inline void adapter_add_row_(Adapters* x, const Tensor* base, const AdapterPlace* p, int is_B,
                                     const char* kinds) {
@@ -408,6 +421,7 @@ static inline void adapter_add_row_(Adapters* x, const Tensor* base, const Adapt
                         AS_IS);
     tensor_in_kinds(&row, kinds, "+");
     tensor_named_from(&row, t->named_from);
+    adapter_split_(&row, t, p, is_B);
     if (t->experts > 0) { tensor_experts(&row, t->experts, !p->is_parameter ? APART : is_B ? WOVEN : STACKED); }
     x->table = (Tensor*)realloc_check(x->table, sizeof row * (size_t)(x->n_table + 1), "table of adapters");
     x->table[x->n_table++] = row;

@@ -13,6 +13,8 @@ Backward (derived in doc/lora.md), dout lying as out does. NULL for any of the t
     dinp += du A                 (N, C)       it holds the gradient by way of the weight, or of another adapter, too
     dinp += dropout(du A)                     where there is dropout: the same elements
 u is not kept but computed again. scratch has lora_scratch_elements, stored as inp is; nothing in it outlives the call.
+Where ranks share the columns of inp (--tp) dinp is (N, n), columns first .. first + n - 1 of all C alone (LoraColumns),
+and with `learns` dA is (r, n) of these, too; inp and A are whole.
 Adapters of experts (LoraExperts; NULL: one adapter): A (E, r, C), B (E, n_out, r). Which rows are whose, and inp_index
 and dout_index, is as in grouped_matmul.h. weight (N): what a row is multiplied by in all that comes after this layer.
 dout and dinp are without it, so it multiplies u in dB and x in dA. Experts have no dropout.
@@ -40,12 +42,19 @@ Source: Hu et al. 2021, "LoRA", arXiv:2106.09685, section 4.1; a row's weight in
 #include "thin_gemm.h"       // thin_gemm
 #include <assert.h>
 
+// of the C columns of inputs those that the caller has
+typedef struct {
+    int first, n;  // n 0: all of them
+    int learns;    // of dA as of dinp; else dA is whole
+} LoraColumns;
+
 typedef struct {
     int N, C, n_out, r;  // rows, inputs, outputs, rank
     size_t out_row;      // elements from one row of out, and of dout, to the next
     float scale;         // alpha / r, or alpha / sqrt(r)
     Dropout dropout;     // all zero: none. Its first is the number of inp's first element in the update, at this site
     int site;            // of this adapter's dropout
+    LoraColumns own;     // all zero: every column. Not of experts
 } LoraShape;
 
 typedef struct {
@@ -55,6 +64,18 @@ typedef struct {
 } LoraExperts;
 
 // ---- plain C: read this first; it defines every bit ----
+
+// the columns that dinp has, and with `learns` dA
+static inline LoraColumns lora_own_(const LoraShape* s) {
+    const LoraColumns all = {0, s->C, 0};
+    return s->own.n > 0 ? s->own : all;
+}
+
+// ... and dA
+static inline LoraColumns lora_learning_(const LoraShape* s) {
+    const LoraColumns all = {0, s->C, 0};
+    return s->own.learns ? s->own : all;
+}
 
 // the row that an index, which may be NULL, says for row n; rows are `row` floats apart
 static inline const float* lora_row_(const float* x, const int* index, int n, size_t row) {
@@ -93,13 +114,13 @@ static inline void lora_backward_inside_ref(float* du, const float* dout, const 
 
 // dweight[i][k] = sum over the rows of left[n][i] * (weight[n] * right[n][k])
 static inline void lora_gradient_ref(float* dweight, const float* left, size_t left_row, const int* left_index,
-                                     const float* right, const int* right_index, const LoraExperts* experts,
-                                     int n_left, int n_right) {
+                                     const float* right, size_t right_row, const int* right_index,
+                                     const LoraExperts* experts, int n_left, int n_right) {
     for (int e = 0; e < experts->E; e++, dweight += n_left * n_right) {
         for (int i = 0; i < n_left * n_right; i++) {
             float sum = 0.0f;
             for (int n = experts->offsets[e]; n < experts->offsets[e + 1]; n++) {
-                float y = lora_row_(right, right_index, n, (size_t)n_right)[i % n_right];
+                float y = lora_row_(right, right_index, n, right_row)[i % n_right];
                 if (experts->weight) { y = experts->weight[n] * y; }
                 sum = madd(lora_row_(left, left_index, n, left_row)[i / n_right], y, sum);
             }
@@ -142,21 +163,28 @@ static inline void lora_backward_ref(float* dinp, float* dA, float* dB, const fl
     const int all[] = {0, s->N};
     const LoraExperts one = {1, all, NULL, NULL, NULL};
     const size_t n_wide = (size_t)s->N * s->C, r = (size_t)s->r, C = (size_t)s->C;
+    const LoraColumns own = lora_own_(s), learning = lora_learning_(s);
     float *u = scratch, *du = u + (size_t)s->N * r, *wide = du + (size_t)s->N * r;
     experts = experts ? experts : &one;
     if (dA || dinp) { lora_backward_inside_ref(du, dout, B, s, experts); }
     if ((dA || dB) && s->dropout.p > 0.0f) { dropout_ref(wide, inp, &s->dropout, s->site, n_wide), inp = wide; }
     if (dB) {
         lora_inside_ref(u, inp, A, s, experts);
-        lora_gradient_ref(dB, dout, s->out_row, experts->dout_index, u, NULL, experts, s->n_out, s->r);
+        lora_gradient_ref(dB, dout, s->out_row, experts->dout_index, u, r, NULL, experts, s->n_out, s->r);
     }
-    if (dA) { lora_gradient_ref(dA, du, r, NULL, inp, experts->inp_index, experts, s->r, s->C); }
-    if (dinp && s->dropout.p == 0.0f) { lora_outside_ref(dinp, C, du, A, 1, C, s, experts, s->C); }
+    if (dA) {
+        lora_gradient_ref(dA, du, r, NULL, inp + learning.first, C, experts->inp_index, experts, s->r, learning.n);
+    }
+    if (dinp && s->dropout.p == 0.0f) {
+        lora_outside_ref(dinp, (size_t)own.n, du, A + own.first, 1, C, s, experts, own.n);
+    }
     if (dinp && s->dropout.p > 0.0f) {
         memset(wide, 0, sizeof(float) * n_wide);
         lora_outside_ref(wide, C, du, A, 1, C, s, experts, s->C);
         dropout_ref(wide, wide, &s->dropout, s->site, n_wide);
-        for (size_t i = 0; i < n_wide; i++) { dinp[i] += wide[i]; }
+        for (int i = 0; i < s->N * own.n; i++) {
+            dinp[i] += wide[(size_t)(i / own.n) * C + (size_t)(own.first + i % own.n)];
+        }
     }
 }
 
@@ -178,11 +206,19 @@ static inline void lora_scale_rows_(float* out, const float* x, const int* index
     }
 }
 
-// y += dropout(x)
-static inline void lora_add_dropped_(float* y, const float* x, DropoutSite site, size_t n, const Device* dev) {
+// y += dropout(x), of the columns of dinp
+static inline void lora_add_dropped_(float* y, const float* x, DropoutSite site, const LoraShape* s,
+                                     const Device* dev) {
+    const LoraColumns own = lora_own_(s);
     (void)dev;
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) { y[i] += dropout_element_(x[i], site, i); }
+    #pragma omp parallel for schedule(static)
+    for (int n = 0; n < s->N; n++) {
+        const uint64_t first = (uint64_t)n * (uint64_t)s->C + (uint64_t)own.first;
+        const float* from = x + (size_t)n * (size_t)own.n;
+        float* to = y + (size_t)n * (size_t)own.n;
+        #pragma omp simd
+        for (int c = 0; c < own.n; c++) { to[c] += dropout_element_(from[c], site, first + (uint64_t)c); }
+    }
 }
 
 // out = scale * a * b, or with add 1 and scale 1 out goes on. Returns 1 where scale is left to the caller
@@ -222,22 +258,27 @@ static inline void lora_scale_rows_(X* out, const X* x, const int* index, float 
     cudaCheck(cudaGetLastError());
 }
 
+// a pack lies in one row of the columns that there are of C
 template <int W, typename X>
-__global__ void lora_add_dropped_kernel(X* y, const X* x, DropoutSite site, size_t n) {
+__global__ void lora_add_dropped_kernel(X* y, const X* x, DropoutSite site, size_t n, size_t C, LoraColumns own) {
+    const size_t width = own.n;
     for (size_t i = grid_first<W>(); i < n; i += grid_step<W>()) {
         Pack<float, W> sum = load_floats<W>(y + i), added = load_floats<W>(x + i);
-        for (int j = 0; j < W; j++) { sum.x[j] += dropout_element_(added.x[j], site, i + j); }
+        const size_t number = width == C ? i : i / width * C + own.first + i % width;
+        for (int j = 0; j < W; j++) { sum.x[j] += dropout_element_(added.x[j], site, number + j); }
         store_floats(y + i, sum);
     }
 }
 
 template <typename X>
-static inline void lora_add_dropped_(X* y, const X* x, DropoutSite site, size_t n, const Device* dev) {
+static inline void lora_add_dropped_(X* y, const X* x, DropoutSite site, const LoraShape* s, const Device* dev) {
     constexpr int W = pack_width<X>();
-    if (pack_part(n, W, x, y) == n) {
-        lora_add_dropped_kernel<W><<<grid_blocks(n, W, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n);
+    const LoraColumns own = lora_own_(s);
+    const size_t n = (size_t)s->N * own.n, C = (size_t)s->C;
+    if (pack_part(n, W, x, y) == n && (own.n == s->C || own.n % W == 0)) {
+        lora_add_dropped_kernel<W><<<grid_blocks(n, W, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n, C, own);
     } else {
-        lora_add_dropped_kernel<1><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n);
+        lora_add_dropped_kernel<1><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n, C, own);
     }
     cudaCheck(cudaGetLastError());
 }
@@ -283,32 +324,32 @@ static inline void lora_into_rank_(LoraX* v, const LoraX* x, size_t x_row, const
     if (scales) { lora_scale_rows_(v, v, NULL, s->scale, weight, s->N, s->r, dev); }
 }
 
-// y (N, n_y), rows y_row apart, goes on with v w, or with add 0 begins at 0; w is A (r, n_y) or, turned, B (n_y, r)
+// y (N, n_y), rows y_row apart, goes on with v w, or with add 0 begins at 0; w is columns of A (r, C) or, turned,
+// B (n_y, r)
 LORA_STORED
 static inline void lora_out_of_rank_(LoraX* y, size_t y_row, int add, const LoraX* v, const LoraX* w, int turned,
                                      const LoraShape* s, const LoraExperts* experts, int n_y, const Device* dev) {
-    const size_t r = (size_t)s->r;
+    const size_t r = (size_t)s->r, C = (size_t)s->C;
     if (s->N == 0) { return; }
     if (experts) {
-        grouped_product(y, y_row, add, v, r, NULL, turned ? gemm_transposed(w, r) : gemm_matrix(w, (size_t)n_y),
+        grouped_product(y, y_row, add, v, r, NULL, turned ? gemm_transposed(w, r) : gemm_matrix(w, C),
                         experts->offsets, experts->E, s->N, s->r, n_y, dev);
     } else {
-        lora_product_(y, y_row, 1.0f, add, gemm_matrix(v, r),
-                      turned ? gemm_transposed(w, r) : gemm_matrix(w, (size_t)n_y), s->N, n_y, s->r, dev);
+        lora_product_(y, y_row, 1.0f, add, gemm_matrix(v, r), turned ? gemm_transposed(w, r) : gemm_matrix(w, C), s->N,
+                      n_y, s->r, dev);
     }
 }
 
 // dweight (n_left, n_right) = left^T right
 LORA_STORED
 static inline void lora_gradient_(float* dweight, const LoraX* left, size_t left_row, const int* left_index,
-                                  const LoraX* right, const int* right_index, const LoraShape* s,
+                                  const LoraX* right, size_t right_row, const int* right_index, const LoraShape* s,
                                   const LoraExperts* experts, int n_left, int n_right, const Device* dev) {
-    const size_t right_row = (size_t)n_right;
     if (experts) {
         grouped_gradient(dweight, left, left_row, left_index, right, right_index, experts->offsets, experts->E, s->N,
                          n_right, n_left, dev);
     } else {
-        lora_product_(dweight, right_row, 1.0f, 0, gemm_transposed(left, left_row), gemm_matrix(right, right_row),
+        lora_product_(dweight, (size_t)n_right, 1.0f, 0, gemm_transposed(left, left_row), gemm_matrix(right, right_row),
                       n_left, n_right, s->N, dev);
     }
 }
@@ -333,11 +374,12 @@ static inline void lora_backward(LoraX* dinp, float* dA, float* dB, const LoraX*
     LoraX *u = scratch, *du = u + lora_inside_elements_(s), *wide = du + lora_inside_elements_(s);
     const int *inp_index = experts ? experts->inp_index : NULL, *dout_index = experts ? experts->dout_index : NULL;
     const float* weight = experts ? experts->weight : NULL;
-    assert(!experts || s->dropout.p == 0.0f);
+    const LoraColumns own = lora_own_(s), learning = lora_learning_(s);
+    assert(!experts || (s->dropout.p == 0.0f && s->own.n == 0));
     const LoraX* x = dA || dB ? dropout(wide, inp, &s->dropout, s->site, n_wide, dev) : inp;
     if (dB) {
         lora_into_rank_(u, x, C, inp_index, A, 1, weight, s, experts, s->C, dev);
-        lora_gradient_(dB, dout, s->out_row, dout_index, u, NULL, s, experts, s->n_out, s->r, dev);
+        lora_gradient_(dB, dout, s->out_row, dout_index, u, r, NULL, s, experts, s->n_out, s->r, dev);
     }
     if (dA || dinp) {
         lora_into_rank_(du, dout, s->out_row, dout_index, B, 0, NULL, s, experts, s->n_out, dev);
@@ -351,13 +393,13 @@ static inline void lora_backward(LoraX* dinp, float* dA, float* dB, const LoraX*
             lora_scale_rows_(u, du, NULL, 1.0f, weight, s->N, s->r, dev);
             left = u;
         }
-        lora_gradient_(dA, left, r, NULL, x, inp_index, s, experts, s->r, s->C, dev);
+        lora_gradient_(dA, left, r, NULL, x + learning.first, C, inp_index, s, experts, s->r, learning.n, dev);
     }
     if (dinp && s->dropout.p == 0.0f) {
-        lora_out_of_rank_(dinp, C, 1, du, A, 0, s, experts, s->C, dev);
+        lora_out_of_rank_(dinp, (size_t)own.n, 1, du, A + own.first, 0, s, experts, own.n, dev);
     } else if (dinp) {
-        lora_out_of_rank_(wide, C, 0, du, A, 0, s, experts, s->C, dev);
-        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), n_wide, dev);
+        lora_out_of_rank_(wide, (size_t)own.n, 0, du, A + own.first, 0, s, experts, own.n, dev);
+        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), s, dev);
     }
 }
 #undef LORA_STORED
