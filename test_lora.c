@@ -9,7 +9,7 @@ experts with adapters of their own, weights with outputs that were multiplied by
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
 
 enum { INP, A, B, OUT, DOUT, DINP, DA, DB, OFFSETS, WEIGHT, INP_INDEX, DOUT_INDEX };
-enum { GATHER_INP = 1, GATHER_DOUT = 2, WEIGHTED = 4, ALL_IN_LAST = 8 };  // d['k']
+enum { GATHER_INP = 1, GATHER_DOUT = 2, WEIGHTED = 4, ALL_IN_LAST = 8, WEIGHT_GATHERED = 16 };  // d['k']
 static const float SCALE = 0.75f;
 
 // the last n_out of W columns; d['p'] of 100 elements are left out
@@ -24,7 +24,8 @@ static int first_column(const int* d) { return d['W'] - d['O']; }
 static LoraExperts experts_of(float* const* a, const int* d) {
     const LoraExperts x = {d['E'], (const int*)a[OFFSETS], d['k'] & GATHER_INP ? (const int*)a[INP_INDEX] : NULL,
                            d['k'] & GATHER_DOUT ? (const int*)a[DOUT_INDEX] : NULL,
-                           d['k'] & WEIGHTED ? a[WEIGHT] : NULL};
+                           d['k'] & WEIGHTED ? a[WEIGHT] : NULL,
+                           d['k'] & WEIGHT_GATHERED ? (const int*)a[INP_INDEX] : NULL};
     return x;
 }
 
@@ -197,6 +198,7 @@ static const int expert_shapes[][OP_DIMS] = {
     {1, 1, 2, 1, 1, 1, 1, 0}, {9, 3, 4, 5, 7, 2, 7, 0}, {9, 3, 4, 5, 7, 2, 14, GATHER_INP},
     {12, 4, 5, 8, 16, 8, 16, ALL_IN_LAST}, {40, 5, 6, 24, 8, 8, 16, GATHER_INP}, {40, 5, 6, 16, 24, 16, 24, WEIGHTED},
     {33, 7, 8, 17, 9, 3, 9, GATHER_DOUT | WEIGHTED}, {33, 7, 8, 16, 24, 8, 24, GATHER_DOUT | WEIGHTED},
+    {33, 7, 8, 16, 24, 8, 24, GATHER_INP | WEIGHTED | WEIGHT_GATHERED},
     {21, 2, 3, 33, 5, 19, 10, GATHER_INP | GATHER_DOUT | WEIGHTED}, {8, 16, 17, 40, 72, 4, 144, GATHER_INP},
     {140, 3, 4, 72, 136, 16, 136, GATHER_DOUT | WEIGHTED}, {140, 2, 3, 136, 72, 8, 144, GATHER_INP},
     {LONG, 2, 3, 3, 2, 2, 3, WEIGHTED}, {5, 3, 4, LONG, 2, 2, 3, WEIGHTED | GATHER_DOUT},
@@ -254,11 +256,13 @@ static void test_merged(Test* t) {
 
 // rows that are gathered, and the same rows copied to where they are asked for
 static void test_copied(Test* t) {
-    const int shape[OP_DIMS] = {40, 5, 6, 7, 9, 3, 12, GATHER_INP | GATHER_DOUT | WEIGHTED}, C = 7, W = 12, N = 40;
+    const int shape[OP_DIMS] = {40, 5, 6, 7, 9, 3, 12, GATHER_INP | GATHER_DOUT | WEIGHTED | WEIGHT_GATHERED},
+              C = 7, W = 12, N = 40;
     const int plain_shape[OP_DIMS] = {40, 5, 6, 7, 9, 3, 12, WEIGHTED};
     OpProblem g = op_problem(&experts, shape, HARD, 0), p = op_problem(&experts, plain_shape, HARD, 0);
     for (int n = 0; n < N; n++) {
         memcpy(p.a[INP] + n * C, g.a[INP] + ((int*)g.a[INP_INDEX])[n] * C, sizeof(float) * (size_t)C);
+        p.a[WEIGHT][n] = g.a[WEIGHT][((int*)g.a[INP_INDEX])[n]];
         memcpy(p.a[DOUT] + n * W, g.a[DOUT] + ((int*)g.a[DOUT_INDEX])[n] * W, sizeof(float) * (size_t)W);
     }
     op_solve(&p);
@@ -327,7 +331,7 @@ static void test_no_rows(Test* t) {
     int* offsets = ints_to_device(none, E + 1, &dev);
     float *a = to_device(nan, E * R * C, &dev), *b = to_device(nan, E * O * R, &dev), *x = to_device(nan, 1, &dev);
     float *dA = to_device(nan, E * R * C, &dev), *dB = to_device(nan, E * O * R, &dev);
-    const LoraExperts rows = {E, offsets, NULL, NULL, NULL};
+    const LoraExperts rows = {E, offsets, NULL, NULL, NULL, NULL};
     lora_forward(x, x, a, b, &s, &rows, x, &dev);
     lora_backward(x, dA, dB, x, x, a, b, &s, &rows, x, &dev);
     from_device(got_A, dA, E * R * C, &dev), from_device(got_B, dB, E * O * R, &dev);

@@ -74,7 +74,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp};
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp, 0};
     return s;
 }
 

@@ -74,7 +74,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp, 0};
     return s;
 }
 
@@ -179,7 +179,8 @@ static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
 static double activations_layout(Activations* acts, const Qwen* qwen, int B, int T, Purpose purpose, Tradeoffs how) {
     const Config* c = &qwen->config;
-    const ExpertSizes experts = expert_sizes(c, &how);
+    ExpertSizes experts = expert_sizes(c, &how);
+    experts.adapter = adapters_widest_expert(&qwen->adapters);
     activations_begin(acts, B, T, purpose, how);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);

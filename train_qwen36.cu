@@ -118,7 +118,8 @@ static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.
 
 static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp,
+                           adapters_widest_expert(&qwen->adapters)};
     return s;
 }
 

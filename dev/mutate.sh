@@ -180,7 +180,9 @@ mutation "lora: dA of some columns is that of the first" test_lora columns lora.
 mutation "lora: dA is that of the input before dropout" test_lora "one backward" lora.h:lora_backward \
     'dA \|\| dB \? dropout' 'dB \&\& !dA ? dropout'
 mutation "lora: u of dB is without its row's weight" test_lora "experts backward" lora.h:lora_backward \
-    'A, 1, weight, s' 'A, 1, NULL, s'
+    'A, 1, is_weighted, s' 'A, 1, 0, s'
+mutation "lora: weights lie where their rows do" test_lora copied lora.h:lora_weight_ \
+    'experts->weight_index \?' '0 ?'
 mutation "lora: a weight multiplies du in place of x" test_lora "experts backward" lora.h \
     'LORA_WEIGHS_INPUT = 1 \};  // weight multiplies x in dA' 'LORA_WEIGHS_INPUT = 0 };'
 mutation "lora: weighted rows are gathered twice" test_lora "experts backward" lora.h:lora_backward \
@@ -404,7 +406,7 @@ mutation "qwen: the gradient of keys turns on" test_qwen3 "golden dense" \
 mutation "qwen: experts have the rows of the layer that was computed last" test_qwen3 "golden experts" \
     train_qwen3.cu:recompute_block 'if \(!has_rows\)' 'if (0)'
 mutation "qwen: dB of an expert forgets the weight of its row" test_qwen3 "adapters of experts" \
-    expert_layer.h:expert_products_backward_ 's->row_weights, p->down,' 'NULL, p->down,'
+    expert_layer.h:expert_products_backward_ 'weights, p->down,' 'NULL, p->down,'
 mutation "scan: what is asked of the last state is not looked at" test_selective_scan "split backward" selective_scan.h \
     'if \(dstate\) \{ scan_tile_' 'if (0) { scan_tile_'
 mutation "scan: what is asked of the first state is not handed on" test_selective_scan "split backward" selective_scan.h \

@@ -6,7 +6,7 @@ LoRA: which weights of a model have adapters, in which order these lie in memory
     adapter_find       the adapter of a weight: of a row of the base's table, a layer, and a part of the outputs
     adapters_place     the table's rows in front of the base's, in a model; it takes the adapters over
     adapter_set_dropout               another dropout than that of its settings
-    adapters_are_of_experts           are there some beside experts?
+    adapters_widest_expert            elements of the largest A or B of an expert
     adapter_merge, adapter_merge_slice   W + s B A
 A place is a linear layer of one layer of the model, or a part of its outputs that is a tensor of its own in files: gate
 and up are one weight of 2F outputs in memory, and two places. All experts of a layer are one place, with an A (E, r,
@@ -332,7 +332,7 @@ static inline void adapter_collect_(Adapters* x, const Tensor* base, int n, Adap
     for (int row = 0; row < n; row++) {
         const Tensor *t = &base[row], modules = adapter_named_(t, 0);
         const int n_parts = t->module ? tensor_names(&modules) : t->parameter != NULL;
-        assert(t->all_experts == 0);  // of experts that ranks share this would be a part
+        assert(t->all_experts == 0);  // of all ranks
         for (int part = 0; part < n_parts; part++) {
             for (int slot = 0; slot < 2 * t->layers; slot++) {
                 AdapterPlace p;
@@ -464,11 +464,14 @@ static inline void adapter_set_dropout(Adapters* x, float dropout) {
     }
 }
 
-// does one stand beside experts?
-static inline int adapters_are_of_experts(const Adapters* x, const Tensor* base) {
-    int n = 0;
-    for (int i = 0; i < x->n_places; i++) { n += base[x->places[i].row].experts > 0; }
-    return n > 0;
+// 0: none stands beside experts
+static inline size_t adapters_widest_expert(const Adapters* x) {
+    size_t most = 0;
+    for (int i = 0; i < x->n_table; i++) {
+        const size_t n = x->table[i].experts > 0 ? tensor_matrix_elements(&x->table[i]) : 0;
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 // The rows of A's and B's into the front of a model's table, which has room for so many; returns how many they are.

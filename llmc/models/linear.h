@@ -520,23 +520,24 @@ static inline void linear_chain_end(LinearChain* chain, int N, const Device* dev
 
 static inline void linear_grouped_forward(floatX* out, const floatX* inp, const int* index, Linear w,
                                           const int* offsets, int E, int R, const Device* dev) {
-    const LoraExperts experts = {E, offsets, index, NULL, NULL};
+    const LoraExperts experts = {E, offsets, index, NULL, NULL, NULL};
     linear_grouped_product_(out, inp, index, &w, offsets, E, R, dev);
     linear_adapters_forward_(out, inp, &w, R, &experts, dev);
 }
 
 static inline void linear_grouped_backward_input(floatX* dinp, const floatX* dout, const int* index, Linear w,
                                                  const int* offsets, int E, int R, const Device* dev) {
-    const LoraExperts experts = {E, offsets, NULL, index, NULL};
+    const LoraExperts experts = {E, offsets, NULL, index, NULL, NULL};
     linear_grouped_product_back_(dinp, dout, index, &w, offsets, E, R, dev);
     linear_adapters_backward_(dinp, NULL, dout, NULL, &w, R, &experts, dev);
 }
 
-// Gradients of adapters alone. weight (R): what a row is multiplied by in all that comes after; NULL: nothing
+// Gradients of adapters alone. weight: what row weight_index[s] is multiplied by in all that comes after; NULL: nothing
 static inline void linear_grouped_backward_adapters(const LinearGradients* d, const floatX* dout, const int* dout_index,
                                                     const floatX* inp, const int* inp_index, const float* weight,
-                                                    Linear w, const int* offsets, int E, int R, const Device* dev) {
-    const LoraExperts experts = {E, offsets, inp_index, dout_index, weight};
+                                                    const int* weight_index, Linear w, const int* offsets, int E,
+                                                    int R, const Device* dev) {
+    const LoraExperts experts = {E, offsets, inp_index, dout_index, weight, weight_index};
     linear_adapters_backward_(NULL, d, dout, inp, &w, R, &experts, dev);
 }
 #endif  // LLMC_LINEAR_H

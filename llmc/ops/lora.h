@@ -17,7 +17,8 @@ Where ranks share the columns of inp (--tp) dinp is (N, n), columns first .. fir
 and with `learns` dA is (r, n) of these, too; inp and A are whole.
 Adapters of experts (LoraExperts; NULL: one adapter): A (E, r, C), B (E, n_out, r). Which rows are whose, and inp_index
 and dout_index, is as in grouped_matmul.h. weight (N): what a row is multiplied by in all that comes after this layer.
-dout and dinp are without it, so it multiplies u in dB and x in dA. Experts have no dropout.
+dout and dinp are without it, so it multiplies u in dB and x in dA. It is that of row weight_index[n], or n. Experts
+have no dropout.
 Cost:   2*N*r*(C + n_out) flops forward, 2*N*r*(3*C + 2*n_out) backward. Few for what is read, so on a GPU judge it in
         GB/s; on a CPU by its share of the layer's time (dev/bench/lora.c). Beside the products with the weight, arrays
         wider than r pass by so often: forward reads inp and out once and writes out once; backward reads inp twice (for
@@ -61,9 +62,15 @@ typedef struct {
     int E;
     const int *offsets, *inp_index, *dout_index;  // (E+1), (N) or NULL, (N) or NULL; on the device
     const float* weight;                          // (N) or NULL; on the device
+    const int* weight_index;                      // (N): where a row's weight is; NULL: in order
 } LoraExperts;
 
 // ---- plain C: read this first; it defines every bit ----
+
+// what row n is multiplied by in all that comes after
+static inline float lora_weight_(const LoraExperts* experts, int n) {
+    return experts->weight[experts->weight_index ? experts->weight_index[n] : n];
+}
 
 // the columns that dinp has, and with `learns` dA
 static inline LoraColumns lora_own_(const LoraShape* s) {
@@ -121,7 +128,7 @@ static inline void lora_gradient_ref(float* dweight, const float* left, size_t l
             float sum = 0.0f;
             for (int n = experts->offsets[e]; n < experts->offsets[e + 1]; n++) {
                 float y = lora_row_(right, right_index, n, right_row)[i % n_right];
-                if (experts->weight) { y = experts->weight[n] * y; }
+                if (experts->weight) { y = lora_weight_(experts, n) * y; }
                 sum = madd(lora_row_(left, left_index, n, left_row)[i / n_right], y, sum);
             }
             dweight[i] = sum;
@@ -149,7 +156,7 @@ static inline void lora_outside_ref(float* y, size_t y_row, const float* v, cons
 static inline void lora_forward_ref(float* out, const float* inp, const float* A, const float* B, const LoraShape* s,
                                     const LoraExperts* experts, float* scratch) {
     const int all[] = {0, s->N};
-    const LoraExperts one = {1, all, NULL, NULL, NULL};
+    const LoraExperts one = {1, all, NULL, NULL, NULL, NULL};
     float *u = scratch, *x = u + (size_t)s->N * s->r;
     experts = experts ? experts : &one;
     if (s->dropout.p > 0.0f) { dropout_ref(x, inp, &s->dropout, s->site, (size_t)s->N * s->C), inp = x; }
@@ -161,7 +168,7 @@ static inline void lora_backward_ref(float* dinp, float* dA, float* dB, const fl
                                      const float* A, const float* B, const LoraShape* s, const LoraExperts* experts,
                                      float* scratch) {
     const int all[] = {0, s->N};
-    const LoraExperts one = {1, all, NULL, NULL, NULL};
+    const LoraExperts one = {1, all, NULL, NULL, NULL, NULL};
     const size_t n_wide = (size_t)s->N * s->C, r = (size_t)s->r, C = (size_t)s->C;
     const LoraColumns own = lora_own_(s), learning = lora_learning_(s);
     float *u = scratch, *du = u + (size_t)s->N * r, *wide = du + (size_t)s->N * r;
@@ -194,15 +201,19 @@ typedef float LoraX;
 #define LORA_STORED  // in CUDA LoraX is float or bf16
 enum { LORA_WEIGHS_INPUT = 1 };  // weight multiplies x in dA
 
-// out[n] = scale * x[n], or weight[n] * (scale * x[n]), for N rows; out may be x where no index gathers them
-static inline void lora_scale_rows_(float* out, const float* x, const int* index, float scale, const float* weight,
-                                    int N, int width, const Device* dev) {
+// out[n] = scale * x[n], or with `weights` the row's weight * (scale * x[n]), for N rows; out may be x where no index
+// gathers them
+static inline void lora_scale_rows_(float* out, const float* x, const int* index, float scale,
+                                    const LoraExperts* weights, int N, int width, const Device* dev) {
     (void)dev;
     #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const float* from = lora_row_(x, index, n, (size_t)width);
         float* to = out + (size_t)n * width;
-        for (int i = 0; i < width; i++) { to[i] = weight ? weight[n] * (scale * from[i]) : scale * from[i]; }
+        for (int i = 0; i < width; i++) { to[i] = scale * from[i]; }
+        if (!weights) { continue; }
+        const float weight = lora_weight_(weights, n);
+        for (int i = 0; i < width; i++) { to[i] = weight * to[i]; }
     }
 }
 
@@ -240,21 +251,23 @@ enum { LORA_WEIGHS_INPUT = 0 };  // it multiplies du
 // n_all: elements of out
 template <typename X>
 __global__ void lora_scale_rows_kernel(X* out, const X* x, const int* index, float scale, const float* weight,
-                                       size_t n_all, int width) {
+                                       const int* weight_index, size_t n_all, int width) {
     for (size_t i = grid_first<1>(); i < n_all; i += grid_step<1>()) {
         size_t n = i / width, from = index ? (size_t)index[n] * width + i % width : i;
         float y = scale * to_float(x[from]);
-        out[i] = from_float<X>(weight ? weight[n] * y : y);
+        out[i] = from_float<X>(weight ? weight[weight_index ? (size_t)weight_index[n] : n] * y : y);
     }
 }
 
 template <typename X>
-static inline void lora_scale_rows_(X* out, const X* x, const int* index, float scale, const float* weight, int N,
-                                    int width, const Device* dev) {
+static inline void lora_scale_rows_(X* out, const X* x, const int* index, float scale, const LoraExperts* weights,
+                                    int N, int width, const Device* dev) {
+    const float* weight = weights ? weights->weight : NULL;
+    const int* weight_index = weights ? weights->weight_index : NULL;
     const size_t n = (size_t)N * width;
     if (n == 0) { return; }
-    lora_scale_rows_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out, x, index, scale, weight, n,
-                                                                                   width);
+    lora_scale_rows_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out, x, index, scale, weight,
+                                                                                   weight_index, n, width);
     cudaCheck(cudaGetLastError());
 }
 
@@ -306,10 +319,11 @@ static inline size_t lora_scratch_elements(const LoraShape* s, int is_weighted) 
     return 2 * lora_inside_elements_(s) + (is_wide ? (size_t)s->N * s->C : 0);
 }
 
-// v (N, r) = scale * x w, times the row's weight; x (N, K), rows x_row apart; w is B (K, r) or, turned, A (r, K)
+// v (N, r) = scale * x w, with `is_weighted` times the row's weight; x (N, K), rows x_row apart; w is B (K, r) or,
+// turned, A (r, K)
 LORA_STORED
 static inline void lora_into_rank_(LoraX* v, const LoraX* x, size_t x_row, const int* index, const LoraX* w, int turned,
-                                   const float* weight, const LoraShape* s, const LoraExperts* experts, int K,
+                                   int is_weighted, const LoraShape* s, const LoraExperts* experts, int K,
                                    const Device* dev) {
     const size_t r = (size_t)s->r;
     int scales = 1;
@@ -321,7 +335,7 @@ static inline void lora_into_rank_(LoraX* v, const LoraX* x, size_t x_row, const
         scales = lora_product_(v, r, s->scale, 0, gemm_matrix(x, x_row),
                                turned ? gemm_transposed(w, (size_t)K) : gemm_matrix(w, r), s->N, s->r, K, dev);
     }
-    if (scales) { lora_scale_rows_(v, v, NULL, s->scale, weight, s->N, s->r, dev); }
+    if (scales) { lora_scale_rows_(v, v, NULL, s->scale, is_weighted ? experts : NULL, s->N, s->r, dev); }
 }
 
 // y (N, n_y), rows y_row apart, goes on with v w, or with add 0 begins at 0; w is columns of A (r, C) or, turned,
@@ -361,7 +375,7 @@ static inline void lora_forward(LoraX* out, const LoraX* inp, const LoraX* A, co
     LoraX *u = scratch, *wide = u + 2 * lora_inside_elements_(s);
     assert(!experts || s->dropout.p == 0.0f);
     const LoraX* x = dropout(wide, inp, &s->dropout, s->site, (size_t)s->N * C, dev);
-    lora_into_rank_(u, x, C, experts ? experts->inp_index : NULL, A, 1, NULL, s, experts, s->C, dev);
+    lora_into_rank_(u, x, C, experts ? experts->inp_index : NULL, A, 1, 0, s, experts, s->C, dev);
     lora_out_of_rank_(out, s->out_row, 1, u, B, 1, s, experts, s->n_out, dev);
 }
 
@@ -373,24 +387,24 @@ static inline void lora_backward(LoraX* dinp, float* dA, float* dB, const LoraX*
     const size_t n_wide = (size_t)s->N * s->C, C = (size_t)s->C, r = (size_t)s->r;
     LoraX *u = scratch, *du = u + lora_inside_elements_(s), *wide = du + lora_inside_elements_(s);
     const int *inp_index = experts ? experts->inp_index : NULL, *dout_index = experts ? experts->dout_index : NULL;
-    const float* weight = experts ? experts->weight : NULL;
+    const int is_weighted = experts && experts->weight;
     const LoraColumns own = lora_own_(s), learning = lora_learning_(s);
     assert(!experts || (s->dropout.p == 0.0f && s->own.n == 0));
     const LoraX* x = dA || dB ? dropout(wide, inp, &s->dropout, s->site, n_wide, dev) : inp;
     if (dB) {
-        lora_into_rank_(u, x, C, inp_index, A, 1, weight, s, experts, s->C, dev);
+        lora_into_rank_(u, x, C, inp_index, A, 1, is_weighted, s, experts, s->C, dev);
         lora_gradient_(dB, dout, s->out_row, dout_index, u, r, NULL, s, experts, s->n_out, s->r, dev);
     }
     if (dA || dinp) {
-        lora_into_rank_(du, dout, s->out_row, dout_index, B, 0, NULL, s, experts, s->n_out, dev);
+        lora_into_rank_(du, dout, s->out_row, dout_index, B, 0, 0, s, experts, s->n_out, dev);
     }
     if (dA) {
         const LoraX* left = du;
-        if (weight && LORA_WEIGHS_INPUT) {
-            lora_scale_rows_(wide, inp, inp_index, 1.0f, weight, s->N, s->C, dev);
+        if (is_weighted && LORA_WEIGHS_INPUT) {
+            lora_scale_rows_(wide, inp, inp_index, 1.0f, experts, s->N, s->C, dev);
             x = wide, inp_index = NULL;
-        } else if (weight) {
-            lora_scale_rows_(u, du, NULL, 1.0f, weight, s->N, s->r, dev);
+        } else if (is_weighted) {
+            lora_scale_rows_(u, du, NULL, 1.0f, experts, s->N, s->r, dev);
             left = u;
         }
         lora_gradient_(dA, left, r, NULL, x + learning.first, C, inp_index, s, experts, s->r, learning.n, dev);
