@@ -9,13 +9,13 @@ experts with adapters of their own, weights with outputs that were multiplied by
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
 
 enum { INP, A, B, OUT, DOUT, DINP, DA, DB, OFFSETS, WEIGHT, INP_INDEX, DOUT_INDEX };
-enum { GATHER_INP = 1, GATHER_DOUT = 2, WEIGHTED = 4, ALL_IN_LAST = 8 };  // d['k']
+enum { GATHER_INP = 1, GATHER_DOUT = 2, WEIGHTED = 4, ALL_IN_LAST = 8, WEIGHT_GATHERED = 16 };  // d['k']
 static const float SCALE = 0.75f;
 
 // the last n_out of W columns; d['p'] of 100 elements are left out
 static LoraShape shape_of(const int* d) {
     const Dropout dropped = {(float)d['p'] / 100.0f, dropout_key(42, 7), (uint64_t)1 << 40};
-    const LoraShape s = {d['N'], d['C'], d['O'], d['r'], (size_t)d['W'], SCALE, dropped, 3};
+    const LoraShape s = {d['N'], d['C'], d['O'], d['r'], (size_t)d['W'], SCALE, dropped, 3, {0, 0, 0}};
     return s;
 }
 
@@ -24,7 +24,8 @@ static int first_column(const int* d) { return d['W'] - d['O']; }
 static LoraExperts experts_of(float* const* a, const int* d) {
     const LoraExperts x = {d['E'], (const int*)a[OFFSETS], d['k'] & GATHER_INP ? (const int*)a[INP_INDEX] : NULL,
                            d['k'] & GATHER_DOUT ? (const int*)a[DOUT_INDEX] : NULL,
-                           d['k'] & WEIGHTED ? a[WEIGHT] : NULL};
+                           d['k'] & WEIGHTED ? a[WEIGHT] : NULL,
+                           d['k'] & WEIGHT_GATHERED ? (const int*)a[INP_INDEX] : NULL};
     return x;
 }
 
@@ -197,6 +198,7 @@ static const int expert_shapes[][OP_DIMS] = {
     {1, 1, 2, 1, 1, 1, 1, 0}, {9, 3, 4, 5, 7, 2, 7, 0}, {9, 3, 4, 5, 7, 2, 14, GATHER_INP},
     {12, 4, 5, 8, 16, 8, 16, ALL_IN_LAST}, {40, 5, 6, 24, 8, 8, 16, GATHER_INP}, {40, 5, 6, 16, 24, 16, 24, WEIGHTED},
     {33, 7, 8, 17, 9, 3, 9, GATHER_DOUT | WEIGHTED}, {33, 7, 8, 16, 24, 8, 24, GATHER_DOUT | WEIGHTED},
+    {33, 7, 8, 16, 24, 8, 24, GATHER_INP | WEIGHTED | WEIGHT_GATHERED},
     {21, 2, 3, 33, 5, 19, 10, GATHER_INP | GATHER_DOUT | WEIGHTED}, {8, 16, 17, 40, 72, 4, 144, GATHER_INP},
     {140, 3, 4, 72, 136, 16, 136, GATHER_DOUT | WEIGHTED}, {140, 2, 3, 136, 72, 8, 144, GATHER_INP},
     {LONG, 2, 3, 3, 2, 2, 3, WEIGHTED}, {5, 3, 4, LONG, 2, 2, 3, WEIGHTED | GATHER_DOUT},
@@ -254,11 +256,13 @@ static void test_merged(Test* t) {
 
 // rows that are gathered, and the same rows copied to where they are asked for
 static void test_copied(Test* t) {
-    const int shape[OP_DIMS] = {40, 5, 6, 7, 9, 3, 12, GATHER_INP | GATHER_DOUT | WEIGHTED}, C = 7, W = 12, N = 40;
+    const int shape[OP_DIMS] = {40, 5, 6, 7, 9, 3, 12, GATHER_INP | GATHER_DOUT | WEIGHTED | WEIGHT_GATHERED},
+              C = 7, W = 12, N = 40;
     const int plain_shape[OP_DIMS] = {40, 5, 6, 7, 9, 3, 12, WEIGHTED};
     OpProblem g = op_problem(&experts, shape, HARD, 0), p = op_problem(&experts, plain_shape, HARD, 0);
     for (int n = 0; n < N; n++) {
         memcpy(p.a[INP] + n * C, g.a[INP] + ((int*)g.a[INP_INDEX])[n] * C, sizeof(float) * (size_t)C);
+        p.a[WEIGHT][n] = g.a[WEIGHT][((int*)g.a[INP_INDEX])[n]];
         memcpy(p.a[DOUT] + n * W, g.a[DOUT] + ((int*)g.a[DOUT_INDEX])[n] * W, sizeof(float) * (size_t)W);
     }
     op_solve(&p);
@@ -281,7 +285,7 @@ static void test_adapters(Test* t) {
     }
     for (int e = 0; e < 5; e++) {
         const int first = offsets[e], n = offsets[e + 1] - first, c = W - O;
-        const LoraShape s = {n, C, O, r, (size_t)W, SCALE, {0, 0, 0}, 0};
+        const LoraShape s = {n, C, O, r, (size_t)W, SCALE, {0, 0, 0}, 0, {0, 0, 0}};
         float *A_e = p.a[A] + e * r * C, *B_e = p.a[B] + e * O * r;
         float* scratch = filled_array((size_t)(n * 2 * r + 1), NAN);
         lora_forward_ref(got[OUT] + first * W + c, p.a[INP] + first * C, A_e, B_e, &s, NULL, scratch);
@@ -320,14 +324,14 @@ static void test_weights(Test* t) {
 static void test_no_rows(Test* t) {
     enum { E = 3, C = 5, O = 4, R = 2 };
     const int none[E + 1] = {0};
-    const LoraShape s = {0, C, O, R, O, SCALE, {0, 0, 0}, 0};
+    const LoraShape s = {0, C, O, R, O, SCALE, {0, 0, 0}, 0, {0, 0, 0}};
     float *nan = filled_array(E * (C + O) * R, NAN), *got_A = copied_array(nan, E * R * C),
           *got_B = copied_array(nan, E * O * R);
     Device dev = test_device(3);
     int* offsets = ints_to_device(none, E + 1, &dev);
     float *a = to_device(nan, E * R * C, &dev), *b = to_device(nan, E * O * R, &dev), *x = to_device(nan, 1, &dev);
     float *dA = to_device(nan, E * R * C, &dev), *dB = to_device(nan, E * O * R, &dev);
-    const LoraExperts rows = {E, offsets, NULL, NULL, NULL};
+    const LoraExperts rows = {E, offsets, NULL, NULL, NULL, NULL};
     lora_forward(x, x, a, b, &s, &rows, x, &dev);
     lora_backward(x, dA, dB, x, x, a, b, &s, &rows, x, &dev);
     from_device(got_A, dA, E * R * C, &dev), from_device(got_B, dB, E * O * R, &dev);
@@ -338,6 +342,60 @@ static void test_no_rows(Test* t) {
     device_free(&dev);
 }
 
+#if !defined(__CUDACC__) || defined(EXACT)
+// columns first .. first + n - 1 of a whole (rows, C)
+static float* columns_of(const float* whole, int rows, int C, int first, int n) {
+    float* part = filled_array((size_t)(rows * n), NAN);
+    for (int i = 0; i < rows; i++) {
+        memcpy(part + i * n, whole + i * C + first, sizeof(float) * (size_t)n);
+    }
+    return part;
+}
+
+// dinp and dA of some columns: plain == 1 by the plain loop
+static void check_columns(Test* t, OpProblem* p, const float* dinp, const LoraColumns own, int plain) {
+    const int N = p->d['N'], C = p->d['C'], O = p->d['O'], r = p->d['r'], W = p->d['W'], n = own.n;
+    LoraShape s = shape_of(p->d);
+    s.own = own;
+    float *got = columns_of(dinp, N, C, own.first, n), *want = columns_of(p->a[DINP], N, C, own.first, n);
+    float* want_A = own.learns ? columns_of(p->a[DA], r, C, own.first, n) : copied_array(p->a[DA], (size_t)(r * C));
+    float *nan = filled_array((size_t)(r * C), NAN), *got_A = copied_array(nan, (size_t)(r * C));
+    const size_t n_A = (size_t)(r * (own.learns ? n : C)), n_scratch = (size_t)(N * (2 * r + C + 1) + 64);
+    float* scratch = filled_array(n_scratch, NAN);
+    if (plain) {
+        lora_backward_ref(got, got_A, NULL, p->a[DOUT] + first_column(p->d), p->a[INP], p->a[A], p->a[B], &s, NULL,
+                          scratch);
+    } else {
+        Device dev = test_device(3);
+        float *x = to_device(p->a[INP], (size_t)(N * C), &dev), *dout = to_device(p->a[DOUT], (size_t)(N * W), &dev);
+        float *a = to_device(p->a[A], (size_t)(r * C), &dev), *b = to_device(p->a[B], (size_t)(O * r), &dev);
+        float *dx = to_device(got, (size_t)(N * n), &dev), *dA = to_device(nan, (size_t)(r * C), &dev);
+        float* room = to_device(scratch, n_scratch, &dev);
+        lora_backward(dx, dA, NULL, dout + first_column(p->d), x, a, b, &s, NULL, room, &dev);
+        from_device(got, dx, (size_t)(N * n), &dev), from_device(got_A, dA, (size_t)(r * C), &dev);
+        device_drop(x), device_drop(dout), device_drop(a), device_drop(b), device_drop(room);
+        device_free(&dev);
+    }
+    check_bits(t, "dinp", got, want, (size_t)(N * n));
+    check_bits(t, "dA", got_A, want_A, n_A);
+    free(got), free(want), free(want_A), free(nan), free(got_A), free(scratch);
+}
+
+// what ranks of --tp compute of inputs' columns
+static void test_columns(Test* t) {
+    const int shapes[][OP_DIMS] = {{13, 40, 6, 5, 9, 0}, {13, 40, 6, 5, 9, 30}, {70, 72, 24, 8, 24, 20}};
+    for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
+        OpProblem p = op_problem(&one, shapes[k], EASY, 0);
+        op_solve(&p);
+        for (int i = 0; i < 8; i++) {
+            const LoraColumns own = {i / 4 == 0 ? 0 : i / 2 % 2 == 0 ? 8 : 19, i / 4 == 0 ? 16 : 21, i % 2};
+            check_columns(t, &p, p.before[DINP], own, i / 2 % 2);
+        }
+        op_problem_free(&p);
+    }
+}
+#endif
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&one, &experts};
     const Promise own[] = {
@@ -346,6 +404,9 @@ int main(int argc, char** argv) {
         {"adapters", "the plain loop of an expert is that of an adapter by itself; without rows gradients are +0",
          test_adapters},
         {"weights", "a row's weight multiplies what it adds to dA and dB, not dinp", test_weights},
+#if !defined(__CUDACC__) || defined(EXACT)
+        {"columns", "dinp and dA of some columns alone are those of all", test_columns},
+#endif
         {"no rows", "where no expert has a row all gradients of A and B are +0", test_no_rows},
     };
     return op_main(argc, argv, ops, sizeof ops / sizeof *ops, own, sizeof own / sizeof *own);

@@ -107,7 +107,8 @@ static int layers_of(const DeepseekV4* v4, Purpose purpose) { return v4->config.
 // B: rows of a micro-batch, each of which has a balance of its own
 static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(v4, purpose), NULL, NULL, c->limit, B};
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(v4, purpose), NULL, NULL,
+                           adapters_widest_expert(&v4->adapters), c->limit, B};
     return s;
 }
 

@@ -529,7 +529,7 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const int N = run_positions(r), C = gpt2_of(r)->config.C;
     const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
-    const double n = linear_layers_send(m, again, 1, C, N) +
+    const double n = linear_layers_send(m, NULL, again, 1, C, N) +
                      streams_send(m, model_end_layer(m), again != TENSOR_NO_FIELD, C, N);
     return (sizeof(floatX) * n + vocabulary_sends(m, C, N)) * cp_leaves(r);
 }

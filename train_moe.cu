@@ -74,7 +74,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp, 0.0f, 0};
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp, 0, 0.0f, 0};
     return s;
 }
 
@@ -380,7 +380,7 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(moe, acts, AT(wo), l), gradients(moe, AT(wo), l), 0, N,
                     dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
-    LinearChain chain = linear_chain(a.dbranch, 0);  // through all three
+    LinearChain chain = linear_chain(a.dbranch);  // through all three
     linear_chain_backward(&chain, a.dq, a.norm1, linear(moe, acts, AT(wq), l), gradients(moe, AT(wq), l), N, dev);
     linear_chain_backward(&chain, a.dk, a.norm1, linear(moe, acts, AT(wk), l), gradients(moe, AT(wk), l), N, dev);
     linear_chain_backward(&chain, a.dv, a.norm1, linear(moe, acts, AT(wv), l), gradients(moe, AT(wv), l), N, dev);
@@ -689,7 +689,7 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const int N = run_positions(r), recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    const double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
+    const double n = linear_layers_send(m, NULL, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
                      streams_send(m, model_end_layer(m), recomputes, c->D, N);
     return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
 }

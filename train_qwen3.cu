@@ -74,7 +74,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp, 0.0f, 0};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp, 0, 0.0f, 0};
     return s;
 }
 
@@ -179,7 +179,8 @@ static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
 static double activations_layout(Activations* acts, const Qwen* qwen, int B, int T, Purpose purpose, Tradeoffs how) {
     const Config* c = &qwen->config;
-    const ExpertSizes experts = expert_sizes(c, &how);
+    ExpertSizes experts = expert_sizes(c, &how);
+    experts.adapter = adapters_widest_expert(&qwen->adapters);
     activations_begin(acts, B, T, purpose, how);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
@@ -467,7 +468,7 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(qwen, acts, AT(wo), AT(bo), l),
                     gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
-    LinearChain chain = linear_chain(a.dbranch, model_is_adapter(&qwen->model));  // through all three
+    LinearChain chain = linear_chain(a.dbranch);  // through all three
     const floatX* dq =
         heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
     linear_chain_backward(&chain, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
@@ -711,13 +712,10 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const int N = run_positions(r), recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
-    double n = linear_layers_send(m, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
+    double n = linear_layers_send(m, &qwen->adapters, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
     n += streams_send(m, model_end_layer(m), recomputes, c->D, N);
     for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
         if (l < m->lowest) { continue; }
-        for (int i = qwen->adapters.n_table; i < m->n_table; i++) {
-            n += linear_adapter_sends(m, &qwen->adapters, i, l, N);
-        }
         n += norm_sends(qwen, AT(q_norm), l, c->NH, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, N);
     }
     return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);

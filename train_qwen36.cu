@@ -118,8 +118,8 @@ static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.
 
 static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp, 0.0f,
-                           0};
+    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp,
+                           adapters_widest_expert(&qwen->adapters), 0.0f, 0};
     return s;
 }
 
@@ -667,7 +667,7 @@ static void gated_attention_backward(Qwen36* qwen, Activations* acts, int l, int
     head_gate_backward(a.dattention, a.q_proj, a.dattention, a.attention, a.q_proj, N, NH, HS, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dattention, &attention, &acts->batch.segments, &acts->batch.rows,
                               dev);
-    LinearChain chain = linear_chain(a.dbranch, model_is_adapter(&qwen->model));  // through all three
+    LinearChain chain = linear_chain(a.dbranch);  // through all three
     heads_backward(qwen, acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, N, dev);
     head_gate_join(a.q_proj, a.dheads, N, NH, HS, dev);
     linear_chain_backward(&chain, a.q_proj, a.norm1, linear(qwen, acts, AT(wq), l), gradients(qwen, AT(wq), l), N, dev);
@@ -684,7 +684,7 @@ static void mixer_backward(Qwen36* qwen, Activations* acts, int l, int N, const 
         return;
     }
     const DeltaPass p = delta_pass_back(qwen, acts, l, N);
-    delta_layer_backward(&p, a.dbranch, a.dresidual, model_is_adapter(&qwen->model), dev);
+    delta_layer_backward(&p, a.dbranch, a.dresidual, dev);
 }
 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
@@ -1375,12 +1375,9 @@ static double layer_sends(const Run* r, int l, int is_fresh, int N) {
     const Config* c = config_of(r);
     const int is_linear = c->kinds[l] == LINEAR_LAYER, is_all = !is_fresh &&
               workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
-    double n = linear_layer_sends(m, l, !is_all ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo), is_linear ? 4 : 3,
-                                  c->D, N);
+    double n = linear_layer_sends(m, &qwen->adapters, l, !is_all ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo),
+                                  is_linear ? 4 : 3, c->D, N);
     if (l < m->lowest) { return n; }
-    for (int i = qwen->adapters.n_table; i < m->n_table; i++) {
-        n += linear_adapter_sends(m, &qwen->adapters, i, l, N);
-    }
     n += swiglu_sends(N, c->FS, &m->tp);
     n += model_field_learns(m, AT(q_norm), l) ? heads_sends(N, c->NH, c->HS, &m->tp) : 0.0;
     n += model_field_learns(m, AT(k_norm), l) ? heads_sends(N, c->NKV, c->HS, &m->tp) : 0.0;

@@ -209,13 +209,18 @@ mutation "lora: neither u nor du is scaled" test_lora "one forward" lora.h:lora_
 mutation "lora: rows of outputs have nothing between them" test_lora "one forward" lora.h:lora_forward \
     'lora_out_of_rank_\(out, s->out_row' 'lora_out_of_rank_(out, (size_t)s->n_out'
 mutation "lora: dinp is written" test_lora "one backward" lora.h:lora_backward \
-    'lora_out_of_rank_\(dinp, C, 1' 'lora_out_of_rank_(dinp, C, 0'
+    'lora_out_of_rank_\(dinp, \(size_t\)own.n, 1' 'lora_out_of_rank_(dinp, (size_t)own.n, 0'
 mutation "lora: the gradient of what dropout left out" test_lora "one backward" lora.h:lora_add_dropped_ \
-    'y\[i\] \+= dropout_element_\(x\[i\], site, i\)' '(void)site; y[i] += x[i]'
+    'to\[c\] \+= dropout_element_\(from\[c\], site, first \+ \(uint64_t\)c\)' '(void)site, (void)first; to[c] += from[c]'
+mutation "lora: what is left out of some columns goes by their own numbers" test_lora columns lora.h:lora_add_dropped_ \
+    ' \+ \(uint64_t\)own.first' ''
+mutation "lora: dA of some columns is that of the first" test_lora columns lora.h:lora_backward 'x \+ learning.first' 'x'
 mutation "lora: dA is that of the input before dropout" test_lora "one backward" lora.h:lora_backward \
     'dA \|\| dB \? dropout' 'dB \&\& !dA ? dropout'
 mutation "lora: u of dB is without its row's weight" test_lora "experts backward" lora.h:lora_backward \
-    'A, 1, weight, s' 'A, 1, NULL, s'
+    'A, 1, is_weighted, s' 'A, 1, 0, s'
+mutation "lora: weights lie where their rows do" test_lora copied lora.h:lora_weight_ \
+    'experts->weight_index \?' '0 ?'
 mutation "lora: a weight multiplies du in place of x" test_lora "experts backward" lora.h \
     'LORA_WEIGHS_INPUT = 1 \};  // weight multiplies x in dA' 'LORA_WEIGHS_INPUT = 0 };'
 mutation "lora: weighted rows are gathered twice" test_lora "experts backward" lora.h:lora_backward \
@@ -223,7 +228,7 @@ mutation "lora: weighted rows are gathered twice" test_lora "experts backward" l
 mutation "lora: the plain dB forgets the weight" test_lora weights lora.h:lora_gradient_ref \
     'if \(experts->weight\)' 'if (0)'
 mutation "lora: the plain dinp reads A turned" test_lora "backward differences" lora.h:lora_backward_ref \
-    'dinp, C, du, A, 1, C, s' 'dinp, C, du, A, r, 1, s'
+    'du, A \+ own.first, 1, C, s' 'du, A + own.first, r, 1, s'
 mutation "blocks: all groups read the inputs of the first" test_block_matmul "blocks forward" \
     block_matmul.h:block_matmul_forward_stored 'gemm_matrix\(inp \+ g \* Cg, C\)' 'gemm_matrix(inp, C)'
 mutation "blocks: dinp goes by the block of the next group" test_block_matmul "blocks backward" \
@@ -495,7 +500,7 @@ mutation "qwen: the gradient of keys turns on" test_qwen3 "golden dense" \
 mutation "qwen: experts have the rows of the layer that was computed last" test_qwen3 "golden experts" \
     train_qwen3.cu:recompute_block 'if \(!has_rows\)' 'if (0)'
 mutation "qwen: dB of an expert forgets the weight of its row" test_qwen3 "adapters of experts" \
-    expert_layer.h:expert_products_backward_ 's->row_weights, p->down,' 'NULL, p->down,'
+    expert_layer.h:expert_products_backward_ 'weights, p->down,' 'NULL, p->down,'
 mutation "scan: what is asked of the last state is not looked at" test_selective_scan "split backward" selective_scan.h \
     'if \(dstate\) \{ scan_tile_' 'if (0) { scan_tile_'
 mutation "scan: what is asked of the first state is not handed on" test_selective_scan "split backward" selective_scan.h \

@@ -35,6 +35,7 @@ echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":16,"num_hi
 edit hybrid.json four.json num_key_value_heads 4 linear_num_key_heads 4 linear_num_value_heads 8
 edit hybrid.json hybrid_tied.json tie_word_embeddings true
 edit hybrid_tied.json mtp.json mtp_num_hidden_layers 1 mtp_weight 0.5
+edit sparse.json all_sparse.json num_experts_per_tok 4
 edit hybrid.json all.json num_experts_per_tok 4
 edit all.json all_mtp.json mtp_num_hidden_layers 1
 edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_num_key_heads 1
@@ -68,7 +69,8 @@ if is_quick; then
     parts gpt2 "GPT-2" "4/4" --config gpt2.json --dropout 0.1
     parts moe "experts" "4/2/--ep,4" --config experts.json --grad-accum 4 --seq-len 13
     parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4" --config hybrid.json --grad-accum 4
-    parts qwen36 "an adapter of Qwen3.6" "4/4" --config four.json --grad-accum 4 --lora-rank 2
+    parts qwen36 "an adapter of Qwen3.6, of experts, too" "4/4" --config four.json --grad-accum 4 --lora-rank 2 --lora-targets all-linear \
+        --lora-rank-pattern shared_expert_gate=1 --lora-parameters mlp.experts.down_proj
     finish
     exit
 fi
@@ -93,6 +95,8 @@ parts moe "experts, balanced by biases, embedding = output matrix" "2/2 4/4 8/4 
 parts moe "experts, some do not learn" "4/2 4/2/--ep,4" --config experts.json "${some[@]}" --freeze '*.layers.0.*,*.experts.2.*,*k_proj*'
 parts qwen "Qwen3 with experts" "2/2 4/2/--ep,4 2/2/--recompute,3" --config sparse.json "${some[@]}"
 parts qwen "an adapter of Qwen3 with experts" "2/2" --config sparse.json "${some[@]}" --lora-rank 3
+every=(--lora-rank 3 --lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight)
+parts qwen "adapters of experts" "2/2 4/2/--ep,4 2/1/--ep,2 4/1/--ep,4 8/2/--pp,2,--ep,4,--recompute,3" --config sparse.json "${some[@]}" "${every[@]}" --ema 0.9
 parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4 6/2/--pp,3 2/2/--recompute,0 2/2/--recompute,3" --config hybrid.json "${some[@]}" --ema 0.9
 parts qwen36 "Qwen3.6, four parts, rows of two chunks" "4/4 8/4/--pp,2" --config four.json --grad-accum 4 --batch-size 1 --seq-len 70
 parts qwen36 "Qwen3.6, documents, embedding = output matrix" "2/2 4/2/--pp,2,--recompute,3" --config hybrid_tied.json --grad-accum 4 --train documents --doc-reset 1
@@ -104,6 +108,7 @@ parts qwen36 "Qwen3.6, conversations" "2/2" --config hybrid.json --grad-accum 4 
 parts qwen36 "an adapter of Qwen3.6" "2/2 4/2/--ep,4 8/2/--pp,2,--ep,4 2/2/--recompute,3" --config hybrid.json "${some[@]}" --lora-rank 3
 parts qwen36 "an adapter of Qwen3.6 with dropout, of some" "2/2 8/4/--pp,2" --config four.json "${some[@]}" --lora-rank 4 --lora-dropout 0.3 \
     --lora-targets q_proj,down_proj,up_proj,in_proj_qkv,in_proj_a,in_proj_b,out_proj
+parts qwen36 "adapters of Qwen3.6's experts" "4/2/--ep,4 4/1/--pp,2,--ep,2" --config hybrid.json "${some[@]}" "${every[@]}"
 parts qwen36 "an adapter of Qwen3.6, of gates and routers" "2/2" --config hybrid.json "${some[@]}" --lora-rank 1 --lora-targets all-linear --lora-parameters mlp.gate.weight
 echo "# checkpoints"
 timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
@@ -121,6 +126,20 @@ for grid in "2 --tp 2" "2 --pp 2" "4 --tp 2 --pp 2"; do
     verdict $? "an adapter merged into its base, $grid: the export of one rank" "status $status: $(tail -n 1 err)"
 done
 rm -rf merged exported adapter several
+adapter=("${run[@]}" --from whole --lora-rank 3 --lora-dropout 0.2)
+timeout 60 "$qwen" "${adapter[@]}" --run adapter --export-lora exported >out 2>err
+for from in "1 --tp 1" "2 --tp 2" "8 --tp 2 --pp 2"; do
+    rm -rf several
+    timeout 60 "$launch" -n ${from%% *} "$qwen" "${adapter[@]}" ${from#* } --run several >out 2>err </dev/null
+    for to in "1 --tp 1 --pp 1" "4 --tp 2 --pp 2"; do
+        rm -rf several/step_000004 again
+        timeout 60 "$launch" -n ${to%% *} "$qwen" --run several --resume ${to#* } --export-lora again >out 2>err </dev/null
+        status=$?
+        same_run adapter several && cmp -s {exported,again}/adapter_model.safetensors
+        verdict $? "an adapter, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
+    done
+done
+rm -rf exported adapter several again
 timeout 60 "$moe" "${run[@]}" --config experts.json "${some[@]}" --run sole >out 2>err
 for from in "4 --tp 2 --ep 4" "4 --ep 2" "8 --tp 2 --pp 2 --ep 4"; do
     rm -rf several
@@ -133,6 +152,36 @@ for from in "4 --tp 2 --ep 4" "4 --ep 2" "8 --tp 2 --pp 2 --ep 4"; do
         verdict $? "experts, written by $from, resumed by $to" "status $status: $(tail -n 1 err)"
     done
 done
+rm -rf sole
+timeout 60 "$qwen" "${run[@]}" --config sparse.json "${some[@]}" --run sole >out 2>err
+adapter=("${run[@]}" --from sole "${some[@]}" "${every[@]}")
+timeout 60 "$qwen" "${adapter[@]}" --run adapter --export-lora exported >out 2>err
+for from in "1 --ep 1" "4 --tp 2 --ep 4" "4 --pp 2 --ep 2"; do
+    rm -rf several
+    timeout 60 "$launch" -n ${from%% *} "$qwen" "${adapter[@]}" ${from#* } --run several >out 2>err </dev/null
+    for to in "1 --tp 1 --ep 1 --pp 1" "4 --tp 1 --ep 4 --pp 1"; do
+        rm -rf several/step_000004 again
+        timeout 60 "$launch" -n ${to%% *} "$qwen" --run several --resume ${to#* } --export-lora again >out 2>err </dev/null
+        status=$?
+        same_run adapter several && cmp -s {exported,again}/adapter_model.safetensors
+        verdict $? "adapters of experts, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
+    done
+done
+rm -rf exported adapter several again
+# as older files have them: a module for each expert
+timeout 60 "$qwen" "${run[@]}" --from sole "${some[@]}" --lora-rank 3 --lora-parameters mlp.experts.down_proj --export-lora fused >out 2>err
+mv fused/{adapter_model,model}.safetensors
+rewrite fused older 'import array
+for name in [n for n in t if ".mlp.experts." in n]:
+    _, (n, k), x = t.pop(name)
+    x, is_B = array.array("f", x), "lora_B" in name
+    rows, columns = (n, k // 4) if is_B else (n // 4, k)
+    for e in range(4):
+        at = [i * k + c * 4 + e if is_B else (e * rows + i) * k + c for i in range(rows) for c in range(columns)]
+        t[name.replace("experts.", f"experts.{e}.down_proj.")] = "F32", [rows, columns], array.array("f", [x[j] for j in at]).tobytes()'
+mv older/{model,adapter_model}.safetensors
+parts qwen "adapters of each expert, of an older file" "4/2/--ep,4 2/1/--ep,2" --from sole --lora older "${some[@]}" --freeze '*.experts.1.*'
+rm -rf fused older sole
 sees_all=("${run[@]}" --config mtp.json "${some[@]}")
 timeout 60 "$qwen36" "${sees_all[@]}" --run sole36 --export-hf exported >out 2>err
 for from in "1 --tp 1 --ep 1" "2 --tp 2" "4 --tp 2 --ep 4"; do
@@ -181,7 +230,9 @@ sends qwen "  parts sent|matrices" 6 --tp 2 --pp 3 --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 4 --head-rows 8 --config apart.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --freeze 'first:1' --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
+sends qwen "  parts sent|matrices" 4 --tp 4 --recompute 3 --lora-rank 3 --config apart.json
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
+sends qwen "  parts sent|matrices" 4 --tp 2 --ep 4 "${every[@]}" --config all_sparse.json --grad-accum 4
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
 equally() { sends qwen36 "  parts sent|matrices" "$@" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
 equally 2 --tp 2 --config all.json
@@ -191,6 +242,7 @@ equally 2 --tp 2 --config all_mtp.json
 equally 2 --tp 2 --config sees.json --recompute 3
 equally 2 --tp 2 --config all.json --freeze 'first:1,*norm*'
 equally 2 --tp 2 --config all.json --lora-rank 2 --lora-targets in_proj_qkv,o_proj,up_proj
+equally 2 --tp 2 --config all.json --recompute 3 --lora-rank 2
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
@@ -200,10 +252,6 @@ refused "more than heads of keys" "--tp: 4: expected a number that divides the 2
 refused "that does not divide the vocabulary" "--tp: 5: expected a number that divides the 384 rows of model.embed_tokens.weight, padded" \
     "$launch" -n 5 "$qwen" "${run[@]}" --config fifths.json --tp 5
 sparsely=("$qwen" "${run[@]}" --config sparse.json --grad-accum 4)
-refused "adapters of experts" "--tp: is not for adapters of experts, which ranks of --tp share" \
-    "$launch" -n 2 "${sparsely[@]}" --lora-rank 2 --lora-parameters mlp.experts.down_proj --tp 2
-refused "adapters of experts and --ep" "--ep: is not for adapters of experts" \
-    "$launch" -n 2 "${sparsely[@]}" --lora-rank 2 --lora-parameters mlp.experts.down_proj --ep 2
 hybrid=("$qwen36" "${run[@]}" --grad-accum 4)
 refused "more than heads of keys" "--tp: 4: expected a number that divides the 2 heads of model.layers.0.linear_attn.in_proj_qkv.weight" \
     "$launch" -n 4 "${hybrid[@]}" --config hybrid.json --tp 4

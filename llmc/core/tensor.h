@@ -184,7 +184,6 @@ static inline void tensor_experts(Tensor* t, int E, ExpertsOnDisk on_disk) {
 // of the E experts only n from number `first` on: the row of a table for what lies in memory
 static inline void tensor_hold_experts(Tensor* t, int first, int n) {
     assert(first >= 0 && n > 0 && first + n <= t->experts);
-    assert(t->experts_on_disk == APART || t->experts_on_disk == FUSED);
     const size_t matrix = (size_t)t->rows * (size_t)t->columns;
     t->numbers = numbers_by(matrix * (size_t)first, matrix * (size_t)n, matrix * (size_t)t->experts);
     t->all_experts = t->experts;

@@ -93,10 +93,6 @@ static inline int adapted_choose(Run* r, Adapters* adapters, const Tensor* base,
     }
     if (!*r->weights) { x->base_sum = adapters_random_base(base, n, r->o.seed); }
     const int is_adapter = adapters_choose(r, adapters, &x->lora, base, n, x->base_sum);
-    if (is_adapter && adapters_are_of_experts(adapters, base)) {  // ranks that share experts have no A and B of each
-        options_refuse(x->decoder.how.ep.size > 1, "ep", "is not for adapters of experts");
-        options_refuse(x->decoder.tp > 1, "tp", "is not for adapters of experts, which ranks of --tp share");
-    }
     adapted_keep_scaled_(r, is_adapter);
     return is_adapter;
 }

@@ -6,7 +6,7 @@ LoRA: which weights of a model have adapters, in which order these lie in memory
     adapter_find       the adapter of a weight: of a row of the base's table, a layer, and a part of the outputs
     adapters_place     the table's rows in front of the base's, in a model; it takes the adapters over
     adapter_set_dropout               another dropout than that of its settings
-    adapters_are_of_experts           are there some beside experts?
+    adapters_widest_expert            elements of the largest A or B of an expert
     adapter_merge, adapter_merge_slice   W + s B A; adapter_changes_slice: of which slices
 A place is a linear layer of one layer of the model, or a part of its outputs that is a tensor of its own in files: gate
 and up are one weight of 2F outputs in memory, and two places. All experts of a layer are one place, with an A (E, r,
@@ -16,6 +16,8 @@ Table   a row for the A's of all layers and one for their B's; where layers diff
         Order, which is the gradient norm's: rows of the base; parts; ranks, by the first layer that has them; A, then
         B; in each its layers. These rows stand in front of the base's, which are all frozen, and so the offsets that
         they have by themselves stay.
+Ranks   of --tp share an adapter with its weight (tensor_split): where each has some of its rows, these are B's rows,
+        too, and A is whole; where each has some of its columns, these are A's, and B is whole.
 Names   base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight: the path of a module. A parameter's adapter has
         the path of its module; of two parameters of one module the first is inside: gate_up_proj's A is
         "...mlp.experts.base_layer.lora_A.weight", down_proj's "...mlp.experts.lora_A.weight". One alone is the latter.
@@ -331,7 +333,7 @@ static inline void adapter_collect_(Adapters* x, const Tensor* base, int n, Adap
     for (int row = 0; row < n; row++) {
         const Tensor *t = &base[row], modules = adapter_named_(t, 0);
         const int n_parts = t->module ? tensor_names(&modules) : t->parameter != NULL;
-        assert(t->all_experts == 0);  // of experts that ranks share this would be a part
+        assert(t->all_experts == 0);  // of all ranks
         for (int part = 0; part < n_parts; part++) {
             for (int slot = 0; slot < 2 * t->layers; slot++) {
                 AdapterPlace p;
@@ -398,6 +400,17 @@ static inline const char* adapter_row_name_(Adapters* x, const Tensor* base, con
     return adapter_text_(x, name);
 }
 
+// As ranks of --tp share the base: its rows are B's, its columns are A's. Of the other all ranks have all
+static inline void adapter_split_(Tensor* row, const Tensor* t, const AdapterPlace* p, int is_B) {
+    int sections[SECTIONS_MAX] = {0}, n = 0, begin = 0;
+    if (t->split != (is_B ? SPLIT_ROWS : SPLIT_COLUMNS)) { return; }
+    tensor_split(row, t->split, t->units);
+    for (int k = 0; is_B && tensor_section(t, k) > 0; begin += tensor_section(t, k++)) {
+        if (begin >= p->first && begin < p->first + p->n) { sections[n++] = tensor_section(t, k); }
+    }
+    if (n > 1) { tensor_sections(row, sections[0], sections[1], sections[2], sections[3]); }
+}
+
 // appends a row for the A's or the B's of the layers that `kinds` marks
 static inline void adapter_add_row_(Adapters* x, const Tensor* base, const AdapterPlace* p, int is_B,
                                     const char* kinds) {
@@ -409,6 +422,7 @@ static inline void adapter_add_row_(Adapters* x, const Tensor* base, const Adapt
                         AS_IS);
     tensor_in_kinds(&row, kinds, "+");
     tensor_named_from(&row, t->named_from);
+    adapter_split_(&row, t, p, is_B);
     if (t->experts > 0) { tensor_experts(&row, t->experts, !p->is_parameter ? APART : is_B ? WOVEN : STACKED); }
     x->table = (Tensor*)realloc_check(x->table, sizeof row * (size_t)(x->n_table + 1), "table of adapters");
     x->table[x->n_table++] = row;
@@ -451,11 +465,14 @@ static inline void adapter_set_dropout(Adapters* x, float dropout) {
     }
 }
 
-// does one stand beside experts?
-static inline int adapters_are_of_experts(const Adapters* x, const Tensor* base) {
-    int n = 0;
-    for (int i = 0; i < x->n_places; i++) { n += base[x->places[i].row].experts > 0; }
-    return n > 0;
+// 0: none stands beside experts
+static inline size_t adapters_widest_expert(const Adapters* x) {
+    size_t most = 0;
+    for (int i = 0; i < x->n_table; i++) {
+        const size_t n = x->table[i].experts > 0 ? tensor_matrix_elements(&x->table[i]) : 0;
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 // The rows of A's and B's into the front of a model's table, which has room for so many; returns how many they are.

@@ -453,9 +453,8 @@ static inline void delta_convolve_backward_(const DeltaPass* p, const Device* de
     }
 }
 
-// after delta_layer_again. has_adapters: products of the model may have some (linear_chain)
-static inline void delta_layer_backward(const DeltaPass* p, floatX* dinp, const floatX* dout, int has_adapters,
-                                        const Device* dev) {
+// after delta_layer_again
+static inline void delta_layer_backward(const DeltaPass* p, floatX* dinp, const floatX* dout, const Device* dev) {
     const DeltaTensors* a = &p->a;
     const DeltaSizes* sizes = &p->size;
     const int heads = p->N * sizes->Hk;
@@ -467,7 +466,7 @@ static inline void delta_layer_backward(const DeltaPass* p, floatX* dinp, const 
                          p->dt_bias, p->N, sizes->Hv, dev);
     delta_exchange_ahead_(p, dev);
     delta_convolve_backward_(p, dev);
-    LinearChain chain = linear_chain(dinp, has_adapters);
+    LinearChain chain = linear_chain(dinp);
     linear_chain_backward(&chain, a->qkv, p->inp, p->qkv, p->dqkv, p->N, dev);
     linear_chain_backward(&chain, a->z, p->inp, p->z, p->dz, p->N, dev);
     linear_chain_backward(&chain, a->db, p->inp, p->b, p->db, p->N, dev);

@@ -49,6 +49,7 @@ typedef struct {
     int L;                 // layers of the model; of these those of a kind "E" have experts
     const char* kinds;     // NULL: all have
     const RankGroup* cp;   // with --cp, in training: who has which positions; NULL: a rank has all of a micro-batch
+    size_t adapter;        // elements of the largest A or B of an expert; 0: there is none
     float limit;           // of gates and ups (swiglu.h); 0: none
     int sequences;         // rows of a micro-batch, each of which has a balance of its own; 0: all of it has one
 } ExpertSizes;
@@ -59,7 +60,7 @@ typedef struct {
     ExpertRows rows;     // of the layer that is computed now
     ExpertParallel ep;   // those that the experts of this rank compute
     TensorArena choices; // experts (L, N, k), ascending
-    float* scratch;      // of experts_backward_weight
+    float* scratch;      // of experts_backward_weight and experts_backward_adapters
     size_t n_scratch;
     float* counted;      // with cp: what the router of a layer has counted on each rank
 } ExpertLayers;
@@ -144,7 +145,8 @@ static inline double expert_layers_layout(ExpertLayers* x, const ExpertSizes* s,
                                           const ArenaSlots* slots) {
     memset(x, 0, sizeof *x);
     x->size = *s;
-    x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(&s->ep, s->router.E, 2 * (size_t)s->F * s->D) : 0;
+    const size_t matrix = 2 * (size_t)s->F * (size_t)s->D, widest = matrix > s->adapter ? matrix : s->adapter;
+    x->n_scratch = purpose == TO_TRAIN ? experts_scratch_floats(&s->ep, s->router.E, widest) : 0;
     x->choices.table[0] = expert_row_(s, "experts", 0, s->L, N, s->router.k);
     tensor_arena_layout(&x->choices, 1, sizeof(int));
     return tensor_arena_divide(&x->choices, slots) + (double)expert_rows_bytes(N, s->router.k, s->router.E) +
@@ -295,6 +297,7 @@ static inline void expert_products_backward_(const ExpertPass* p, const floatX* 
     const int D = x->size.D, F = x->size.F, k = x->size.router.k, sends = ep_sends(ep);
     const size_t width = sizeof(floatX) * (size_t)D;
     const ExpertPositions own = expert_own_(p);
+    const float* weights = sends ? s->received_weights : s->row_weights;
     float* dweights = sends ? s->dreceived_weights : s->drow_weights;
     floatX* drows = sends ? a->computed : a->drows;
     expert_rows_weights(s->row_weights, s->weights + own.first * k, &x->rows, dev);
@@ -307,16 +310,16 @@ static inline void expert_products_backward_(const ExpertPass* p, const floatX* 
     experts_backward_input(ep, a->dhidden, dout, BY_TOKEN, p->down, dev);
     if (p->down.n_adapters > 0) {  // they read what swiglu_backward is about to weigh
         swiglu_forward(a->expert_hidden, a->expert_gate_up, x->size.limit, ep->n_rows, F, dev);
-        experts_backward_adapters(ep, &p->ddown, dout, BY_TOKEN, a->expert_hidden, ROW_BY_ROW, s->row_weights, p->down,
-                                  dev);
+        experts_backward_adapters(ep, &p->ddown, dout, BY_TOKEN, a->expert_hidden, ROW_BY_ROW, weights, p->down,
+                                  x->scratch, dev);
     }
     swiglu_backward(a->expert_gate_up, a->expert_hidden, dweights, a->dhidden, a->expert_gate_up,
-                    sends ? s->received_weights : s->row_weights, x->size.limit, ep->n_rows, F, dev);
+                    weights, x->size.limit, ep->n_rows, F, dev);
     experts_backward_weight(ep, p->ddown.weight, dout, BY_TOKEN, a->expert_hidden, ROW_BY_ROW, x->scratch, F, D, dev);
     experts_backward_weight(ep, p->dgate_up.weight, a->expert_gate_up, ROW_BY_ROW, expert_inputs_(p), BY_TOKEN,
                             x->scratch, D, 2 * F, dev);
     experts_backward_adapters(ep, &p->dgate_up, a->expert_gate_up, ROW_BY_ROW, expert_inputs_(p), BY_TOKEN, NULL,
-                              p->gate_up, dev);
+                              p->gate_up, x->scratch, dev);
     experts_backward_input(ep, drows, a->expert_gate_up, ROW_BY_ROW, p->gate_up, dev);
     if (sends) {
         ep_return(ep, a->drows, drows, width, dev);

@@ -19,8 +19,10 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
 Weights are stored as floatX or, in a CPU build, as bf16, fp8 or fp4 where they do not learn (core/stored.h): the bits
 are those of the same numbers stored as floats.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
-which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. All
-ranks of a group call (tensor_parallel.h). Of a vocabulary's rows all of this is the rank's own (vocabulary.h).
+which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. Its
+adapter is shared with it: of split rows each rank has B's own, of split columns A's; A and B are small, and whole where
+a sum needs them. All ranks of a group call (tensor_parallel.h). Of a vocabulary's rows all of this is the rank's own
+(vocabulary.h).
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -103,6 +105,11 @@ typedef struct {
     floatX* scratch;
 } AdapterPass;
 
+// room for an A or a B of which ranks have parts, whole; what comes from the others takes as much
+static inline size_t adapter_whole_elements_(const LoraShape* s) {
+    return ((size_t)s->r * tp_larger((size_t)s->C, (size_t)s->n_out) + 15) / 16 * 16;
+}
+
 // of N rows and, for experts, R: the most that a place needs, elements
 static inline size_t adapter_scratch_elements(const Adapters* x, const Model* m, int N, int R) {
     size_t most = 0;
@@ -110,8 +117,9 @@ static inline size_t adapter_scratch_elements(const Adapters* x, const Model* m,
         const AdapterPlace* p = &x->places[i];
         const Tensor* t = &m->table[x->n_table + p->row];
         const int rows = t->experts > 0 ? R : t->blocks > 0 ? N * t->blocks : N;
-        LoraShape s = {rows, t->columns, p->n, p->rank, 0, 0.0f, {p->dropout, 0, 0}, 0};
-        const size_t n = lora_scratch_elements(&s, t->experts > 0);
+        LoraShape s = {rows, t->columns, p->n, p->rank, 0, 0.0f, {p->dropout, 0, 0}, 0, {0, 0, 0}};
+        const int is_shared = model_row_has_tp(m, x->n_table + p->row);
+        const size_t n = lora_scratch_elements(&s, t->experts > 0) + (is_shared ? 2 * adapter_whole_elements_(&s) : 0);
         most = n > most ? n : most;
     }
     return most;
@@ -130,7 +138,7 @@ static inline void linear_adapt(Linear* w, const Model* m, const Adapters* x, Ad
         const uint64_t first = pass.dropout.first * (uint64_t)C;
         const Dropout dropout = {p->dropout, pass.dropout.key, first}, none = {0.0f, 0, 0};
         const LoraShape shape = {0, C, p->n, p->rank, (size_t)m->table[row].rows, p->scale,
-                                 pass.dropout.p > 0.0f ? dropout : none, (int)(p - x->places)};
+                                 pass.dropout.p > 0.0f ? dropout : none, (int)(p - x->places), {0, 0, 0}};
         a->shape = shape;
         a->first = p->first;
         a->A = (const floatX*)model_place_of(m, p->a, layer);
@@ -148,38 +156,22 @@ static inline void linear_adapt_gradients(LinearGradients* d, Model* m, const Ad
     }
 }
 
-// with --tp every rank has all of A and B, and computes with whole inputs and outputs: rows and columns of an adapter
-// are few
-
-// of an adapter beside rows that ranks share: own rows of B, section by section
-static inline void linear_adapter_of_rows_(floatX* out, const floatX* inp, const Linear* w, const LinearAdapter* a,
-                                           int N, const LoraExperts* experts, const Device* dev) {
-    const int size = w->tp->size;
-    LoraShape shape = a->shape;
-    shape.N = N;
-    shape.out_row /= (size_t)size;
-    for (int s = 0, at = 0; s < w->sections.n; at += w->sections.of[s++]) {
-        if (at < a->first || at >= a->first + a->shape.n_out) { continue; }
-        shape.n_out = w->sections.of[s] / size;
-        const int first = at - a->first + w->tp->place * shape.n_out;
-        lora_forward(out + at / size, inp, a->A, a->B + (size_t)first * (size_t)shape.r, &shape, experts, w->scratch,
-                     dev);
-    }
-}
-
-// outputs (N, OC) go on; experts NULL: those of all rows are one
+// outputs (N, OC) go on; experts NULL: those of all rows are one. Where ranks share the rows of the matrix, they share
+// those of B
 static inline void linear_adapters_forward_(floatX* out, const floatX* inp, const Linear* w, int N,
                                             const LoraExperts* experts, const Device* dev) {
     for (int i = 0; i < w->n_adapters; i++) {
         const LinearAdapter* a = &w->adapter[i];
+        const int size = w->split == SPLIT_ROWS ? w->tp->size : 1;
         LoraShape shape = a->shape;
         shape.N = N;
-        if (w->split == SPLIT_ROWS) { linear_adapter_of_rows_(out, inp, w, a, N, experts, dev); }
-        else { lora_forward(out + a->first, inp, a->A, a->B, &shape, experts, w->scratch, dev); }
+        shape.n_out /= size;
+        shape.out_row /= (size_t)size;
+        lora_forward(out + a->first / size, inp, a->A, a->B, &shape, experts, w->scratch, dev);
     }
 }
 
-// dinp (N, C) goes on; d NULL: its gradient alone
+// dinp (N, C) goes on; d NULL: its gradient alone. Of a matrix that this rank has whole
 static inline void linear_adapters_backward_(floatX* dinp, const LinearGradients* d, const floatX* dout,
                                              const floatX* inp, const Linear* w, int N, const LoraExperts* experts,
                                              const Device* dev) {
@@ -214,39 +206,48 @@ static inline double linear_sends(const Model* m, int i, int N) {
     return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
 }
 
-// The same of all products of a layer, forward and, as far down as that comes, backward. again: the field of one that
-// backward computes once more, TENSOR_NO_FIELD: none. n_chained: products whose inputs' gradient, of C channels, is one
-// chain
-static inline double linear_layer_sends(const Model* m, int l, size_t again, int n_chained, int C, int N) {
-    const double T = m->tp.size, saved = model_is_adapter(m) ? 0.0 : (T - 1.0) * (double)N * C / T * (n_chained - 1);
+// ... and because of its adapters at layer l: where rows are split B is brought together on the way back; where columns
+// are, A is forward and twice on the way back, where it goes along with the inputs
+static inline double linear_adapter_sends_(const Model* m, const Adapters* x, int i, int l, int forward, int is_back,
+                                           int N) {
+    const double others = (m->tp.size - 1.0) / m->tp.size;
+    double n = 0.0;
+    for (int part = 0; x && model_row_has_tp(m, i) && part < LINEAR_PARTS; part++) {
+        const AdapterPlace* p = adapter_find(x, i - x->n_table, l, part);
+        const double C = m->table[i].columns;
+        if (!p) { continue; }
+        if (m->table[i].split == SPLIT_ROWS) { n += others * is_back * p->rank * p->n; }
+        else { n += others * ((forward + 2.0 * is_back) * p->rank * C + is_back * (double)N * C); }
+    }
+    return n;
+}
+
+// The same of all products of a layer, forward and, as far down as that comes, backward. x: adapters, or NULL. again:
+// the field of one that backward computes once more, TENSOR_NO_FIELD: none. n_chained: products whose inputs' gradient,
+// of C channels, is one chain
+static inline double linear_layer_sends(const Model* m, const Adapters* x, int l, size_t again, int n_chained, int C,
+                                        int N) {
+    const double T = m->tp.size;
     const int is_back = l >= m->lowest;
-    double n = is_back ? -saved : 0.0;
-    for (int i = 0; i < m->n_table && model_has_tp(m); i++) {
+    double n = is_back ? -(T - 1.0) * (double)N * C / T * (n_chained - 1) : 0.0;
+    for (int i = x ? x->n_table : 0; i < m->n_table && model_has_tp(m); i++) {
         const Tensor* t = &m->table[i];
         if (t->layers == 0 || !tensor_is_matrix(t) || tensor_slice(t, l) < 0) { continue; }
-        const int times = t->split == SPLIT_COLUMNS ? 1 + (is_back && t->field == again) : is_back;
-        n += times * linear_sends(m, i, N);
+        const int forward = 1 + (is_back && t->field == again);
+        n += (t->split == SPLIT_COLUMNS ? forward : is_back) * linear_sends(m, i, N);
+        n += linear_adapter_sends_(m, x, i, l, forward, is_back, N);
     }
     return n;
 }
 
 // ... and of all layers of this rank. again: but in the last layer of all
-static inline double linear_layers_send(const Model* m, size_t again, int n_chained, int C, int N) {
+static inline double linear_layers_send(const Model* m, const Adapters* x, size_t again, int n_chained, int C, int N) {
     double n = 0.0;
     for (int l = model_first_layer(m), end = model_end_layer(m); l < end; l++) {
         const int is_last = model_has_head(m) && l + 1 == end;
-        n += linear_layer_sends(m, l, is_last ? TENSOR_NO_FIELD : again, n_chained, C, N);
+        n += linear_layer_sends(m, x, l, is_last ? TENSOR_NO_FIELD : again, n_chained, C, N);
     }
     return n;
-}
-
-// and more on the way back where row i has adapters at this layer
-static inline double linear_adapter_sends(const Model* m, const Adapters* x, int i, int layer, int N) {
-    const double T = m->tp.size;
-    const int row = i - x->n_table;
-    if (i < 0 || (!adapter_find(x, row, layer, 0) && !adapter_find(x, row, layer, 1))) { return 0.0; }
-    if (!model_row_has_tp(m, i)) { return 0.0; }
-    return (T - 1.0) * (double)N * (m->table[i].split == SPLIT_ROWS ? m->table[i].rows : m->table[i].columns) / T;
 }
 
 // of N positions: scratch, and how large the whole matrix is
@@ -353,14 +354,101 @@ static inline void linear_forward(float* out, const floatX* inp, Linear w, int N
 #endif
 #endif
 
+// ---- adapters of a matrix that ranks share: what sums over all of A or B gets it whole ----
+
+// lora.h's own scratch
+static inline floatX* linear_adapter_scratch_(const Linear* w, const LinearAdapter* a) {
+    return w->scratch + 2 * adapter_whole_elements_(&a->shape);
+}
+
+// (r, C), of which each rank has some columns
+static inline const floatX* linear_whole_A_(const Linear* w, const LinearAdapter* a, const Device* dev) {
+    floatX *whole = w->scratch, *landing = whole + adapter_whole_elements_(&a->shape);
+    tp_gather(whole, a->A, landing, a->shape.r, tp_one(a->shape.C), w->tp, dev);
+    return whole;
+}
+
+// (n_out, r), of which each rank has some rows of each of the weight's sections
+static inline const floatX* linear_whole_B_(const Linear* w, const LinearAdapter* a, const Device* dev) {
+    floatX *whole = w->scratch, *landing = whole + adapter_whole_elements_(&a->shape);
+    TpSections rows = {0, {0}};
+    for (int s = 0, at = 0; s < w->sections.n; at += w->sections.of[s++]) {
+        if (at >= a->first && at < a->first + a->shape.n_out) { rows.of[rows.n++] = w->sections.of[s] * a->shape.r; }
+    }
+    tp_gather(whole, a->B, landing, 1, rows, w->tp, dev);
+    return whole;
+}
+
+static inline LoraColumns linear_own_columns_(const Linear* w, const LinearAdapter* a, int learns) {
+    const int n = a->shape.C / w->tp->size;
+    const LoraColumns own = {w->tp->place * n, n, learns};
+    return own;
+}
+
+// Of a matrix whose columns are split: this rank's outputs, part (N, OC / size), of inputs of all ranks
+static inline void linear_adapters_turned_(floatX* part, const floatX* whole, const Linear* w, int N,
+                                           const Device* dev) {
+    for (int i = 0; i < w->n_adapters; i++) {
+        const LinearAdapter* a = &w->adapter[i];
+        const int n = w->OC / w->tp->size;
+        LoraShape shape = a->shape;
+        assert(a->first == 0 && shape.n_out == w->OC);
+        shape.N = N;
+        shape.n_out = n;
+        shape.out_row = (size_t)n;
+        lora_forward(part, whole, linear_whole_A_(w, a, dev), a->B + (size_t)(w->tp->place * n) * (size_t)shape.r,
+                     &shape, NULL, linear_adapter_scratch_(w, a), dev);
+    }
+}
+
+// ... and back, dinp (N, C) of this rank's inputs. NULL: nobody asks
+static inline void linear_adapters_of_columns_(floatX* dinp, const LinearGradients* d, const floatX* dout,
+                                               const floatX* inp, const Linear* w, int N, const Device* dev) {
+    const TpRoom room = linear_room_(w, N);
+    if (w->n_adapters == 0) { return; }
+    if (d) { tp_gather(room.whole, inp, room.landing, N, tp_one(w->C * w->tp->size), w->tp, dev); }
+    for (int i = 0; i < w->n_adapters; i++) {
+        const LinearAdapter* a = &w->adapter[i];
+        LoraShape shape = a->shape;
+        shape.N = N;
+        shape.own = linear_own_columns_(w, a, 1);
+        lora_backward(dinp, d ? d->A[i] : NULL, d ? d->B[i] : NULL, dout + a->first, room.whole,
+                      linear_whole_A_(w, a, dev), a->B, &shape, NULL, linear_adapter_scratch_(w, a), dev);
+    }
+}
+
+// Of one whose rows are split; dout, and `whole` that of all ranks. columns (N, C / size): this rank's of dinp, or NULL
+static inline void linear_adapters_of_rows_(floatX* columns, const LinearGradients* d, const floatX* dout,
+                                            const floatX* whole, const floatX* inp, const Linear* w, int N,
+                                            const Device* dev) {
+    for (int i = 0; i < w->n_adapters; i++) {
+        const LinearAdapter* a = &w->adapter[i];
+        const int size = w->tp->size;
+        floatX* scratch = linear_adapter_scratch_(w, a);
+        float *dA = d ? d->A[i] : NULL, *dB = d ? d->B[i] : NULL;
+        LoraShape shape = a->shape, rows = a->shape;
+        shape.N = rows.N = N;
+        rows.n_out /= size;
+        rows.out_row /= (size_t)size;
+        shape.own = linear_own_columns_(w, a, 0);
+        if (dB) {
+            lora_backward(NULL, NULL, dB, dout + a->first / size, inp, a->A, a->B, &rows, NULL, scratch, dev);
+        }
+        if (dA || columns) {
+            lora_backward(columns, dA, NULL, whole + a->first, inp, a->A, linear_whole_B_(w, a, dev), &shape, NULL,
+                          scratch, dev);
+        }
+    }
+}
+
 static inline void linear_forward(floatX* out, const floatX* inp, Linear w, int N, const Device* dev) {
     if (w.split == SPLIT_COLUMNS) {
         const TpRoom room = linear_room_(&w, N);
         const Linear turned = linear_turned_(&w, &room, dev);
         tp_gather(room.whole, inp, room.landing, N, tp_one(turned.C), w.tp, dev);
         linear_product_(room.part, room.whole, &turned, N, dev);
+        linear_adapters_turned_(room.part, room.whole, &w, N, dev);
         tp_gather(out, room.part, room.landing, N, tp_one(turned.OC * w.tp->size), w.tp, dev);
-        linear_adapters_forward_(out, room.whole, &w, N, NULL, dev);
         return;
     }
     linear_product_(out, inp, &w, N, dev);
@@ -372,62 +460,36 @@ static inline void linear_forward_on(floatX* out, const floatX* inp, Linear w, i
     matmul_forward_on(out, inp, (const floatX*)w.weight.data, N, w.C, w.OC, dev);
 }
 
-// each rank computes some columns of dinp, of all outputs; whole: (N, OC of all)
-static inline void linear_columns_back_(floatX* dinp, const floatX* whole, const Linear* columns, const TpRoom* room,
-                                        int add, int N, const Device* dev) {
-    const RankGroup* x = columns->tp;
-    const int C = columns->C * x->size;
-    if (add) { tp_take(room->part, dinp, N, tp_one(C), x, dev); }
-    linear_product_back_(room->part, whole, columns, add, N, dev);
-    tp_gather(dinp, room->part, room->landing, N, tp_one(C), x, dev);
-}
-
-// some columns of a matrix of which this rank has some rows, and dout of all ranks in room->whole
-static inline Linear linear_columns_(const Linear* w, const TpRoom* room, const floatX* dout, int N,
-                                     const Device* dev) {
-    const int OC = w->OC * w->tp->size;
-    tp_to_columns(room, (const floatX*)w->weight.data, w->sections, w->C, w->tp, dev);
-    tp_gather(room->whole, dout, room->landing, N, w->sections, w->tp, dev);
-    return linear_of_(w, room->weight, NULL, OC, w->C / w->tp->size);
-}
-
-// the product alone
-static inline void linear_input_back_(floatX* dinp, const floatX* dout, const Linear* w, int add, int N,
-                                      const Device* dev) {
-    if (w->split != SPLIT_ROWS || !dinp) { linear_product_back_(dinp, dout, w, add, N, dev); return; }
+// Of a matrix of which this rank has some rows all but the gradients of these: dout of all ranks comes together, and
+// with a turned matrix each computes its columns (N, C / size) of dinp; NULL: nobody asks
+static inline void linear_rows_back_(floatX* columns, const floatX* dout, const floatX* inp, const Linear* w,
+                                     const LinearGradients* d, int add, int N, const Device* dev) {
+    const RankGroup* x = w->tp;
     const TpRoom room = linear_room_(w, N);
-    const Linear columns = linear_columns_(w, &room, dout, N, dev);
-    linear_columns_back_(dinp, room.whole, &columns, &room, add, N, dev);
+    if (!columns && w->n_adapters == 0) { return; }
+    if (columns) { tp_to_columns(&room, (const floatX*)w->weight.data, w->sections, w->C, x, dev); }
+    tp_gather(room.whole, dout, room.landing, N, w->sections, x, dev);
+    if (columns) {
+        const Linear turned = linear_of_(w, room.weight, NULL, w->OC * x->size, w->C / x->size);
+        linear_product_back_(columns, room.whole, &turned, add, N, dev);
+    }
+    linear_adapters_of_rows_(columns, d, dout, room.whole, inp, w, N, dev);
 }
 
-// adapters of a matrix of which this rank has some columns: inputs are gathered, and dinp (N, C) is spread among those
-// of all ranks for a while. NULL: nobody asks
-static inline void linear_adapters_of_columns_(floatX* dinp, const LinearGradients* d, const floatX* dout,
-                                               const floatX* inp, const Linear* w, int N, const Device* dev) {
-    const TpRoom room = linear_room_(w, N);
-    const int C = w->C * w->tp->size;
-    floatX* spread = dinp ? room.landing : NULL;
-    if (w->n_adapters == 0) { return; }
-    if (d) { tp_gather(room.whole, inp, room.landing, N, tp_one(C), w->tp, dev); }
-    if (dinp) { tp_spread(spread, dinp, N, C, w->tp, dev); }
-    linear_adapters_backward_(spread, d, dout, room.whole, w, N, NULL, dev);
-    if (dinp) { tp_take(dinp, spread, N, tp_one(C), w->tp, dev); }
-}
-
-// ... and of any, once dinp has what comes by way of the weight
-static inline void linear_adapters_back_(floatX* dinp, const LinearGradients* d, const floatX* dout, const floatX* inp,
-                                         const Linear* w, int N, const Device* dev) {
-    if (w->split == SPLIT_COLUMNS) {
-        if (d) { linear_adapters_of_columns_(NULL, d, dout, inp, w, N, dev); }
-        if (dinp) { linear_adapters_of_columns_(dinp, NULL, dout, NULL, w, N, dev); }
+// all but the gradients of weight and bias; d NULL: no adapter's either
+static inline void linear_back_(floatX* dinp, const floatX* dout, const floatX* inp, const Linear* w,
+                                const LinearGradients* d, int add, int N, const Device* dev) {
+    if (w->split == SPLIT_ROWS) {
+        const TpRoom room = linear_room_(w, N);
+        if (dinp && add) { tp_take(room.part, dinp, N, tp_one(w->C), w->tp, dev); }
+        linear_rows_back_(dinp ? room.part : NULL, dout, inp, w, d, add, N, dev);
+        if (dinp) { tp_gather(dinp, room.part, room.landing, N, tp_one(w->C), w->tp, dev); }
         return;
     }
-    if (w->split == SPLIT_ROWS && w->n_adapters > 0) {
-        const TpRoom room = linear_room_(w, N);
-        tp_gather(room.whole, dout, room.landing, N, w->sections, w->tp, dev);
-        dout = room.whole;
-    }
-    linear_adapters_backward_(dinp, d, dout, inp, w, N, NULL, dev);
+    linear_product_back_(dinp, dout, w, add, N, dev);
+    if (w->split != SPLIT_COLUMNS) { linear_adapters_backward_(dinp, d, dout, inp, w, N, NULL, dev); return; }
+    if (d) { linear_adapters_of_columns_(NULL, d, dout, inp, w, N, dev); }
+    if (dinp) { linear_adapters_of_columns_(dinp, NULL, dout, NULL, w, N, dev); }
 }
 
 // inp: what forward read
@@ -435,38 +497,33 @@ static inline void linear_backward_weight(const floatX* dout, const floatX* inp,
                                           const Device* dev) {
     matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
     matmul_backward_bias(d.bias, dout, N, w.OC, dev);
-    linear_adapters_back_(NULL, &d, dout, inp, &w, N, dev);
+    linear_back_(NULL, dout, inp, &w, &d, 0, N, dev);
 }
 
 static inline void linear_backward_input(floatX* dinp, const floatX* dout, Linear w, int add, int N,
                                          const Device* dev) {
-    linear_input_back_(dinp, dout, &w, add, N, dev);
-    linear_adapters_back_(dinp, NULL, dout, NULL, &w, N, dev);
+    linear_back_(dinp, dout, NULL, &w, NULL, add, N, dev);
 }
 
 static inline void linear_backward(floatX* dinp, const floatX* dout, const floatX* inp, Linear w, LinearGradients d,
                                    int add, int N, const Device* dev) {
     matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
     matmul_backward_bias(d.bias, dout, N, w.OC, dev);
-    linear_input_back_(dinp, dout, &w, add, N, dev);
-    linear_adapters_back_(dinp, &d, dout, inp, &w, N, dev);
+    linear_back_(dinp, dout, inp, &w, &d, add, N, dev);
 }
 
 // ---- several products with one input, as Q, K and V: its gradient is one chain through the outputs of all ----
 
 typedef struct {
-    floatX* dinp;  // (N, C) at the end; with --tp until then this rank's columns, (N, C / size), but for has_adapters
-    int has_adapters;
+    floatX* dinp;  // (N, C) at the end; with --tp until then this rank's columns, (N, C / size)
     int n;         // products so far
     Linear last;
 } LinearChain;
 
-// has_adapters: products of the model may have some
-static inline LinearChain linear_chain(floatX* dinp, int has_adapters) {
+static inline LinearChain linear_chain(floatX* dinp) {
     LinearChain chain;
     memset(&chain, 0, sizeof chain);
     chain.dinp = dinp;
-    chain.has_adapters = has_adapters;
     return chain;
 }
 
@@ -476,20 +533,15 @@ static inline void linear_chain_backward(LinearChain* chain, const floatX* dout,
     const int add = chain->n++ > 0;
     assert(!add || chain->last.split == w.split);  // dinp holds all columns so far, or this rank's: not both in turn
     chain->last = w;
-    if (w.split != SPLIT_ROWS || chain->has_adapters) {
-        linear_backward(chain->dinp, dout, inp, w, d, add, N, dev);
-        return;
-    }
-    const TpRoom room = linear_room_(&w, N);
-    const Linear columns = linear_columns_(&w, &room, dout, N, dev);
+    if (w.split != SPLIT_ROWS) { linear_backward(chain->dinp, dout, inp, w, d, add, N, dev); return; }
     matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
     matmul_backward_bias(d.bias, dout, N, w.OC, dev);
-    linear_product_back_(chain->dinp, room.whole, &columns, add, N, dev);
+    linear_rows_back_(chain->dinp, dout, inp, &w, &d, add, N, dev);
 }
 
 static inline void linear_chain_end(LinearChain* chain, int N, const Device* dev) {
     const Linear* w = &chain->last;
-    if (w->split != SPLIT_ROWS || chain->has_adapters) { return; }
+    if (w->split != SPLIT_ROWS) { return; }
     const TpRoom room = linear_room_(w, N);
     device_copy(room.part, chain->dinp, sizeof(floatX) * (size_t)N * (size_t)(w->C / w->tp->size), dev);
     tp_gather(chain->dinp, room.part, room.landing, N, tp_one(w->C), w->tp, dev);
@@ -499,23 +551,24 @@ static inline void linear_chain_end(LinearChain* chain, int N, const Device* dev
 
 static inline void linear_grouped_forward(floatX* out, const floatX* inp, const int* index, Linear w,
                                           const int* offsets, int E, int R, const Device* dev) {
-    const LoraExperts experts = {E, offsets, index, NULL, NULL};
+    const LoraExperts experts = {E, offsets, index, NULL, NULL, NULL};
     linear_grouped_product_(out, inp, index, &w, offsets, E, R, dev);
     linear_adapters_forward_(out, inp, &w, R, &experts, dev);
 }
 
 static inline void linear_grouped_backward_input(floatX* dinp, const floatX* dout, const int* index, Linear w,
                                                  const int* offsets, int E, int R, const Device* dev) {
-    const LoraExperts experts = {E, offsets, NULL, index, NULL};
+    const LoraExperts experts = {E, offsets, NULL, index, NULL, NULL};
     linear_grouped_product_back_(dinp, dout, index, &w, offsets, E, R, dev);
     linear_adapters_backward_(dinp, NULL, dout, NULL, &w, R, &experts, dev);
 }
 
-// Gradients of adapters alone. weight (R): what a row is multiplied by in all that comes after; NULL: nothing
+// Gradients of adapters alone. weight: what row weight_index[s] is multiplied by in all that comes after; NULL: nothing
 static inline void linear_grouped_backward_adapters(const LinearGradients* d, const floatX* dout, const int* dout_index,
                                                     const floatX* inp, const int* inp_index, const float* weight,
-                                                    Linear w, const int* offsets, int E, int R, const Device* dev) {
-    const LoraExperts experts = {E, offsets, inp_index, dout_index, weight};
+                                                    const int* weight_index, Linear w, const int* offsets, int E,
+                                                    int R, const Device* dev) {
+    const LoraExperts experts = {E, offsets, inp_index, dout_index, weight, weight_index};
     linear_adapters_backward_(NULL, d, dout, inp, &w, R, &experts, dev);
 }
 

@@ -13,9 +13,12 @@ Backward (derived in doc/lora.md), dout lying as out does. NULL for any of the t
     dinp += du A                 (N, C)       it holds the gradient by way of the weight, or of another adapter, too
     dinp += dropout(du A)                     where there is dropout: the same elements
 u is not kept but computed again. scratch has lora_scratch_elements, stored as inp is; nothing in it outlives the call.
+Where ranks share the columns of inp (--tp) dinp is (N, n), columns first .. first + n - 1 of all C alone (LoraColumns),
+and with `learns` dA is (r, n) of these, too; inp and A are whole.
 Adapters of experts (LoraExperts; NULL: one adapter): A (E, r, C), B (E, n_out, r). Which rows are whose, and inp_index
 and dout_index, is as in grouped_matmul.h. weight (N): what a row is multiplied by in all that comes after this layer.
-dout and dinp are without it, so it multiplies u in dB and x in dA. Experts have no dropout.
+dout and dinp are without it, so it multiplies u in dB and x in dA. It is that of row weight_index[n], or n. Experts
+have no dropout.
 Cost:   2*N*r*(C + n_out) flops forward, 2*N*r*(3*C + 2*n_out) backward. Few for what is read, so on a GPU judge it in
         GB/s; on a CPU by its share of the layer's time (dev/bench/lora.c). Beside the products with the weight, arrays
         wider than r pass by so often: forward reads inp and out once and writes out once; backward reads inp twice (for
@@ -40,21 +43,46 @@ Source: Hu et al. 2021, "LoRA", arXiv:2106.09685, section 4.1; a row's weight in
 #include "thin_gemm.h"       // thin_gemm
 #include <assert.h>
 
+// of the C columns of inputs those that the caller has
+typedef struct {
+    int first, n;  // n 0: all of them
+    int learns;    // of dA as of dinp; else dA is whole
+} LoraColumns;
+
 typedef struct {
     int N, C, n_out, r;  // rows, inputs, outputs, rank
     size_t out_row;      // elements from one row of out, and of dout, to the next
     float scale;         // alpha / r, or alpha / sqrt(r)
     Dropout dropout;     // all zero: none. Its first is the number of inp's first element in the update, at this site
     int site;            // of this adapter's dropout
+    LoraColumns own;     // all zero: every column. Not of experts
 } LoraShape;
 
 typedef struct {
     int E;
     const int *offsets, *inp_index, *dout_index;  // (E+1), (N) or NULL, (N) or NULL; on the device
     const float* weight;                          // (N) or NULL; on the device
+    const int* weight_index;                      // (N): where a row's weight is; NULL: in order
 } LoraExperts;
 
 // ---- plain C: read this first; it defines every bit ----
+
+// what row n is multiplied by in all that comes after
+static inline float lora_weight_(const LoraExperts* experts, int n) {
+    return experts->weight[experts->weight_index ? experts->weight_index[n] : n];
+}
+
+// the columns that dinp has, and with `learns` dA
+static inline LoraColumns lora_own_(const LoraShape* s) {
+    const LoraColumns all = {0, s->C, 0};
+    return s->own.n > 0 ? s->own : all;
+}
+
+// ... and dA
+static inline LoraColumns lora_learning_(const LoraShape* s) {
+    const LoraColumns all = {0, s->C, 0};
+    return s->own.learns ? s->own : all;
+}
 
 // the row that an index, which may be NULL, says for row n; rows are `row` floats apart
 static inline const float* lora_row_(const float* x, const int* index, int n, size_t row) {
@@ -93,14 +121,14 @@ static inline void lora_backward_inside_ref(float* du, const float* dout, const 
 
 // dweight[i][k] = sum over the rows of left[n][i] * (weight[n] * right[n][k])
 static inline void lora_gradient_ref(float* dweight, const float* left, size_t left_row, const int* left_index,
-                                     const float* right, const int* right_index, const LoraExperts* experts,
-                                     int n_left, int n_right) {
+                                     const float* right, size_t right_row, const int* right_index,
+                                     const LoraExperts* experts, int n_left, int n_right) {
     for (int e = 0; e < experts->E; e++, dweight += n_left * n_right) {
         for (int i = 0; i < n_left * n_right; i++) {
             float sum = 0.0f;
             for (int n = experts->offsets[e]; n < experts->offsets[e + 1]; n++) {
-                float y = lora_row_(right, right_index, n, (size_t)n_right)[i % n_right];
-                if (experts->weight) { y = experts->weight[n] * y; }
+                float y = lora_row_(right, right_index, n, right_row)[i % n_right];
+                if (experts->weight) { y = lora_weight_(experts, n) * y; }
                 sum = madd(lora_row_(left, left_index, n, left_row)[i / n_right], y, sum);
             }
             dweight[i] = sum;
@@ -128,7 +156,7 @@ static inline void lora_outside_ref(float* y, size_t y_row, const float* v, cons
 static inline void lora_forward_ref(float* out, const float* inp, const float* A, const float* B, const LoraShape* s,
                                     const LoraExperts* experts, float* scratch) {
     const int all[] = {0, s->N};
-    const LoraExperts one = {1, all, NULL, NULL, NULL};
+    const LoraExperts one = {1, all, NULL, NULL, NULL, NULL};
     float *u = scratch, *x = u + (size_t)s->N * s->r;
     experts = experts ? experts : &one;
     if (s->dropout.p > 0.0f) { dropout_ref(x, inp, &s->dropout, s->site, (size_t)s->N * s->C), inp = x; }
@@ -140,23 +168,30 @@ static inline void lora_backward_ref(float* dinp, float* dA, float* dB, const fl
                                      const float* A, const float* B, const LoraShape* s, const LoraExperts* experts,
                                      float* scratch) {
     const int all[] = {0, s->N};
-    const LoraExperts one = {1, all, NULL, NULL, NULL};
+    const LoraExperts one = {1, all, NULL, NULL, NULL, NULL};
     const size_t n_wide = (size_t)s->N * s->C, r = (size_t)s->r, C = (size_t)s->C;
+    const LoraColumns own = lora_own_(s), learning = lora_learning_(s);
     float *u = scratch, *du = u + (size_t)s->N * r, *wide = du + (size_t)s->N * r;
     experts = experts ? experts : &one;
     if (dA || dinp) { lora_backward_inside_ref(du, dout, B, s, experts); }
     if ((dA || dB) && s->dropout.p > 0.0f) { dropout_ref(wide, inp, &s->dropout, s->site, n_wide), inp = wide; }
     if (dB) {
         lora_inside_ref(u, inp, A, s, experts);
-        lora_gradient_ref(dB, dout, s->out_row, experts->dout_index, u, NULL, experts, s->n_out, s->r);
+        lora_gradient_ref(dB, dout, s->out_row, experts->dout_index, u, r, NULL, experts, s->n_out, s->r);
     }
-    if (dA) { lora_gradient_ref(dA, du, r, NULL, inp, experts->inp_index, experts, s->r, s->C); }
-    if (dinp && s->dropout.p == 0.0f) { lora_outside_ref(dinp, C, du, A, 1, C, s, experts, s->C); }
+    if (dA) {
+        lora_gradient_ref(dA, du, r, NULL, inp + learning.first, C, experts->inp_index, experts, s->r, learning.n);
+    }
+    if (dinp && s->dropout.p == 0.0f) {
+        lora_outside_ref(dinp, (size_t)own.n, du, A + own.first, 1, C, s, experts, own.n);
+    }
     if (dinp && s->dropout.p > 0.0f) {
         memset(wide, 0, sizeof(float) * n_wide);
         lora_outside_ref(wide, C, du, A, 1, C, s, experts, s->C);
         dropout_ref(wide, wide, &s->dropout, s->site, n_wide);
-        for (size_t i = 0; i < n_wide; i++) { dinp[i] += wide[i]; }
+        for (int i = 0; i < s->N * own.n; i++) {
+            dinp[i] += wide[(size_t)(i / own.n) * C + (size_t)(own.first + i % own.n)];
+        }
     }
 }
 
@@ -166,23 +201,35 @@ typedef float LoraX;
 #define LORA_STORED  // in CUDA LoraX is float or bf16
 enum { LORA_WEIGHS_INPUT = 1 };  // weight multiplies x in dA
 
-// out[n] = scale * x[n], or weight[n] * (scale * x[n]), for N rows; out may be x where no index gathers them
-static inline void lora_scale_rows_(float* out, const float* x, const int* index, float scale, const float* weight,
-                                    int N, int width, const Device* dev) {
+// out[n] = scale * x[n], or with `weights` the row's weight * (scale * x[n]), for N rows; out may be x where no index
+// gathers them
+static inline void lora_scale_rows_(float* out, const float* x, const int* index, float scale,
+                                    const LoraExperts* weights, int N, int width, const Device* dev) {
     (void)dev;
     #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const float* from = lora_row_(x, index, n, (size_t)width);
         float* to = out + (size_t)n * width;
-        for (int i = 0; i < width; i++) { to[i] = weight ? weight[n] * (scale * from[i]) : scale * from[i]; }
+        for (int i = 0; i < width; i++) { to[i] = scale * from[i]; }
+        if (!weights) { continue; }
+        const float weight = lora_weight_(weights, n);
+        for (int i = 0; i < width; i++) { to[i] = weight * to[i]; }
     }
 }
 
-// y += dropout(x)
-static inline void lora_add_dropped_(float* y, const float* x, DropoutSite site, size_t n, const Device* dev) {
+// y += dropout(x), of the columns of dinp
+static inline void lora_add_dropped_(float* y, const float* x, DropoutSite site, const LoraShape* s,
+                                     const Device* dev) {
+    const LoraColumns own = lora_own_(s);
     (void)dev;
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) { y[i] += dropout_element_(x[i], site, i); }
+    #pragma omp parallel for schedule(static)
+    for (int n = 0; n < s->N; n++) {
+        const uint64_t first = (uint64_t)n * (uint64_t)s->C + (uint64_t)own.first;
+        const float* from = x + (size_t)n * (size_t)own.n;
+        float* to = y + (size_t)n * (size_t)own.n;
+        #pragma omp simd
+        for (int c = 0; c < own.n; c++) { to[c] += dropout_element_(from[c], site, first + (uint64_t)c); }
+    }
 }
 
 // out = scale * a * b, or with add 1 and scale 1 out goes on. Returns 1 where scale is left to the caller
@@ -204,40 +251,47 @@ enum { LORA_WEIGHS_INPUT = 0 };  // it multiplies du
 // n_all: elements of out
 template <typename X>
 __global__ void lora_scale_rows_kernel(X* out, const X* x, const int* index, float scale, const float* weight,
-                                       size_t n_all, int width) {
+                                       const int* weight_index, size_t n_all, int width) {
     for (size_t i = grid_first<1>(); i < n_all; i += grid_step<1>()) {
         size_t n = i / width, from = index ? (size_t)index[n] * width + i % width : i;
         float y = scale * to_float(x[from]);
-        out[i] = from_float<X>(weight ? weight[n] * y : y);
+        out[i] = from_float<X>(weight ? weight[weight_index ? (size_t)weight_index[n] : n] * y : y);
     }
 }
 
 template <typename X>
-static inline void lora_scale_rows_(X* out, const X* x, const int* index, float scale, const float* weight, int N,
-                                    int width, const Device* dev) {
+static inline void lora_scale_rows_(X* out, const X* x, const int* index, float scale, const LoraExperts* weights,
+                                    int N, int width, const Device* dev) {
+    const float* weight = weights ? weights->weight : NULL;
+    const int* weight_index = weights ? weights->weight_index : NULL;
     const size_t n = (size_t)N * width;
     if (n == 0) { return; }
-    lora_scale_rows_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out, x, index, scale, weight, n,
-                                                                                   width);
+    lora_scale_rows_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(out, x, index, scale, weight,
+                                                                                   weight_index, n, width);
     cudaCheck(cudaGetLastError());
 }
 
+// a pack lies in one row of the columns that there are of C
 template <int W, typename X>
-__global__ void lora_add_dropped_kernel(X* y, const X* x, DropoutSite site, size_t n) {
+__global__ void lora_add_dropped_kernel(X* y, const X* x, DropoutSite site, size_t n, size_t C, LoraColumns own) {
+    const size_t width = own.n;
     for (size_t i = grid_first<W>(); i < n; i += grid_step<W>()) {
         Pack<float, W> sum = load_floats<W>(y + i), added = load_floats<W>(x + i);
-        for (int j = 0; j < W; j++) { sum.x[j] += dropout_element_(added.x[j], site, i + j); }
+        const size_t number = width == C ? i : i / width * C + own.first + i % width;
+        for (int j = 0; j < W; j++) { sum.x[j] += dropout_element_(added.x[j], site, number + j); }
         store_floats(y + i, sum);
     }
 }
 
 template <typename X>
-static inline void lora_add_dropped_(X* y, const X* x, DropoutSite site, size_t n, const Device* dev) {
+static inline void lora_add_dropped_(X* y, const X* x, DropoutSite site, const LoraShape* s, const Device* dev) {
     constexpr int W = pack_width<X>();
-    if (pack_part(n, W, x, y) == n) {
-        lora_add_dropped_kernel<W><<<grid_blocks(n, W, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n);
+    const LoraColumns own = lora_own_(s);
+    const size_t n = (size_t)s->N * own.n, C = (size_t)s->C;
+    if (pack_part(n, W, x, y) == n && (own.n == s->C || own.n % W == 0)) {
+        lora_add_dropped_kernel<W><<<grid_blocks(n, W, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n, C, own);
     } else {
-        lora_add_dropped_kernel<1><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n);
+        lora_add_dropped_kernel<1><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, site, n, C, own);
     }
     cudaCheck(cudaGetLastError());
 }
@@ -265,10 +319,11 @@ static inline size_t lora_scratch_elements(const LoraShape* s, int is_weighted) 
     return 2 * lora_inside_elements_(s) + (is_wide ? (size_t)s->N * s->C : 0);
 }
 
-// v (N, r) = scale * x w, times the row's weight; x (N, K), rows x_row apart; w is B (K, r) or, turned, A (r, K)
+// v (N, r) = scale * x w, with `is_weighted` times the row's weight; x (N, K), rows x_row apart; w is B (K, r) or,
+// turned, A (r, K)
 LORA_STORED
 static inline void lora_into_rank_(LoraX* v, const LoraX* x, size_t x_row, const int* index, const LoraX* w, int turned,
-                                   const float* weight, const LoraShape* s, const LoraExperts* experts, int K,
+                                   int is_weighted, const LoraShape* s, const LoraExperts* experts, int K,
                                    const Device* dev) {
     const size_t r = (size_t)s->r;
     int scales = 1;
@@ -280,35 +335,35 @@ static inline void lora_into_rank_(LoraX* v, const LoraX* x, size_t x_row, const
         scales = lora_product_(v, r, s->scale, 0, gemm_matrix(x, x_row),
                                turned ? gemm_transposed(w, (size_t)K) : gemm_matrix(w, r), s->N, s->r, K, dev);
     }
-    if (scales) { lora_scale_rows_(v, v, NULL, s->scale, weight, s->N, s->r, dev); }
+    if (scales) { lora_scale_rows_(v, v, NULL, s->scale, is_weighted ? experts : NULL, s->N, s->r, dev); }
 }
 
-// y (N, n_y), rows y_row apart, goes on with v w, or with add 0 begins at 0; w is A (r, n_y) or, turned, B (n_y, r)
+// y (N, n_y), rows y_row apart, goes on with v w, or with add 0 begins at 0; w is columns of A (r, C) or, turned,
+// B (n_y, r)
 LORA_STORED
 static inline void lora_out_of_rank_(LoraX* y, size_t y_row, int add, const LoraX* v, const LoraX* w, int turned,
                                      const LoraShape* s, const LoraExperts* experts, int n_y, const Device* dev) {
-    const size_t r = (size_t)s->r;
+    const size_t r = (size_t)s->r, C = (size_t)s->C;
     if (s->N == 0) { return; }
     if (experts) {
-        grouped_product(y, y_row, add, v, r, NULL, turned ? gemm_transposed(w, r) : gemm_matrix(w, (size_t)n_y),
+        grouped_product(y, y_row, add, v, r, NULL, turned ? gemm_transposed(w, r) : gemm_matrix(w, C),
                         experts->offsets, experts->E, s->N, s->r, n_y, dev);
     } else {
-        lora_product_(y, y_row, 1.0f, add, gemm_matrix(v, r),
-                      turned ? gemm_transposed(w, r) : gemm_matrix(w, (size_t)n_y), s->N, n_y, s->r, dev);
+        lora_product_(y, y_row, 1.0f, add, gemm_matrix(v, r), turned ? gemm_transposed(w, r) : gemm_matrix(w, C), s->N,
+                      n_y, s->r, dev);
     }
 }
 
 // dweight (n_left, n_right) = left^T right
 LORA_STORED
 static inline void lora_gradient_(float* dweight, const LoraX* left, size_t left_row, const int* left_index,
-                                  const LoraX* right, const int* right_index, const LoraShape* s,
+                                  const LoraX* right, size_t right_row, const int* right_index, const LoraShape* s,
                                   const LoraExperts* experts, int n_left, int n_right, const Device* dev) {
-    const size_t right_row = (size_t)n_right;
     if (experts) {
         grouped_gradient(dweight, left, left_row, left_index, right, right_index, experts->offsets, experts->E, s->N,
                          n_right, n_left, dev);
     } else {
-        lora_product_(dweight, right_row, 1.0f, 0, gemm_transposed(left, left_row), gemm_matrix(right, right_row),
+        lora_product_(dweight, (size_t)n_right, 1.0f, 0, gemm_transposed(left, left_row), gemm_matrix(right, right_row),
                       n_left, n_right, s->N, dev);
     }
 }
@@ -320,7 +375,7 @@ static inline void lora_forward(LoraX* out, const LoraX* inp, const LoraX* A, co
     LoraX *u = scratch, *wide = u + 2 * lora_inside_elements_(s);
     assert(!experts || s->dropout.p == 0.0f);
     const LoraX* x = dropout(wide, inp, &s->dropout, s->site, (size_t)s->N * C, dev);
-    lora_into_rank_(u, x, C, experts ? experts->inp_index : NULL, A, 1, NULL, s, experts, s->C, dev);
+    lora_into_rank_(u, x, C, experts ? experts->inp_index : NULL, A, 1, 0, s, experts, s->C, dev);
     lora_out_of_rank_(out, s->out_row, 1, u, B, 1, s, experts, s->n_out, dev);
 }
 
@@ -332,32 +387,33 @@ static inline void lora_backward(LoraX* dinp, float* dA, float* dB, const LoraX*
     const size_t n_wide = (size_t)s->N * s->C, C = (size_t)s->C, r = (size_t)s->r;
     LoraX *u = scratch, *du = u + lora_inside_elements_(s), *wide = du + lora_inside_elements_(s);
     const int *inp_index = experts ? experts->inp_index : NULL, *dout_index = experts ? experts->dout_index : NULL;
-    const float* weight = experts ? experts->weight : NULL;
-    assert(!experts || s->dropout.p == 0.0f);
+    const int is_weighted = experts && experts->weight;
+    const LoraColumns own = lora_own_(s), learning = lora_learning_(s);
+    assert(!experts || (s->dropout.p == 0.0f && s->own.n == 0));
     const LoraX* x = dA || dB ? dropout(wide, inp, &s->dropout, s->site, n_wide, dev) : inp;
     if (dB) {
-        lora_into_rank_(u, x, C, inp_index, A, 1, weight, s, experts, s->C, dev);
-        lora_gradient_(dB, dout, s->out_row, dout_index, u, NULL, s, experts, s->n_out, s->r, dev);
+        lora_into_rank_(u, x, C, inp_index, A, 1, is_weighted, s, experts, s->C, dev);
+        lora_gradient_(dB, dout, s->out_row, dout_index, u, r, NULL, s, experts, s->n_out, s->r, dev);
     }
     if (dA || dinp) {
-        lora_into_rank_(du, dout, s->out_row, dout_index, B, 0, NULL, s, experts, s->n_out, dev);
+        lora_into_rank_(du, dout, s->out_row, dout_index, B, 0, 0, s, experts, s->n_out, dev);
     }
     if (dA) {
         const LoraX* left = du;
-        if (weight && LORA_WEIGHS_INPUT) {
-            lora_scale_rows_(wide, inp, inp_index, 1.0f, weight, s->N, s->C, dev);
+        if (is_weighted && LORA_WEIGHS_INPUT) {
+            lora_scale_rows_(wide, inp, inp_index, 1.0f, experts, s->N, s->C, dev);
             x = wide, inp_index = NULL;
-        } else if (weight) {
-            lora_scale_rows_(u, du, NULL, 1.0f, weight, s->N, s->r, dev);
+        } else if (is_weighted) {
+            lora_scale_rows_(u, du, NULL, 1.0f, experts, s->N, s->r, dev);
             left = u;
         }
-        lora_gradient_(dA, left, r, NULL, x, inp_index, s, experts, s->r, s->C, dev);
+        lora_gradient_(dA, left, r, NULL, x + learning.first, C, inp_index, s, experts, s->r, learning.n, dev);
     }
     if (dinp && s->dropout.p == 0.0f) {
-        lora_out_of_rank_(dinp, C, 1, du, A, 0, s, experts, s->C, dev);
+        lora_out_of_rank_(dinp, (size_t)own.n, 1, du, A + own.first, 0, s, experts, own.n, dev);
     } else if (dinp) {
-        lora_out_of_rank_(wide, C, 0, du, A, 0, s, experts, s->C, dev);
-        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), n_wide, dev);
+        lora_out_of_rank_(wide, (size_t)own.n, 0, du, A + own.first, 0, s, experts, own.n, dev);
+        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), s, dev);
     }
 }
 #undef LORA_STORED

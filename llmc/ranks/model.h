@@ -302,14 +302,33 @@ static inline int model_leaves(const Model* m, int n_batches) { return n_batches
 static inline int model_batches(const Model* m) { return dp_n_leaves(&m->dp); }
 static inline int model_batch(const Model* m, int k) { return dp_leaf(&m->dp, k) / m->cp.size; }
 
+// a slice of row i is that of all experts, which ranks share: an adapter's, in its file
+static inline int model_shares_slices_(const Model* m, int i) {
+    return model_row_has_ep(m, i) && !tensor_experts_are_slices(&m->table[i]);
+}
+
 // ranks that have parts of row i, and elements of a slice of it that this one has
-static inline int model_parts(const Model* m, int i) { return model_row_has_tp(m, i) ? m->tp.size : 1; }
+static inline int model_parts(const Model* m, int i) {
+    return model_row_has_tp(m, i) ? m->tp.size : model_shares_slices_(m, i) ? m->ranks.ep.size : 1;
+}
 static inline size_t model_part_elements(const Model* m, int i) { return tensor_slice_elements(&m->held[i]); }
 
-// who of a group holds slice k of row i; of what is no expert's every rank has its own
+// of a slice of row i the part of this rank, which may be where the whole is; or a part to its place in the whole
+static inline void model_take_part(const Model* m, int i, float* part, float* whole) {
+    const size_t n = model_part_elements(m, i);
+    if (model_row_has_tp(m, i)) { tensor_take_part(part, whole, &m->table[i], m->tp.place, m->tp.size); }
+    else if (model_parts(m, i) > 1) { memmove(part, whole + n * (size_t)m->ranks.ep.place, sizeof(float) * n); }
+}
+static inline void model_put_part_(const Model* m, int i, float* whole, float* part, int place) {
+    const size_t n = model_part_elements(m, i);
+    if (model_row_has_tp(m, i)) { tensor_put_part(whole, part, &m->table[i], place, m->tp.size); }
+    else { memcpy(whole + n * (size_t)place, part, sizeof(float) * n); }
+}
+
+// who of a group holds slice k of row i; of what is no expert's, or all experts', every rank has its own
 static inline int model_place(const Model* m, int i, int k) {
     const Tensor* t = &m->table[i];
-    if (!model_row_has_ep(m, i)) { return m->ranks.ep.place; }
+    if (!model_row_has_ep(m, i) || model_shares_slices_(m, i)) { return m->ranks.ep.place; }
     return k % tensor_layer_slices(t) / tensor_names(t) / m->held[i].experts;
 }
 
@@ -324,7 +343,7 @@ static inline int model_held_slice(const Model* m, int i, int k) {
 // the rank that has slice k of row i once the ranks that share it have put it together
 static inline int model_source_rank(const Model* m, int i, int k) {
     const int first = model_has_pp(m) ? pp_first_rank(&m->pp, model_stage_of(m, i, k)) : 0;
-    return first + (model_row_has_ep(m, i) ? model_place(m, i, k) : 0);
+    return first + (model_row_has_ep(m, i) && !model_shares_slices_(m, i) ? model_place(m, i, k) : 0);
 }
 
 // what has the gradients of row i
@@ -673,7 +692,7 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
         *(model_row_has_ep(m, row) ? &s->sum_of_experts : &s->sum) +=
             XXH3_64bits_withSeed(s->room, sizeof(float) * whole, slice);
     }
-    if (model_row_has_tp(m, row)) { tensor_take_part(s->room, s->room, t, m->tp.place, m->tp.size); }
+    model_take_part(m, row, s->room, s->room);
     const Tensor* h = &m->held[row];
     assert(h->stored != STORED_FP4);  // that nothing is rounded to
     if (h->stored == STORED_FP8) {
@@ -814,7 +833,7 @@ static inline const float* model_bring_slice_(const Model* m, const float* from,
     float* part = (float*)malloc_check(sizeof(float) * n, "part of a tensor");
     if (from) { memcpy(part, from, sizeof(float) * n); }
     for (int p = 0; p < n_parts; p++) {
-        if (model_bring_(m, part, part, n, source + p)) { tensor_put_part(room, part, &m->table[i], p, n_parts); }
+        if (model_bring_(m, part, part, n, source + p)) { model_put_part_(m, i, room, part, p); }
     }
     free(part);
     return model_rank(m) == 0 ? room : NULL;

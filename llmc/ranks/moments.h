@@ -77,7 +77,7 @@ static inline void moments_load_slice_(SafeSet* set, Model* m, const char* prefi
     if (own.n == 0) { return; }
     memset(room, 0, sizeof(float) * tensor_slice_elements(t));  // padding rows too
     if (file >= 0) { tensor_load_slice(set, t, file, prefix, room, turned); }
-    if (model_row_has_tp(m, i)) { tensor_take_part(room, room, t, m->tp.place, m->tp.size); }
+    model_take_part(m, i, room, room);
     device_upload(arena + own.at, room + own.first, sizeof(float) * own.n, dev);
     device_sync(dev);  // room is written again
 }

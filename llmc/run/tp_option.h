@@ -22,10 +22,10 @@ static inline Option tp_option(int* size) {
 
 // of the first row that T ranks cannot share, what T would have to divide; NULL: there is none. A product is turned:
 // the other side of the matrix is divided, too. Not of a vocabulary, whose rows are padded to a multiple of 128, nor of
-// what is no matrix
+// what is no matrix. Adapters are shared as the matrices are beside which they stand
 static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t n_bytes) {
     char name[NAME_BYTES];
-    for (int i = 0; i < m->n_table; i++) {
+    for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
         const int is_vocabulary = t->split == SPLIT_VOCABULARY, is_matrix = tensor_is_matrix(t) && !is_vocabulary;
         const int other = t->split == SPLIT_ROWS ? t->columns : t->rows;
