@@ -376,7 +376,6 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     p.turn = p.kind == WINDOW_LAYER ? &acts->rope : &acts->entry_rope;
     p.batch = &acts->batch;
     p.T = acts->T, p.N = N, p.purpose = acts->purpose;
-    p.has_adapters = model_is_adapter(&v4->model);
     if (p.kind == HCA_LAYER) { p.entries = compressor(v4, acts, AT(hca), l); }
     if (p.kind != CSA_LAYER) { return p; }
     p.entries = compressor(v4, acts, AT(csa), l), p.index = compressor(v4, acts, AT(index), l);

@@ -249,7 +249,6 @@ typedef struct {
     const TokenBatch* batch;
     int T, N;                                 // positions of a row, of which there is room; of the pass
     Purpose purpose;
-    int has_adapters;                         // of some matrices of the model
     float* index_number;                      // where the sum of the indexer's losses goes; NULL: nobody asks
     float index_dloss;                        // 1 / positions that have such a loss, in the whole update
 } EntryPass;
@@ -502,7 +501,7 @@ static inline void entry_attention_backward(const EntryPass* p, floatX* dinp, co
     entry_keys_backward_(p, entries, dev);
     linear_backward(a->dq_low, a->dheads, a->q_low_norm, p->wq_b, p->dwq_b, 0, N, dev);
     rmsnorm_backward(room, p->dq_norm, a->dq_low, a->q_low, p->q_norm, p->s.q_low_rstd, 0, N, s->qr, dev);
-    LinearChain chain = linear_chain(dinp, p->has_adapters);
+    LinearChain chain = linear_chain(dinp);
     linear_chain_backward(&chain, room, p->inp, p->wq_a, p->dwq_a, N, dev);
     rmsnorm_backward(room, p->dkv_norm, a->dkv, a->kv_proj, p->kv_norm, p->s.kv_rstd, 0, N, s->d, dev);
     linear_chain_backward(&chain, room, p->inp, p->wkv, p->dwkv, N, dev);

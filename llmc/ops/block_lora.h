@@ -118,7 +118,7 @@ static inline void block_lora_forward(LoraX* out, const LoraX* inp, const LoraX*
     assert(s->n_out % G == 0);
     if (s->N == 0) { return; }
     const LoraX* x = dropout(wide, inp, &s->dropout, s->site, (size_t)rows.N * s->C, dev);
-    lora_into_rank_(u, x, (size_t)s->C, NULL, A, 1, NULL, &rows, NULL, s->C, dev);
+    lora_into_rank_(u, x, (size_t)s->C, NULL, A, 1, 0, &rows, NULL, s->C, dev);
     for (int g = 0; g < G; g++) {
         lora_product_(out + g * R, s->out_row, 1.0f, 1, gemm_matrix(u + g * r, G * r),
                       gemm_transposed(B + g * R * r, r), s->N, (int)R, s->r, dev);
@@ -134,7 +134,7 @@ static inline void block_lora_backward(LoraX* dinp, float* dA, float* dB, const 
     LoraX *u = scratch, *du = u + lora_inside_elements_(&rows), *wide = du + lora_inside_elements_(&rows);
     const LoraX* x = dA || dB ? dropout(wide, inp, &s->dropout, s->site, n_wide, dev) : inp;
     assert(s->n_out % G == 0);
-    if (dB) { lora_into_rank_(u, x, C, NULL, A, 1, NULL, &rows, NULL, s->C, dev); }
+    if (dB) { lora_into_rank_(u, x, C, NULL, A, 1, 0, &rows, NULL, s->C, dev); }
     for (int g = 0; g < G; g++) {
         if (dB) {
             lora_product_(dB + g * R * r, r, 1.0f, 0, gemm_transposed(dout + g * R, s->out_row),
@@ -146,12 +146,12 @@ static inline void block_lora_backward(LoraX* dinp, float* dA, float* dB, const 
         }
     }
     if ((dA || dinp) && s->N > 0) { lora_scale_rows_(du, du, NULL, s->scale, NULL, rows.N, s->r, dev); }
-    if (dA) { lora_gradient_(dA, du, r, NULL, x, NULL, &rows, NULL, s->r, s->C, dev); }
+    if (dA) { lora_gradient_(dA, du, r, NULL, x, C, NULL, &rows, NULL, s->r, s->C, dev); }
     if (dinp && s->dropout.p == 0.0f) {
         lora_out_of_rank_(dinp, C, 1, du, A, 0, &rows, NULL, s->C, dev);
     } else if (dinp) {
         lora_out_of_rank_(wide, C, 0, du, A, 0, &rows, NULL, s->C, dev);
-        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), n_wide, dev);
+        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), &rows, dev);
     }
 }
 #undef BLOCK_LORA_STORED
