@@ -727,13 +727,16 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, const floatX* X, int
 static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, 0);
     const size_t n_bytes = sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D);
+    float* counted = acts->numbers;
     device_copy(a.dhidden, a.dstreams, n_bytes, dev);
+    acts->numbers = dp_numbers(&v4->model.dp);  // with --pp what all other layers have counted is there already
     mtp_forward(v4, acts, X, N, dev);
     const LmHead head = mtp_head(v4, acts);
     const float dloss = v4->config.mtp_weight * (1.0f / v4->model.mtp_counted);
     lm_head_losses(&head, &acts->mtp.batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
     crossentropy_losses_sum(dp_numbers(&v4->model.dp) + mtp_number(v4), head.losses, N, dev);
     mtp_backward(v4, acts, X, N, dev);
+    acts->numbers = counted;
     device_copy(a.dstreams, a.dhidden, n_bytes, dev);
 }
 

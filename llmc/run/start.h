@@ -316,6 +316,7 @@ static inline void start_check_names_(const Run* r) {
     for (int i = 0; i < m->n_table; i++) {
         char name[NAME_BYTES];
         const int n_slices = tensor_slices(&m->table[i]), n = n_slices / tensor_joined(&m->table[i]);
+        if (n_slices == 0) { continue; }  // no layer has it
         tensor_slice_name(name, sizeof name, &m->table[i], n_slices - 1);
         n_bytes += 2.0 * n * ((double)strlen(name) + of_each);
         n_tensors += n;
