@@ -9,8 +9,8 @@ The model (spec: doc/deepseek_v4.md): hc streams X_j, all of them the token's em
     X = mix(X, experts(norm(y)))     of the position's streams (hyper_connections.h)
 a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a
 window alone; with entries of few tokens, of which an indexer chooses some (CSA); with entries of many tokens, all of
-them (HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token after the
-next (MTP). Not here: ranks that share matrices or positions (--tp, --cp); drafts of several tokens.
+them (HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token
+after the next (MTP). Not here: ranks that share matrices or positions (--tp, --cp); drafts of several tokens.
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
     make train_deepseek_v4             for what this machine has; CPU=1 and CUDA=1 say it

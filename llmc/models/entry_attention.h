@@ -226,7 +226,8 @@ static inline Tensor* entry_statistic_rows(Tensor* t, size_t at, const EntrySize
 // Of a pass without kernels over N positions, rows of T: the largest scratch that an op asks for, which is that of
 // sparse_attention_backward or of index_loss_backward. Without that of single threads
 static inline double entry_workspace_bytes(const EntrySizes* s, int N, int T) {
-    const double csa = entry_has_(s, CSA_LAYER) ? entry_chosen(s, T) : 0, hca = entry_has_(s, HCA_LAYER) ? T / s->hca : 0;
+    const double csa = entry_has_(s, CSA_LAYER) ? entry_chosen(s, T) : 0;
+    const double hca = entry_has_(s, HCA_LAYER) ? T / s->hca : 0;
     const double keys = (s->window < T ? s->window : T) + (csa > hca ? csa : hca);
     const double of_head = 2.0 * sizeof(float) * N * (keys + 32.0), all = of_head * s->H;
     const double kept = all < (double)SPARSE_KEPT ? all : fmax((double)SPARSE_KEPT, 16.0 * of_head);
