@@ -115,7 +115,7 @@ make_all() {
 
 # what scripts share; build_shared PROGRAM...: and these
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_qwen3 train_qwen36 "$@")
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_qwen3 train_qwen36 train_deepseek_v4 "$@")
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -127,6 +127,7 @@ quick() {
     # the longest first, so that both cores are busy to the end
     part "train_qwen36, quick" dev/test_qwen36.sh quick
     part "train_qwen3, quick" dev/test_qwen.sh quick
+    part "train_deepseek_v4, quick" dev/test_deepseek_v4.sh quick
     part "several ranks, quick" dev/test_ranks.sh quick
     part "command line and runs, quick" dev/test_cli.sh quick
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
@@ -153,7 +154,7 @@ quick() {
 # the same bits from other compilers, vector widths and levels of optimisation; a build for each
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
-    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_qwen36 test_router"  # which hold all their other ops too
+    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_qwen36 test_deepseek_v4 test_router"  # which hold all their other ops too
     build_and_run "OMP=0" test_gpt2 test_matmul test_attention
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch" $bits $mamba; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
@@ -185,6 +186,7 @@ rest() {
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
     part "train_qwen3, every option and file" dev/test_qwen.sh
     part "train_qwen36, every option and file" dev/test_qwen36.sh
+    part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "train_qwen36, checkpoints and faults, quick" env TRAINER=train_qwen36 dev/test_faults.sh quick
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
