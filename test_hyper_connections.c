@@ -118,7 +118,8 @@ static double da_error(const int* d) {
 static double dx_error(const int* d) {
     const double dz_most = fmax(4.0, sqrt((double)d['D']) * 2), z = z_most(d), M = d['M'];
     const double dot = M * (da_error(d) * z + z_error(d) * dz_most);
-    return M * (da_error(d) / 4 + dz_most * 0x1p-24) + 2 * dot / (d['S'] * d['D']) + 8 * 0x1p-24 * (4 + M * dz_most / 4);
+    const double rest = 8 * 0x1p-24 * (4 + M * dz_most / 4);
+    return M * (da_error(d) / 4 + dz_most * 0x1p-24) + 2 * dot / (d['S'] * d['D']) + rest;
 }
 
 static double site_error(int array, const int* d) {
@@ -148,8 +149,8 @@ static const int site_shapes[][OP_DIMS] = {
 #elif defined __CUDACC__
     {9, 4, 16, 24, 3, 2},
 #else
-    {17, 4, 16, 24, 3, 20}, {16, 5, 13, 35, 3, 3}, {19, 6, 16, 48, 3, 2}, {9, 7, 3, 63, 3, 3}, {65, 4, 67, 24, 3, 20}, {130, 4, 70, 24, 3, 3},
-    {8, 4, 257, 24, 3, 1},
+    {17, 4, 16, 24, 3, 20}, {16, 5, 13, 35, 3, 3}, {19, 6, 16, 48, 3, 2}, {9, 7, 3, 63, 3, 3},
+    {65, 4, 67, 24, 3, 20}, {130, 4, 70, 24, 3, 3}, {8, 4, 257, 24, 3, 1},
 #endif
     {0},
 };

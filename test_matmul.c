@@ -960,7 +960,8 @@ static void test_stored(Test* t) {
                              {5, 7, 130, 130},  {9, 257, 3, 3},     {31, 48, 160, 80}, {2, 2000, 40, 40},
                               {7, 97, 33, 33}, {13, 1601, 51, 51}, {1, 300, 402, 201}, {8, 300, 402, 134},
                               {2, 129, 258, 129},
-                             {6, 64, 70, 70}, {6, 4225, 50, 50}, {1, 4225, 50, 25}};  // N, C, OC, part_rows
+                             {6, 64, 70, 70}, {6, 4225, 50, 50}, {1, 4225, 50, 25},
+                             {13, 2080, 51, 51}};  // N, C, OC, part_rows
     const Stored kinds[] = {STORED_BF16, STORED_FP8, STORED_FP4};
     const char* const outs[] = {"bf16: out", "fp8: out", "fp4: out"};
     const char* const dinps[] = {"bf16: dinp", "fp8: dinp", "fp4: dinp"};

@@ -7,9 +7,9 @@ run does beside the model, are explained there.
 The model (spec: doc/deepseek_v4.md): hc streams X_j, all of them the token's embedding; L blocks of
     X = mix(X, attention(norm(y)))   y = sum of pre_j X_j; X'_k = post_k f + sum of comb_jk X_j, with pre, post and comb
     X = mix(X, experts(norm(y)))     of the position's streams (hyper_connections.h)
-a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a window
-alone; with entries of few tokens, of which an indexer chooses some (CSA); with entries of many tokens, all of them
-(HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token after the
+a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a
+window alone; with entries of few tokens, of which an indexer chooses some (CSA); with entries of many tokens, all of
+them (HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token after the
 next (MTP).
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
@@ -52,12 +52,13 @@ typedef struct { float *r, *z, *pre, *post, *comb; } SiteNumbers;
 
 // what a pass leaves behind; from `dstreams` on the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *streams0, *hc_attn_y, *norm1, *hc_ffn_y, *norm2, *attention_out, *moe, *shared_gate_up, *shared_hidden,
-        *shared_out, *hc_head_y, *norm, *logits, *adapter, *parallel;
+    floatX *encoded, *streams0, *hc_attn_y, *norm1, *hc_ffn_y, *norm2, *attention_out, *moe, *shared_gate_up,
+        *shared_hidden, *shared_out, *hc_head_y, *norm, *logits, *adapter, *parallel;
     Stream streams1, streams2;
     EntryTensors attention;
     ExpertTensors experts;
-    floatX *mtp_encoded, *mtp_embedding_norm, *mtp_hidden_norm, *mtp_streams0, *mtp_hc_head_y, *mtp_norm, *dstart, *dhidden;
+    floatX *mtp_encoded, *mtp_embedding_norm, *mtp_hidden_norm, *mtp_streams0, *mtp_hc_head_y, *mtp_norm, *dstart,
+        *dhidden;
     floatX *dstreams, *dbranch, *dnorm, *dy, *droom, *dshared_hidden;
 } ActivationTensors;
 
@@ -432,8 +433,8 @@ static const floatX* streams_behind(const DeepseekV4* v4, const Activations* act
 // ---- forward ----
 
 // of streams X what a half of layer l reads: their sum y, and its norm. `field`: of the site's parameters
-static void site_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n, floatX* y,
-                         floatX* norm, float* rstd, int l, int N, const Device* dev) {
+static void site_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n,
+                         floatX* y, floatX* norm, float* rstd, int l, int N, const Device* dev) {
     const Config* c = &v4->config;
     const HyperShape shape = hyper_shape(c, N);
     const SiteParameters p = site(v4, field, l);
@@ -645,7 +646,8 @@ static void collapse_backward(DeepseekV4* v4, Activations* acts, const floatX* X
     const SiteParameters p = site(v4, field, 0), d = site_gradients(v4, field, 0);
     rmsnorm_backward(a.dy, gradient(v4, norm_field, 0), a.dnorm, y, gain(v4, norm_field, 0), rstd, 0, N, v4->config.D,
                      dev);
-    hyper_head_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, X, n.r, n.z, n.pre, p.fn, p.base, p.scale, &shape, dev);
+    hyper_head_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, X, n.r, n.z, n.pre, p.fn, p.base, p.scale, &shape,
+                        dev);
 }
 
 // from dstreams behind the last layer of this stage to all of its gradients, down to the lowest layer that learns
@@ -675,7 +677,8 @@ static void mtp_forward(const DeepseekV4* v4, Activations* acts, const floatX* X
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     vocabulary_rows(a.mtp_encoded, acts->mtp.batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
-    rmsnorm_forward(a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0), c->eps, N, D, dev);
+    rmsnorm_forward(a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0), c->eps, N, D,
+                    dev);
     rmsnorm_forward(a.mtp_hidden_norm, s.mtp_hidden_rstd, X, gain(v4, AT(mtp_hnorm), 0), c->eps, rows, D, dev);
     linear_forward(a.dstart, a.mtp_embedding_norm, linear(v4, acts, AT(mtp_e_proj), 0), N, dev);
     hyper_spread_forward(a.mtp_streams0, a.dstart, N, c->hc, D, dev);
@@ -702,8 +705,8 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, const floatX* X, int
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const Linear e_proj = linear(v4, acts, AT(mtp_e_proj), 0), h_proj = linear(v4, acts, AT(mtp_h_proj), 0);
-    collapse_backward(v4, acts, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y, s.mtp_norm_rstd,
-                      N, dev);
+    collapse_backward(v4, acts, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y,
+                      s.mtp_norm_rstd, N, dev);
     recompute_block(v4, acts, l, a.mtp_streams0, N, dev);
     block_backward(v4, acts, l, a.mtp_streams0, N, dev);
     model_layer_done(&v4->model, l, dev);
@@ -757,8 +760,8 @@ static void leaf_backward(DeepseekV4* v4, Activations* acts, float dloss, int N,
 
 // One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
 // llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
-static void deepseek_v4_leaf(DeepseekV4* v4, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
-                             int T, const Device* dev) {
+static void deepseek_v4_leaf(DeepseekV4* v4, Activations* acts, const int* tokens, const int* targets, float dloss,
+                             int B, int T, const Device* dev) {
     DataParallel* dp = &v4->model.dp;
     activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
     if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
@@ -780,8 +783,8 @@ static float balance(const DeepseekV4* v4) {
     const Config* c = &v4->config;
     float sum = 0.0f;
     for (int l = 0; l < c->L; l++) {
-        const float* of_layer = dp_sums(&v4->model.dp) + router_number(v4, l);
-        if (c->routers[l] == CHOICE_LAYER) { sum += of_layer[2 * c->E + ROUTER_BALANCE] / (float)v4->model.dp.n_leaves; }
+        const float of_layer = dp_sums(&v4->model.dp)[router_number(v4, l) + 2 * (size_t)c->E + ROUTER_BALANCE];
+        if (c->routers[l] == CHOICE_LAYER) { sum += of_layer / (float)v4->model.dp.n_leaves; }
     }
     return sum;
 }
@@ -929,7 +932,9 @@ static void deepseek_v4_choose(Run* r) {
     refuse_options(r, &c, is_adapter, learns_mtp);
     deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
-    if (trains_index) { log_add_key(&r->log, "index_loss", "of the indexers, the mean over their layers; not in the loss"); }
+    if (trains_index) {
+        log_add_key(&r->log, "index_loss", "of the indexers, the mean over their layers; not in the loss");
+    }
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
@@ -945,7 +950,8 @@ static void freeze_still(DeepseekV4* v4, int indexer_alone) {
     Model* m = &v4->model;
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
-        const int is_still = t->whole_below > 0 || t->field == AT(router_bias) || (parameter_is_mtp(t) && !m->learns_mtp);
+        const int is_of_mtp = parameter_is_mtp(t) && !m->learns_mtp;
+        const int is_still = t->whole_below > 0 || t->field == AT(router_bias) || is_of_mtp;
         if (is_still || (parameter_is_index(t) ? m->index_ratio == 0 : indexer_alone)) { model_freeze(m, t); }
     }
 }
@@ -993,21 +999,24 @@ static double mtp_count(const Run* r) {
 
 static void box_attention(const Run* r, const Config* c) {
     const int n_csa = config_layers(c, CSA_LAYER), n_hca = config_layers(c, HCA_LAYER);
+    const char* learns = c->indexer == INDEXER_DENSE ? ", now all, and learns" : " and learns";
     box_row("  attention", "%d head%s of %d, one of keys, %d channels turn, a window of %d", c->H, c->H > 1 ? "s" : "",
             c->d, c->rotated, c->window);
     if (n_csa > 0) {
         box_row("  entries", "of %d tokens in %d layer%s, of which an indexer chooses %d%s", c->csa, n_csa,
-                n_csa > 1 ? "s" : "", c->topk,
-                r->model->index_ratio == 0 ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learns" : " and learns");
+                n_csa > 1 ? "s" : "", c->topk, r->model->index_ratio == 0 ? "" : learns);
     }
-    if (n_hca > 0) { box_row(n_csa > 0 ? "" : "  entries", "of %d tokens in %d layer%s", c->hca, n_hca, n_hca > 1 ? "s" : ""); }
+    if (n_hca > 0) {
+        box_row(n_csa > 0 ? "" : "  entries", "of %d tokens in %d layer%s", c->hca, n_hca, n_hca > 1 ? "s" : "");
+    }
 }
 
 static void deepseek_v4_box(const Run* r) {
     const Config* c = config_of(r);
     const size_t active = decoder_active(r->model, workplace(r)->v4.adapters.n_table + trunk_rows(r), c->k);
     const int n_hash = config_hash_layers(c);
-    box_row("model", "%d layer%s, %d streams of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->hc, c->D, c->max_T);
+    box_row("model", "%d layer%s, %d stream%s of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->hc,
+            c->hc > 1 ? "s" : "", c->D, c->max_T);
     box_attention(r, c);
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all", c->E, c->F, c->k);
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
@@ -1069,7 +1078,8 @@ static double attention_flops(const Run* r, int l) {
     const Config* c = config_of(r);
     const double of_window = decoder_attention_flops(c->H * c->d, c->window, r->T);
     const double n = of_window + 12.0 * c->H * c->d * entries_seen(c, l, r->T);
-    const int learns = r->model->index_ratio > 0, scores = c->kinds[l] == CSA_LAYER && (learns || r->T / c->csa > c->topk);
+    const int learns = r->model->index_ratio > 0;
+    const int scores = c->kinds[l] == CSA_LAYER && (learns || r->T / c->csa > c->topk);
     const double all = 0.5 * (r->T + 1.0 - c->csa) / c->csa;
     return scores ? n + (2.0 * all + (learns ? 4.0 * entries_seen(c, l, r->T) : 0.0)) * c->nI * (c->dI + 1.0) : n;
 }

@@ -15,7 +15,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has
     tensor_blocks          a linear layer in groups, whose blocks alone are stored
     tensor_stored          in which type releases have it
-    tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never learns
+    tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never
+                           learns
     tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_modules_under: what their names begin with
 A *slice* is the matrix of a layer, of one of its experts, or a part of one that has a name of its own on disk. There
 each is a tensor, but for experts that are one tensor together, in which slices of one name follow each other
@@ -717,7 +718,8 @@ typedef struct {
     void (*bands)(void* to, const Tensor* t, int k, int band, int n, const float* x);
     // does anybody here need slice k? One that nobody needs is not read. No function: all are needed
     int (*needs)(void* to, const Tensor* t, int k);
-    // Room for the bytes and scales of a slice that its file has in fp8 or fp4, which `kind` says, where it is stored so;
+    // Room for the bytes and scales of a slice that its file has in fp8 or fp4, which `kind` says, where it is stored
+    // so;
     // NULL: it goes through `room`. No function: all do
     uint8_t* (*scaled)(void* to, const Tensor* t, int k, Stored kind, void** scales);
 } SliceSink;

@@ -1,7 +1,7 @@
 /*
 The tensor table against safetensors: every parameter, gradient or moment under its name and shape on disk.
-    tensors_declare, tensors_put   every tensor that may learn into a file that may hold more: gradients; tensor_put_slice
-                                   is one step of it
+    tensors_declare, tensors_put   every tensor that may learn into a file that may hold more: gradients;
+                                   tensor_put_slice is one step of it
     tensors_load                   every tensor out of a SafeSet; tensor_load_slice is one step of it
     tensors_load_layers            the same into a model with more layers than the file: where each one was
     tensor_is_in                   does a SafeSet have this tensor? For those that a model may or may not come with

@@ -5,8 +5,8 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
     adapted_trainer           a Trainer like decoder_trainer's that knows adapters
     adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it
     adapted_base              in Trainer.choose: of the files, what their numbers add up to
-    adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights is
-                              typed
+    adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights
+                              is typed
     adapted_store             in Trainer.choose, after the layout: matrices as --weights says. Files in fp8 or fp4 are
                               never rounded again: with --weights fp8 each of their matrices is in memory what it is
                               there

@@ -1,6 +1,6 @@
 /*
-DeepSeek V4: its sizes, a line for each parameter, and the files that hold them. Everything train_deepseek_v4.cu computes
-loops over these tables.
+DeepSeek V4: its sizes, a line for each parameter, and the files that hold them. Everything train_deepseek_v4.cu
+computes loops over these tables.
     Config           the sizes; from a preset, from config.json, and back into one
     config_fit       what only the files say: which of three families of names they have, whether the experts of a layer
                      are one tensor, and whether there is an MTP module
@@ -53,7 +53,7 @@ typedef struct {
     int csa, hca;         // tokens of an entry, 4 and 128
     int nI, dI, topk;     // the indexer's heads, 64, channels of each, 128, entries that it chooses, 512
     int hc, iters;        // residual streams, 4; iterations of Sinkhorn, 20
-    int E, k, F;          // experts of a layer, 256, of which a token takes 6; width of each and of the shared one, 2048
+    int E, k, F;          // experts, 256, of which a token takes 6; width of each and of the shared one, 2048
     int mtp;              // there is a module that predicts the token after the next (MTP)
     int indexer;          // IndexerTraining
     int names, fused;     // NameFamily; the files have the experts of a layer as one tensor
@@ -119,11 +119,11 @@ static inline Config config_preset(const char* name, int V) {
         {"tiny", 1, WINDOW_LAYER, {1024, 0, 0, 4, 64, 4, 32, 8, 32, 2, 16, 32, 4, 16, 8, 16, 16, 4, 20, 8, 2, 32, 0,
           INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
           MTP_WEIGHT, 0.0f, 1e-3f, "", ""}},
-        {"small", 2, WINDOW_LAYER, {4096, 0, 0, 8, 512, 8, 64, 16, 192, 2, 192, 128, 4, 32, 8, 32, 32, 4, 20, 16, 4, 256,
-          0, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
+        {"small", 2, WINDOW_LAYER, {4096, 0, 0, 8, 512, 8, 64, 16, 192, 2, 192, 128, 4, 32, 8, 32, 32, 4, 20, 16, 4,
+          256, 0, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
           MTP_WEIGHT, 0.0f, 1e-3f, "", ""}},
-        {"deepseek-v4-flash", 3, WINDOW_LAYER, {1 << 20, 0, 0, 43, 4096, 64, 512, 64, 1024, 8, 1024, 128, 4, 128, 64, 128,
-          512, 4, 20, 256, 6, 2048, 1, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5,
+        {"deepseek-v4-flash", 3, WINDOW_LAYER, {1 << 20, 0, 0, 43, 4096, 64, 512, 64, 1024, 8, 1024, 128, 4, 128, 64,
+          128, 512, 4, 20, 256, 6, 2048, 1, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5,
           {16.0f, 65536, 32.0f, 1.0f}, MTP_WEIGHT, 0.0f, 0.0f, "", ""}},
         {"deepseek-v4-pro", 3, HCA_LAYER, {1 << 20, 0, 0, 61, 7168, 128, 512, 64, 1536, 16, 1024, 128, 4, 128, 64, 128,
           1024, 4, 20, 384, 6, 3072, 1, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 2.5f, 10.0f, 1e4, 1.6e5,
@@ -150,7 +150,8 @@ static inline Config config_preset(const char* name, int V) {
 static inline int config_parse_ratios_(Config* c, const json_t* json, ErrorText* error) {
     const json_t* list = json_object_get(json, "compress_ratios");
     if (!json_is_array(list) || (int)json_array_size(list) < c->L) {
-        return error_set(error, "expected \"layer_types\" or \"compress_ratios\", a list of %d, one for each layer", c->L);
+        return error_set(error, "expected \"layer_types\" or \"compress_ratios\", a list of %d, one for each layer",
+                         c->L);
     }
     for (int l = 0; l < c->L; l++) {
         const json_t* found = json_array_get(list, (size_t)l);
@@ -203,7 +204,8 @@ static inline int config_parse_yarn_(Config* c, const json_t* turn, int is_main,
     if (!json_agrees(turn, json_pack("{s:f, s:f}", "attention_factor", 1.0, "mscale", 1.0), error)) { return 0; }
     if (!type || strcmp(type, "default") == 0) { return 1; }
     if (is_main || strcmp(type, "yarn") != 0) {
-        return error_set(error, "\"rope_type\": expected %s, found %.60s", is_main ? "default" : "default or yarn", type);
+        return error_set(error, "\"rope_type\": expected %s, found %.60s", is_main ? "default" : "default or yarn",
+                         type);
     }
     if (!json_number(&factor, turn, "factor", 1.0, 1e6, error) || !json_ints(turn, original, 1, error) ||
         !json_number(&fast, turn, "beta_fast", 1e-3, 1e6, error) ||
@@ -220,7 +222,7 @@ static inline int config_parse_theta_(double* theta, const json_t* top, const ch
     return json_number(theta, top, key, 1.0, 1e12, error) && json_number(theta, set, "rope_theta", 1.0, 1e12, error);
 }
 
-// rope_parameters has a set for layers without entries and one for the others; the published form has one for the others
+// rope_parameters has a set for layers without entries and one for the others, of which the published form has one
 static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* error) {
     const json_t *turn = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
     const json_t *main = json_object_get(turn, "main"), *entries = json_object_get(turn, "compress");
@@ -241,8 +243,8 @@ static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* e
         c->rotated = (int)(c->d * factor);
     }
     return (c->rotated >= 2 && c->rotated % 2 == 0 && c->rotated <= c->d && c->rotated <= c->dI) ||
-           error_set(error, "\"qk_rope_head_dim\": expected an even number 2..%d, found %d", c->d < c->dI ? c->d : c->dI,
-                     c->rotated);
+           error_set(error, "\"qk_rope_head_dim\": expected an even number 2..%d, found %d",
+                     c->d < c->dI ? c->d : c->dI, c->rotated);
 }
 
 // keys of our own, and how many modules there are
@@ -488,7 +490,8 @@ static inline Tensor* compressor_rows_(Tensor* t, const Config* c, const char* c
                                        int d, const char* of_kinds) {
     Tensor* first = t;
     *t++ = tensor(names[0], at + offsetof(CompressorParameters, wkv), c->L, C, c->D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
-    *t++ = tensor(names[1], at + offsetof(CompressorParameters, wgate), c->L, C, c->D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    *t++ = tensor(names[1], at + offsetof(CompressorParameters, wgate), c->L, C, c->D, INIT_NORMAL, 0.02f, DECAY,
+                  AS_IS);
     *t++ = tensor(names[2], at + offsetof(CompressorParameters, ape), c->L, r, C, INIT_ZEROS, 0.0f, NO_DECAY, AS_IS);
     tensor_stored(&t[-1], STORED_F32);
     t = vector_row_(t, names[3], at + offsetof(CompressorParameters, norm), c->L, d, INIT_ONES);
@@ -502,7 +505,8 @@ static inline Tensor* attention_rows_(Tensor* t, const Config* c) {
 #define IN "self_attn."
     t = linear_row_(t, c, ON "wq_a.weight", IN "q_a_proj.weight", AT(wq_a), c->qr, c->D, 0.02f);
     tensor_adaptable(&t[-1], IN "q_a_proj", NULL);
-    t = vector_row_(t, config_name(c, ON "q_norm.weight", NULL, IN "q_a_norm.weight"), AT(q_norm), c->L, c->qr, INIT_ONES);
+    t = vector_row_(t, config_name(c, ON "q_norm.weight", NULL, IN "q_a_norm.weight"), AT(q_norm), c->L, c->qr,
+                    INIT_ONES);
     t = linear_row_(t, c, ON "wq_b.weight", IN "q_b_proj.weight", AT(wq_b), c->H * c->d, c->qr, 0.02f);
     tensor_adaptable(&t[-1], IN "q_b_proj", NULL);
     t = linear_row_(t, c, ON "wkv.weight", IN "kv_proj.weight", AT(wkv), c->d, c->D, 0.02f);
@@ -525,8 +529,9 @@ static inline Tensor* entry_rows_(Tensor* t, const Config* c) {
                                            ON "compressor.ape", ON "compressor.norm.weight"};
     static const char* const in_memory[] = {IN "compressor.kv_proj.weight", IN "compressor.gate_proj.weight",
                                             IN "compressor.position_bias", IN "compressor.kv_norm.weight"};
-    static const char* const index_official[] = {ON "indexer.compressor.wkv.weight", ON "indexer.compressor.wgate.weight",
-                                                 ON "indexer.compressor.ape", ON "indexer.compressor.norm.weight"};
+    static const char* const index_official[] = {
+        ON "indexer.compressor.wkv.weight", ON "indexer.compressor.wgate.weight", ON "indexer.compressor.ape",
+        ON "indexer.compressor.norm.weight"};
     static const char* const index_in_memory[] = {
         IN "compressor.indexer.kv_proj.weight", IN "compressor.indexer.gate_proj.weight",
         IN "compressor.indexer.position_bias", IN "compressor.indexer.kv_norm.weight"};
@@ -541,7 +546,8 @@ static inline Tensor* entry_rows_(Tensor* t, const Config* c) {
     }
     if (config_layers(c, CSA_LAYER) == 0) { return t; }
     Tensor* indexer = t;
-    t = compressor_rows_(t, c, is_in_memory ? index_in_memory : index_official, AT(index), c->csa, 2 * c->dI, c->dI, "C");
+    t = compressor_rows_(t, c, is_in_memory ? index_in_memory : index_official, AT(index), c->csa, 2 * c->dI, c->dI,
+                         "C");
     t = linear_row_(t, c, ON "indexer.wq_b.weight", IN "compressor.indexer.q_b_proj.weight", AT(index_wq_b),
                     c->nI * c->dI, c->qr, 0.02f);
     tensor_in_kinds(&t[-1], c->kinds, "C");
@@ -574,8 +580,8 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
         tensor_whole_numbers(&t[-1], c->E);
         tensor_in_kinds(&t[-1], c->routers, "T");
     }
-    *t++ = tensor(c->fused ? IN "experts.gate_up_proj" : ON "experts.%d.{w1,w3}.weight", AT(expert_gate_up), c->L, 2 * F,
-                  D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
+    *t++ = tensor(c->fused ? IN "experts.gate_up_proj" : ON "experts.%d.{w1,w3}.weight", AT(expert_gate_up), c->L,
+                  2 * F, D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
     tensor_experts(&t[-1], c->E, c->fused ? FUSED : APART);
     tensor_adaptable(&t[-1], IN "experts.%d.{gate,up}_proj", IN "experts.gate_up_proj");
     *t++ = tensor(c->fused ? IN "experts.down_proj" : ON "experts.%d.w2.weight", AT(expert_down), c->L, D, F,
@@ -626,7 +632,8 @@ static inline Tensor* mtp_rows_(Tensor* t, const Config* c) {
         *t++ = tensor_again(row, c->L, "mtp.%d.");
         t[-1].module = t[-1].parameter = NULL;
     }
-    t = site_rows_(t, MTP "hc_head_fn", MTP "hc_head_base", MTP "hc_head_scale", AT(mtp_hc_head), 0, c->hc, c->hc * D, 1);
+    t = site_rows_(t, MTP "hc_head_fn", MTP "hc_head_base", MTP "hc_head_scale", AT(mtp_hc_head), 0, c->hc, c->hc * D,
+                   1);
     return vector_row_(t, MTP "norm.weight", AT(mtp_norm), 0, D, INIT_ONES);
 }
 
@@ -644,7 +651,8 @@ static inline int parameter_table(Tensor* table, const Config* c) {
         if (first->module || first->parameter) { tensor_modules_under(first, MODULES); }
     }
     t = is_official ? site_rows_(t, "hc_head_fn", "hc_head_base", "hc_head_scale", AT(hc_head), 0, hc, hc * D, 1)
-                    : site_rows_(t, "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale", AT(hc_head), 0, hc, hc * D, 1);
+                    : site_rows_(t, "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale", AT(hc_head), 0, hc, hc * D,
+                                 1);
     t = vector_row_(t, "norm.weight", AT(norm), 0, D, INIT_ONES);
     for (int i = 1; i <= 4; i++) { tensor_under(&t[-i], config_top_prefix(c)); }
     tensor_under(table, config_top_prefix(c));

@@ -63,8 +63,8 @@ typedef struct {
 
 // what must not lose digits, always float, and which entries are chosen
 typedef struct {
-    float *q_low_rstd, *q_rstd, *kv_rstd, *att_max, *att_inv, *csa_pool_rstd, *hca_pool_rstd, *index_pool_rstd, *index_proj,
-        *index_weights, *index_mass, *index_losses, *dindex_weights;
+    float *q_low_rstd, *q_rstd, *kv_rstd, *att_max, *att_inv, *csa_pool_rstd, *hca_pool_rstd, *index_pool_rstd,
+        *index_proj, *index_weights, *index_mass, *index_losses, *dindex_weights;
     int* chosen;  // (N, entry_chosen): rows of entries, ascending; -1: no more
 } EntryStatistics;
 
@@ -377,7 +377,8 @@ static inline void entry_keep_keys_(const EntryPass* p, const Device* dev) {
     const floatX* from = p->a.new_kv;
     for (int i = 0; i < p->batch->n_texts; i++) {
         const CachedText* text = &p->batch->texts[i];
-        const size_t n = (size_t)(text->n - text->n_cached), at = (size_t)text->row * (size_t)p->T + (size_t)text->n_cached;
+        const size_t n = (size_t)(text->n - text->n_cached);
+        const size_t at = (size_t)text->row * (size_t)p->T + (size_t)text->n_cached;
         device_copy(p->a.kv + at * d, from, sizeof(floatX) * n * d, dev);
         from += n * d;
     }
@@ -465,7 +466,8 @@ static inline void entry_index_backward_(const EntryPass* p, const floatX* entri
                         a->index_q, a->index.entries, p->s.index_weights, w->W, &index, &places->places, w, dev);
     entry_turn_(a->dindex_q, p, places->places.t, N, s->nI, s->dI, 1, dev);
     linear_backward_weight(a->dindex_q, a->q_low_norm, p->index_wq_b, p->dindex_wq_b, N, dev);
-    cast_scaled(a->dindex_proj, (const float*)p->s.dindex_weights, entry_index_scale_(s), (size_t)N * (size_t)s->nI, dev);
+    cast_scaled(a->dindex_proj, (const float*)p->s.dindex_weights, entry_index_scale_(s), (size_t)N * (size_t)s->nI,
+                dev);
     linear_backward_weight(a->dindex_proj, p->inp, p->index_proj, p->dindex_proj, N, dev);
     entry_compress_back_(p, &p->index, &a->index, p->s.index_pool_rstd, s->dI, dev);
     linear_backward_weight(a->dv, p->inp, p->index.wkv, p->index.dwkv, N, dev);
@@ -485,7 +487,8 @@ static inline void entry_keys_backward_(const EntryPass* p, const floatX* entrie
                               p->s.att_inv, p->sinks, entry_pass_scores_(p) ? p->s.chosen : NULL, w ? w->W : 0, &shape,
                               places, w, dev);
     entry_turn_(a->dq, p, places->t, N, s->H, s->d, 1, dev);
-    rmsnorm_backward(a->dheads, (float*)NULL, a->dq, a->q_proj, (const floatX*)NULL, p->s.q_rstd, 0, N * s->H, s->d, dev);
+    rmsnorm_backward(a->dheads, (float*)NULL, a->dq, a->q_proj, (const floatX*)NULL, p->s.q_rstd, 0, N * s->H, s->d,
+                     dev);
     entry_turn_(a->dkv, p, places->t, N, 1, s->d, 1, dev);
 }
 
@@ -507,8 +510,8 @@ static inline void entry_attention_backward(const EntryPass* p, floatX* dinp, co
     linear_chain_backward(&chain, room, p->inp, p->wkv, p->dwkv, N, dev);
     if (p->kind != WINDOW_LAYER) {
         const int is_csa = p->kind == CSA_LAYER;
-        entry_compress_back_(p, &p->entries, is_csa ? &a->csa : &a->hca, is_csa ? p->s.csa_pool_rstd : p->s.hca_pool_rstd, s->d,
-                             dev);
+        entry_compress_back_(p, &p->entries, is_csa ? &a->csa : &a->hca,
+                             is_csa ? p->s.csa_pool_rstd : p->s.hca_pool_rstd, s->d, dev);
         linear_chain_backward(&chain, a->dv, p->inp, p->entries.wkv, p->entries.dwkv, N, dev);
         linear_chain_backward(&chain, a->dg, p->inp, p->entries.wgate, p->entries.dwgate, N, dev);
     }

@@ -5,8 +5,8 @@ over entries asks of every layer alike.
     entry_places_open, entry_places_close   room for passes of N positions, in generation of so many texts
     entry_places_take   of the segments of a batch of B rows of T positions
     entry_places_texts  of new positions of texts whose caches have `room` positions a row
-Caches in generation: keys (rows, room), entries (rows, room / r). Tokens whose entry is still to come wait with those of
-the entry before it, from entry_first_token on; a pass has them and its new ones, text by text, in one buffer
+Caches in generation: keys (rows, room), entries (rows, room / r). Tokens whose entry is still to come wait with those
+of the entry before it, from entry_first_token on; a pass has them and its new ones, text by text, in one buffer
 (EntryTokens): entry windows count by its rows.
 Ratio 0: the model has no such entries.
 */

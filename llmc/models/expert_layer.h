@@ -357,8 +357,8 @@ static inline void expert_backward_router(const ExpertPass* p, floatX* dinp, con
         expert_router_back_sequences_(p, balance, dev);
     } else {
         router_backward(s->drouter_logits, s->dweights, p->experts, s->weights, s->scores,
-                        shape->score == ROUTER_SOFTMAX ? s->lse : NULL, s->router_logits, counts, balance, z, shape, p->N,
-                        dev);
+                        shape->score == ROUTER_SOFTMAX ? s->lse : NULL, s->router_logits, counts, balance, z, shape,
+                        p->N, dev);
     }
     cast(p->a.drouter, (const float*)s->drouter_logits, (size_t)p->N * (size_t)shape->E, dev);
     linear_backward(dinp, p->a.drouter, p->inp, p->router, p->drouter, 0, p->N, dev);

@@ -87,8 +87,8 @@ static inline size_t experts_scratch_floats(const EpOptions* x, int E, size_t wi
     return n;
 }
 
-// ---- gradients: that of leaf i is pushed onto a stack, whose bottom is where the sum is wanted; what stands above is in
-// scratch. As often as i + 1 is even the two topmost nodes, of n elements, become one ----
+// ---- gradients: that of leaf i is pushed onto a stack, whose bottom is where the sum is wanted; what stands above is
+// in scratch. As often as i + 1 is even the two topmost nodes, of n elements, become one ----
 
 static inline float* experts_top_(float* bottom, float* scratch, size_t n, int top) {
     return top == 0 ? bottom : scratch + n * (size_t)(top - 1);

@@ -6,13 +6,13 @@ over entries (DeepSeek V4) wants to know it.
 An entry is made of r tokens, a window that begins at its document's first token or r, 2r, ... behind it; a document's
 last tokens, if they are fewer, have none. With overlap an entry also has the window before it, where its document has
 one. Position t of a document sees its entries 0 .. (t + 1) / r - 1, whose last token is not after it.
-    places_of_batch    of segments (documents.h) of B rows of T positions: the key of position n is n; a row has room for
-                       T / r entries, those of its documents one after the other, and those too many are nobody's
+    places_of_batch    of segments (documents.h) of B rows of T positions: the key of position n is n; a row has room
+                       for T / r entries, those of its documents one after the other, and those too many are nobody's
     entry_windows_of_batch   likewise
     entries_counted    how many positions of a batch see an entry
 All arrays are ints on the device. Their lengths depend on B and T alone, so that a graph may repeat what was recorded.
-In generation (cached_text.h) `first_key` and `first_entry` point into caches, `token` into the tokens that a pass has at
-hand, and `slot` says where in the cache an entry goes.
+In generation (cached_text.h) `first_key` and `first_entry` point into caches, `token` into the tokens that a pass has
+at hand, and `slot` says where in the cache an entry goes.
 Cost:   made on the host, a pass over N positions for each kind of window.
 Source: spec deepseek_v4.md 2.5, 2.13
 */

@@ -859,7 +859,7 @@ static inline void hyper_pack_wide_(float* packed, const HyperBackward* p) {
     const size_t n_wides = hyper_wides_(p->s), D = (size_t)p->s->D, row = (size_t)p->s->hc * D;
     #pragma omp parallel for
     for (size_t i = 0; i < (size_t)p->s->hc * n_wides; i++) {
-        const size_t j = i / n_wides, d = i % n_wides * HYPER_WIDE, n = D - d < HYPER_WIDE ? D - d : HYPER_WIDE;
+        const size_t j = i / n_wides, d = i % n_wides * HYPER_WIDE, n = D - d < HYPER_WIDE ? D - d : (size_t)HYPER_WIDE;
         for (size_t m = 0; m < (size_t)p->M; m++) {
             float* to = packed + (i * p->M + m) * HYPER_WIDE;
             memcpy(to, p->fn + m * row + j * D + d, sizeof(float) * n);

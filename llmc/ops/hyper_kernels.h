@@ -7,10 +7,10 @@ their own and add them along a tree.
     backward   da: a block a position, a warp for each X_j . dy, then one for Sinkhorn upside down; dX: 8 positions a
                block, a thread has a pack of channels; dfn: a thread has a channel and 24 rows, over a part of the
                positions in fast builds; parts are added ascending
-Cost:  elements moved, for each of N D: forward and expand 2 hc + 1, expand's backward 3 hc + 2, backward 5 hc + 2. One
-       pass over X would do forward with hc + 1. fn, float, comes from the cache for each block. No tensor cores: forward
-       2 (M + 1) flops for each number of X. By ptxas of CUDA 13.0 for sm_90 at most 128 registers, no spills. Not
-       measured on a GPU yet.
+Cost:  elements moved, for each of N D: forward and expand 2 hc + 1, expand's backward 3 hc + 2, backward 5 hc + 2.
+       One pass over X would do forward with hc + 1. fn, float, comes from the cache for each block. No tensor cores:
+       forward 2 (M + 1) flops for each number of X. By ptxas of CUDA 13.0 for sm_90 at most 128 registers, no spills.
+       Not measured on a GPU yet.
 */
 #ifndef LLMC_HYPER_KERNELS_H
 #define LLMC_HYPER_KERNELS_H

@@ -7,8 +7,8 @@ first the keys of the window of any of them, then the entries.
     sparse_product     products of a few rows: what weights make of keys, or of queries
     sparse_stairs      the same where each row begins some terms after the one before: what a key has of positions
 Cost:   nothing is packed but q, once for all keys; keys are read where they lie, lists through their index. A product
-        keeps up to TILE_M x TILE_V vectors of sums in registers, as gemm.h. Of the keys that a strip sees together each position sees
-        all but n - 1.
+        keeps up to TILE_M x TILE_V vectors of sums in registers, as gemm.h. Of the keys that a strip sees together
+        each of its n positions sees all but n - 1.
 Order:  every sum is a chain over its terms, ascending; lanes and tiles hold different sums.
 */
 #ifndef LLMC_SPARSE_STRIPS_H
@@ -112,7 +112,7 @@ static inline void sparse_turn(float* turned, size_t stride, const float* x, int
     }
 }
 
-// x, kept in a register: gcc would load it from memory for each of its uses, of which there are more than loads at a time
+// x, kept in a register: gcc would load it anew for each of its uses, and loads are what is short there
 static inline vfloat sparse_held_(vfloat x) {
 #if defined(__SSE2__)
     __asm__("" : "+v"(x));
@@ -187,7 +187,9 @@ static inline __attribute__((always_inline)) void sparse_product_tile_(const Spa
     const float *a = p->a + m0, *b = p->b + c;
     #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-        for (int v = 0; v < V; v++) { sum[m][v] = p->go_on ? v_load(out + m * p->out_step + v * VLANES) : v_fill(0.0f); }
+        for (int v = 0; v < V; v++) {
+            sum[m][v] = p->go_on ? v_load(out + m * p->out_step + v * VLANES) : v_fill(0.0f);
+        }
     }
     for (ptrdiff_t k = 0, K = p->K; k < K; k++, a += p->a_step) {
         const float* b_k = b + (p->index ? p->index[k] : k) * p->b_step;

@@ -159,7 +159,7 @@ static inline void window_pool_backward_ref(float* dv, float* dg, float* dape, c
     }
 }
 
-#ifndef __CUDACC__  // ---- fast C: entries and parts of their channels over threads, neighbouring channels over lanes ----
+#ifndef __CUDACC__  // ---- fast C: parts of entries over threads, neighbouring channels over lanes ----
 
 enum {
     WINDOW_POOL_ROOM = 32768,  // floats for the weights of some channels: they stay in the second cache
