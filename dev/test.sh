@@ -186,6 +186,7 @@ rest() {
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
     part "train_qwen3, every option and file" dev/test_qwen.sh
     part "train_qwen36, every option and file" dev/test_qwen36.sh
+    part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "train_qwen36, checkpoints and faults, quick" env TRAINER=train_qwen36 dev/test_faults.sh quick
     part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "layers on several ranks" dev/test_stages.sh

@@ -37,6 +37,7 @@ edit tiny.json chosen.json layer_types '["compressed_sparse_attention","compress
     "rope_theta":100,"factor":4,"original_max_position_embeddings":64,"beta_fast":8,"beta_slow":1}}'
 edit taught.json deep.json num_hidden_layers 4 layer_types '["sliding_attention","compressed_sparse_attention","heavily_compressed_attention",
     "compressed_sparse_attention"]' mlp_layer_types '["hash_moe","moe","moe","moe"]'  # for --pp
+edit tiny.json six.json n_routed_experts 6
 start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
 mixed=("${start[@]}" --grad-accum 4 --steps 8 --val-fraction 0.1 --eval-every 4 --sample-every 4 --max-new-tokens 8 --save-every 4)
 
@@ -99,11 +100,11 @@ options() {
     for name in tiny windows chosen taught; do for i in 0 2 3; do flag same "" --recompute $i --config $name.json; done; done
     flag same 4 --recompute 3 --doc-reset 1 --train documents --config taught.json
     flag same 0 --head-rows 5 --verify-every 1
-    flag 'config indexer_train ".kl" || other' "fast=>--indexer: expected off, kl or dense" --indexer kl
+    flag 'config indexer_train ".kl" || other' "fast=>--indexer: expected off|kl|dense" --indexer kl
     flag other "" --indexer dense
     flag other 2 --bias-rate 0.1
     flag other -1 --seq-balance 0.5
-    for i in --pp --ep --tp; do
+    for i in --pp --ep; do
         refuse "$i of one rank" "$i: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" $i 2
         refuse "$i 0" "$i: expected an integer 1.." "${start[@]}" $i 0
     done
@@ -322,7 +323,7 @@ PYTHON
 for r in map(json.loads, open("with/metrics.jsonl")):
     if r.get("loss") is not None:
         more = (r["loss"] - r["cross_entropy"] - 0.5 * r["mtp_loss"]) / 0.1
-        assert 1.99 < more < 4.0, (more, r)'
+        assert 1.8 < more < 4.0, (more, r)'
 }
 
 # ---- adapters ----
@@ -346,7 +347,8 @@ adapters() {
     check "--lora-targets all-linear, experts and routers" test "$(tensors "$(last wide)/adapter_model.safetensors" 'shared_experts\..*lora_B' | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" 'mlp\.(experts|gate)\..*lora_B' | wc -l)" = "9 6"
     rewrite base rounded 't = {n: (d, s, b"".join(b"\0\0" + x[i + 2:i + 4] for i in range(0, len(x), 4))) if d == "F32" else (d, s, x) for n, (d, s, x) in t.items()}'
     rows 16 >in
-    for i in fp32 bf16; do go --from rounded --lora adapter --base-dtype $i --probe in --probe-out $i.out; done
+    mkdir alone && cp "$(last adapter)"/adapter_* alone
+    for i in fp32 bf16; do go --from rounded --lora alone --base-dtype $i --probe in --probe-out $i.out; done
     check "a base in bf16 that fits: the same probe as in fp32" cmp fp32.out bf16.out
     for i in indexer mtp-weight bias-rate; do
         refuse "--$i beside an adapter" "--$i: is not for adapters, beside which" "${tune[@]}" --$i $([ $i = indexer ] && echo kl || echo 0.5)
@@ -402,7 +404,7 @@ ranks() {
     rm -rf several/step_000008
     "$launch" -n 2 "$trainer" --resume --run several --pp 1 --ep 2 >out 2>err </dev/null && same_run whole several
     verdict $? "written by 2 ranks, --pp 2, resumed by 2, --ep 2: the bytes of one rank" "$(tail -n 1 err)"
-    refused "--ep that does not divide the experts" "--ep: 3: expected a number that divides the 4 experts" "$launch" -n 3 "$trainer" "${mixed[@]}" --grad-accum 3 --ep 3
+    refused "--ep that does not divide the experts" "--ep: 4: expected a number that divides the 6 experts" "$launch" -n 4 "$trainer" "${mixed[@]}" --config six.json --ep 4
     refused "more stages than layers" "--pp: 4: expected at most one stage for each of the 3 layers" "$launch" -n 4 "$trainer" "${mixed[@]}" --pp 4
 }
 

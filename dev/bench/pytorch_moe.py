@@ -1,10 +1,11 @@
-"""Training steps of a mixture of experts in transformers, float32, on the CPU: forward, backward, clip, AdamW. moe_step.py and
-qwen36_step.py run it.
+"""Training steps of a mixture of experts in transformers, float32, on the CPU: forward, backward, clip, AdamW. moe_step.py,
+qwen36_step.py and deepseek_v4_step.py run it.
 
     python pytorch_moe.py EXPERTS --from DIR --tokens FILE --seq 256 [--batch 4 --threads 2 --steps 5 --lr 3e-4]
 
 DIR is a Hugging Face folder, FILE a token shard of llm.c (uint16), read row by row in file order. EXPERTS is one of transformers'
-experts_implementation: eager, batched_mm or grouped_mm. Attention is its default, sdpa. The loss is the mean cross-entropy over
+experts_implementation: eager, batched_mm or grouped_mm. Attention is its default, sdpa
+where the model has it. The loss is the mean cross-entropy over
 all positions, without the routers' losses; AdamW is fused. A line of JSON per step, as pytorch_mamba.py prints it.
 """
 import argparse
@@ -29,7 +30,7 @@ def main():
     if model.config._experts_implementation != options.experts:
         raise SystemExit(f"transformers took {model.config._experts_implementation} for {options.experts}")
     model.train()
-    no_decay = ("norm.weight", "layernorm.weight")
+    no_decay = ("norm.weight", "layernorm.weight", "sinks", "position_bias", ".base", ".scale", ".hc_base", ".hc_scale")
     rows = read_rows(options.tokens, options.steps * options.batch, options.seq)
     train_steps(lambda tokens: model(input_ids=tokens, use_cache=False).logits, model, make_adamw(model, options.lr, no_decay), rows,
                 options.steps, options.batch)
