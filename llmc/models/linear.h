@@ -432,7 +432,8 @@ static inline void linear_adapters_of_rows_(floatX* columns, const LinearGradien
         rows.out_row /= (size_t)size;
         shape.own = linear_own_columns_(w, a, 0);
         if (dB) {
-            lora_backward(NULL, NULL, dB, dout + a->first / size, inp, a->A, a->B, &rows, NULL, scratch, dev);
+            lora_backward((floatX*)NULL, (float*)NULL, dB, dout + a->first / size, inp, a->A, a->B, &rows, NULL,
+                          scratch, dev);
         }
         if (dA || columns) {
             lora_backward(columns, dA, NULL, whole + a->first, inp, a->A, linear_whole_B_(w, a, dev), &shape, NULL,
