@@ -9,8 +9,8 @@ The model (spec: doc/deepseek_v4.md): hc streams X_j, all of them the token's em
     X = mix(X, experts(norm(y)))     of the position's streams (hyper_connections.h)
 a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a
 window alone; with entries of few tokens, of which an indexer chooses some (CSA); with entries of many tokens, all of
-them (HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token after the
-next (MTP).
+them (HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token
+after the next (MTP). Not here: ranks that share matrices or positions (--tp, --cp); drafts of several tokens.
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
     make train_deepseek_v4             for what this machine has; CPU=1 and CUDA=1 say it
@@ -105,17 +105,17 @@ static int has_mtp(const DeepseekV4* v4, Purpose purpose) {
 // layers that a pass goes through, on whatever ranks
 static int layers_of(const DeepseekV4* v4, Purpose purpose) { return v4->config.L + holds_mtp(v4, purpose); }
 
-// B: rows of a micro-batch, each of which has a balance of its own
+// B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
     const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(v4, purpose), NULL, NULL,
-                           adapters_widest_expert(&v4->adapters), c->limit, B};
+                           adapters_widest_expert(&v4->adapters), c->limit, c->balance > 0.0f ? B : 0};
     return s;
 }
 
 static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose) {
     const Config* c = &v4->config;
-    const int indexer = v4->model.index_ratio > 0 ? c->indexer : INDEXER_OFF;
+    const int indexer = v4->model.index_ratio > 0 && purpose == TO_TRAIN ? c->indexer : INDEXER_OFF;
     const EntrySizes s = {c->D, c->H, c->d, c->rotated, c->qr, c->G, c->R, c->window, c->csa, c->hca, c->nI, c->dI,
                           c->topk, c->eps, indexer, layers_of(v4, purpose), c->kinds};
     return s;
@@ -606,8 +606,10 @@ static void shared_backward(DeepseekV4* v4, Activations* acts, int l, int N, con
 
 // of the balance of each sequence in the gradient of a router: a mean over those of all leaves
 static float balance_weight(const DeepseekV4* v4, const Activations* acts, int l) {
+    const Config* c = &v4->config;
     const int rows = acts->experts.size.sequences * v4->model.dp.n_leaves;
-    return v4->config.routers[l] == CHOICE_LAYER && l < v4->config.L ? v4->config.balance * (1.0f / (float)rows) : 0.0f;
+    const int has_one = c->balance > 0.0f && c->routers[l] == CHOICE_LAYER && l < c->L;
+    return has_one ? c->balance * (1.0f / (float)rows) : 0.0f;
 }
 
 // from dbranch, the gradient of what the experts of layer l say, to that of norm2, dnorm
@@ -778,7 +780,7 @@ static void deepseek_v4_leaf(DeepseekV4* v4, Activations* acts, const int* token
 // the mean over the targets that count for the MTP module
 static float mtp_loss(const DeepseekV4* v4) { return dp_sums(&v4->model.dp)[mtp_number(v4)] / v4->model.mtp_counted; }
 
-// the balance of sequences: means over these and over leaves, summed over the layers whose routers choose
+// the balance of sequences, or without it of leaves: means over leaves, summed over the layers whose routers choose
 static float balance(const DeepseekV4* v4) {
     const Config* c = &v4->config;
     float sum = 0.0f;
@@ -809,6 +811,9 @@ static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
         float* stored = (float*)floats(v4, AT(router_bias), l);
         device_download(bias, stored, n_bytes, dev);
         router_bias_update(bias, dp_sums(&v4->model.dp) + router_number(v4, l), c->bias_rate, 0, c->E);
+        for (int e = 0; e < c->E; e++) {  // neither the loss nor a gradient would show it
+            if (!isfinite(bias[e])) { fail_run("layer %d: the bias of expert %d is %g", l, e, (double)bias[e]); }
+        }
         device_upload(stored, bias, n_bytes, dev);
         device_sync(dev);
     }
@@ -964,7 +969,8 @@ static void deepseek_v4_freeze(Run* r) {
         const Tensor* t = &m->table[i];
         const int first = tensors_slices(m->table, i);
         for (int k = 0; t->field == AT(router_bias) && k < tensor_slices(t); k++) {
-            w->bias_stays[tensor_slice_layer(t, k)] = (char)slice_is_frozen(m->frozen, first + k);
+            const int stays = w->indexer_alone || slice_is_frozen(m->frozen, first + k);
+            w->bias_stays[tensor_slice_layer(t, k)] = (char)stays;
         }
     }
     freeze_still(&w->v4, w->indexer_alone);
@@ -1104,7 +1110,9 @@ static double workspace_bytes(const Run* r, int B) {
     int wide = c->D;
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, TO_TRAIN, how);
-    return decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->H * c->d, c->H, &experts);
+    const EntrySizes entries = entry_sizes(&workplace(r)->v4, TO_TRAIN);
+    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, B * r->T, r->T) : 0.0;
+    return fmax(of_entries, decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->d, 1, &experts));
 }
 
 static float losses_beside(Run* r, float* grads) {
@@ -1130,7 +1138,8 @@ static void deepseek_v4_stepped(Run* r, const Step* s) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const Routing now = routing_read(dp_sums(&m->dp), c->L, c->E, m->dp.n_leaves);
-    router_log_step(r, now.balance / (float)c->L, 0.0f, now.load, now.idle);
+    const int n_chosen = c->L - config_hash_layers(c);
+    router_log_step(r, n_chosen > 0 ? balance(&w->v4) / (float)n_chosen : 1.0f, 0.0f, now.load, now.idle);
     if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
         save_let_change(r);
         level_biases(&w->v4, w->bias_stays, &r->dev);

@@ -303,7 +303,7 @@ PYTHON
     for i in kl dense; do
         learn --config mtp.json --indexer $i --steps 4
         check "--indexer $i: six tensors of the indexer learn, and the log has their loss" test "$(moved | grep -c indexer) $(grep -cE '"index_loss": [0-9.]+' with/metrics.jsonl)" = "6 4"
-        learn --config mtp.json --indexer $i --indexer-alone 1 --bias-rate 0
+        learn --config mtp.json --indexer $i --indexer-alone 1
         check "... --indexer-alone: they alone" test "$(moved | grep -c indexer) $(moved | grep -vc indexer)" = "6 0"
     done
     is_quick && return

@@ -560,11 +560,11 @@ def backward(p, acts, inputs, targets, count, cfg, starts=None):
     return g
 
 
-def balance_of(acts, cfg):
-    """Of a leaf: means over its rows, summed over the layers"""
-    layers = [chain_sum(np.stack([sequence_balance(s, e) for s, e in zip(a["scores"], a["experts"])]))
-              / a["scores"].dtype.type(len(a["scores"])) for a in (acts["blocks"][l] for l in cfg.bias_layers)]
-    return chain_sum(np.stack(layers))
+def balance_of(acts, l):
+    """Of layer l of a leaf: the mean over its rows"""
+    a = acts["blocks"][l]
+    rows = [sequence_balance(s, e) for s, e in zip(a["scores"], a["experts"])]
+    return chain_sum(np.stack(rows)) / a["scores"].dtype.type(len(rows))
 
 
 def numbers(acts, count, cfg):
@@ -576,7 +576,8 @@ def numbers(acts, count, cfg):
         out["mtp_loss"] = trainer.loss_of([leaf["mtp_losses"] for leaf in acts], max(count.mtp, 1))
         more.append(scalar(cfg.mtp_weight) * out["mtp_loss"])
     if cfg.seq_balance_coef and cfg.bias_layers:
-        out["balance"] = tree_sum([balance_of(leaf, cfg) for leaf in acts]) / scalar(len(acts))
+        layers = [tree_sum([balance_of(leaf, l) for leaf in acts]) / scalar(len(acts)) for l in cfg.bias_layers]
+        out["balance"] = chain_sum(np.stack(layers))
         more.append(scalar(cfg.seq_balance_coef) * out["balance"])
     if cfg.indexer_train != "off" and cfg.of_kind(CSA):
         out["index_loss"] = np.stack([trainer.loss_of([leaf["blocks"][l]["index_losses"] for leaf in acts],

@@ -246,7 +246,7 @@ static inline double decoder_flops(const Run* r, int n_rows, int looked_up, int 
     double n = 0.0;
     for (int i = 0; i < n_rows; i++) {
         const Tensor* t = &r->model->table[i];
-        if (t->on_disk == VECTOR || i == looked_up) { continue; }
+        if (t->on_disk == VECTOR || t->whole_below > 0 || i == looked_up) { continue; }
         n += model_flops(r->model, i) * (t->experts > 0 ? (double)k / E : 1.0);
     }
     return n;

@@ -87,9 +87,6 @@ static inline int config_ratio(const Config* c, int l) {
     return c->kinds[l] == CSA_LAYER ? c->csa : c->kinds[l] == HCA_LAYER ? c->hca : 0;
 }
 
-// channels of a compressor's two layers: with overlap two halves
-static inline int config_entry_channels(const Config* c, int l) { return c->kinds[l] == CSA_LAYER ? 2 * c->d : c->d; }
-
 // numbers that say how a position's streams mix
 static inline int config_mixes(const Config* c) { return (2 + c->hc) * c->hc; }
 

@@ -7,7 +7,7 @@ activations. With x (N, D) the normed stream, of a position t of a document:
     entries  of r tokens each: pooled Wkv' x, weighed by a softmax of Wgate' x + ape (window_pool.h), norm, then RoPE at
              the window's first token
     chosen   CSA_LAYER: the topk entries of largest score (indexer.h), by queries of Wq_b' norm(Wq_a x) and entries of
-             their own. Where a row has no more than topk, all are, and no score is computed
+             their own. Where a row has no more than topk, all are, and only an indexer that learns has scores
     o        attention over window and entries with a sink (sparse_attention.h), turned back by RoPE at t
     out      Wo_b (Wo_a of each group of heads)
     EntryTensors, EntryStatistics   what a pass leaves behind; a trainer has both in its own structs
@@ -138,14 +138,15 @@ static inline Tensor* compressor_tensor_rows_(Tensor* t, const char* const names
     return t;
 }
 
-// the most rows, and numbers in all, of gradients of entries of any kind
-static inline int entry_most_(const EntrySizes* s, const EntryRows* x, int of_tokens) {
-    int most = 0;
-    const int csa = entry_has_(s, CSA_LAYER), hca = entry_has_(s, HCA_LAYER);
-    const int wide = s->d > s->dI || s->indexer == INDEXER_OFF ? s->d : s->dI;
-    if (csa) { most = of_tokens ? 2 * wide : x->B * (x->T / s->csa) * wide; }
-    const int n = hca ? of_tokens ? s->d : x->B * (x->T / s->hca) * s->d : 0;
-    return n > most ? n : most;
+// channels of the widest entry of any kind
+static inline int entry_widest_(const EntrySizes* s) {
+    return s->d > s->dI || s->indexer == INDEXER_OFF ? s->d : s->dI;
+}
+
+// most entries of a batch, of any kind
+static inline int entry_most_(const EntrySizes* s, const EntryRows* x) {
+    const int csa = entry_has_(s, CSA_LAYER) ? x->T / s->csa : 0, hca = entry_has_(s, HCA_LAYER) ? x->T / s->hca : 0;
+    return x->B * (csa > hca ? csa : hca);
 }
 
 // of a pass; `at`: offset of EntryTensors in the struct of all. Returns the end
@@ -185,10 +186,10 @@ static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* 
     *t++ = activation(FIELD(dheads),     0, N_train, HQ);  // of q_proj
     *t++ = activation(FIELD(dq_low),     0, N_train, s->qr);  // of q_low_norm; then of q_low in its place
     *t++ = activation(FIELD(dkv),        0, N_train, s->d);
-    *t++ = activation(FIELD(dentries),   0, trains ? entry_most_(s, x, 0) : 0, 1);
-    *t++ = activation(FIELD(dpool),      0, trains ? entry_most_(s, x, 0) : 0, 1);
-    *t++ = activation(FIELD(dv),         0, N_train, entry_most_(s, x, 1));
-    *t++ = activation(FIELD(dg),         0, N_train, entry_most_(s, x, 1));
+    *t++ = activation(FIELD(dentries),   0, trains * entry_most_(s, x), entry_widest_(s));
+    *t++ = activation(FIELD(dpool),      0, trains * entry_most_(s, x), entry_widest_(s));
+    *t++ = activation(FIELD(dv),         0, N_train, 2 * entry_widest_(s));
+    *t++ = activation(FIELD(dg),         0, N_train, 2 * entry_widest_(s));
     *t++ = activation(FIELD(dindex_q),   0, N_learn, s->nI * s->dI);
     *t++ = activation(FIELD(dindex_proj), 0, N_learn, s->nI);
 #undef FIELD
@@ -220,6 +221,19 @@ static inline Tensor* entry_statistic_rows(Tensor* t, size_t at, const EntrySize
 #undef ENTRIES
 #undef FIELD
     return t;
+}
+
+// Of a pass without kernels over N positions, rows of T: the largest scratch that an op asks for, which is that of
+// sparse_attention_backward or of index_loss_backward. Without that of single threads
+static inline double entry_workspace_bytes(const EntrySizes* s, int N, int T) {
+    const double csa = entry_has_(s, CSA_LAYER) ? entry_chosen(s, T) : 0;
+    const double hca = entry_has_(s, HCA_LAYER) ? T / s->hca : 0;
+    const double keys = (s->window < T ? s->window : T) + (csa > hca ? csa : hca);
+    const double of_head = 2.0 * sizeof(float) * N * (keys + 32.0), all = of_head * s->H;
+    const double kept = all < (double)SPARSE_KEPT ? all : fmax((double)SPARSE_KEPT, 16.0 * of_head);
+    const double of_attention = fmin(all, kept) + sizeof(float) * (double)N * (s->H + 2.0 * s->d);
+    const double pairs = (double)N * csa * (3.0 + (s->nI + 31.0) / 32.0) + (double)N * s->nI;
+    return s->indexer == INDEXER_OFF ? of_attention : fmax(of_attention, sizeof(float) * pairs);
 }
 
 // ---- a layer ----
@@ -344,9 +358,11 @@ static inline const floatX* entry_compress_(const EntryPass* p, const Compressor
         entry_gather_tokens_(a->v, a->new_v, a->waiting_v, C, w->r, w->overlap, p->batch, dev);
         entry_gather_tokens_(a->g, a->new_g, a->waiting_g, C, w->r, w->overlap, p->batch, dev);
     }
-    window_pool_forward(a->pool, a->v, a->g, x->ape, w, d, dev);
-    rmsnorm_forward(a->entries, rstd, a->pool, x->norm, p->size.eps, w->W, d, dev);
-    entry_turn_(a->entries, p, p->batch->entries.turns[i], w->W, 1, d, 0, dev);
+    if (w->W > 0) {  // most new tokens complete no entry
+        window_pool_forward(a->pool, a->v, a->g, x->ape, w, d, dev);
+        rmsnorm_forward(a->entries, rstd, a->pool, x->norm, p->size.eps, w->W, d, dev);
+        entry_turn_(a->entries, p, p->batch->entries.turns[i], w->W, 1, d, 0, dev);
+    }
     if (!generates) { return a->entries; }
     entry_keep_tokens_(a->waiting_v, a->v, C, w->r, w->overlap, p->batch, dev);
     entry_keep_tokens_(a->waiting_g, a->g, C, w->r, w->overlap, p->batch, dev);
@@ -446,8 +462,12 @@ static inline void entry_compress_back_(const EntryPass* p, const Compressor* x,
     const int i = entry_pass_kind_(p);
     const EntryPlaces* places = &p->batch->entries;
     const EntryWindows* w = &places->windows[i];
-    entry_turn_(p->a.dentries, p, places->turns[i], w->W, 1, d, 1, dev);
-    rmsnorm_backward(p->a.dpool, x->dnorm, p->a.dentries, a->pool, x->norm, rstd, 0, w->W, d, dev);
+    if (w->W > 0) {
+        entry_turn_(p->a.dentries, p, places->turns[i], w->W, 1, d, 1, dev);
+        rmsnorm_backward(p->a.dpool, x->dnorm, p->a.dentries, a->pool, x->norm, rstd, 0, w->W, d, dev);
+    } else if (x->dnorm) {
+        device_zero(x->dnorm, sizeof(float) * (size_t)d, dev);
+    }
     window_pool_backward(p->a.dv, p->a.dg, x->dape, p->a.dpool, a->v, a->g, x->ape, a->pool, w, &places->places, p->N,
                          d, dev);
 }

@@ -117,8 +117,9 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
 #define FIELD(name) #name, at + offsetof(ExpertStatistics, name)
     const int L_logits = s->router.score == ROUTER_SQRT_SOFTPLUS ? L_kept : 0;  // whose slope asks for them
     *t++ = expert_row_(s, FIELD(router_logits),     L_logits, N, E);
-    *t++ = expert_row_(s, FIELD(scores),            L_kept, N, E);  // softmax of the router's logits
-    *t++ = expert_row_(s, FIELD(lse),               L_kept, N, 1);  // log of the sum of their exponentials
+    *t++ = expert_row_(s, FIELD(scores),            L_kept, N, E);  // of the router's logits, by RouterShape.score
+    const int is_softmax = s->router.score == ROUTER_SOFTMAX;
+    *t++ = expert_row_(s, FIELD(lse),               L_kept, is_softmax * N, 1);  // log of the sum of their exponentials
     *t++ = expert_row_(s, FIELD(weights),           L_kept, N, k);  // of the chosen experts
     const int n_sequences = trains * s->sequences;  // of all layers: what is computed again is not counted again
     *t++ = expert_row_(s, FIELD(sequences),         n_sequences > 0 ? s->L : 0, n_sequences,
