@@ -44,8 +44,7 @@ mixed=("${start[@]}" --grad-accum 4 --steps 8 --val-fraction 0.1 --eval-every 4 
 # Python of `rewrite`: of official names those that transformers writes; and those that it has in memory, experts of a layer as one tensor
 written='t = {n if n == "head.weight" or n.startswith("mtp.") else "model.embed_tokens.weight" if n == "embed.weight" else
     re.sub(r"^hc_head_", "model.hc_head.hc_", n) if n.startswith("hc_head") else "model." + n.replace(".kv_norm.", ".norm."): x for n, x in t.items()}'
-in_memory='sys.path.insert(0, "'$root'/dev/ref")
-pairs = (("hc_attn_", "attn_hc."), ("hc_ffn_", "ffn_hc."), ("attn_norm.", "input_layernorm."), ("ffn_norm.", "post_attention_layernorm."),
+in_memory='pairs = (("hc_attn_", "attn_hc."), ("hc_ffn_", "ffn_hc."), ("attn_norm.", "input_layernorm."), ("ffn_norm.", "post_attention_layernorm."),
     ("attn.indexer.compressor.wkv", "self_attn.compressor.indexer.kv_proj"), ("attn.indexer.compressor.wgate", "self_attn.compressor.indexer.gate_proj"),
     ("attn.indexer.compressor.ape", "self_attn.compressor.indexer.position_bias"), ("attn.indexer.compressor.norm", "self_attn.compressor.indexer.kv_norm"),
     ("attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj"), ("attn.indexer.weights_proj", "self_attn.compressor.indexer.scorer.weights_proj"),

@@ -6,9 +6,9 @@
 
 Four models that differ in their attention alone, all layers of one kind: a window of 128; CSA, a window and 32 entries of 4 tokens that
 an indexer chooses; HCA, a window and all entries of 128 tokens; and a window of T, which is full attention. Each has 4 layers of 64
-channels, 4 heads of 32, 2 streams, 4 experts 32 wide of which a token takes 1, and a vocabulary of 257: little stands beside attention.
-A step is forward, backward and AdamW, at B 1; --recompute is as it comes. Programs take turns, and the shortest step counts; memory is the largest
-resident memory of the process (VmHWM).
+channels, 4 heads of 32, 2 streams, 4 experts 32 wide of which a token takes 1, and a vocabulary of 257: little stands beside attention. A
+step is forward, backward and AdamW, at B 1; --recompute is as it comes. Programs take turns, and the shortest step counts; memory is the
+largest resident memory of the process (VmHWM). On a machine that others use, too: --threads 1.
 """
 import json
 import os

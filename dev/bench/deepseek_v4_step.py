@@ -1,4 +1,4 @@
-"""One training step of a small DeepSeek V4 (73M parameters) side by side: ours and transformers, float32 on the CPU.
+"""One training step of a small DeepSeek V4 (68M parameters) side by side: ours and transformers, float32 on the CPU.
 
     make build/gcc-native-O3/train_deepseek_v4
     .venv/bin/python dev/bench/deepseek_v4_step.py --rounds 5 --json deepseek_v4.json
@@ -8,17 +8,22 @@ A step is forward, backward, clip to norm 1 and AdamW, at B 1 and T 512: the pre
 streams of 512 channels, 20 iterations of Sinkhorn; 8 heads of 64 channels, a window of 128; two layers with a window alone, three with
 entries of 4 tokens, of which an indexer of 8 heads chooses 32 of 128, three with entries of 32; 4 of 16 experts 256 wide and a shared
 one, in the first two layers by tables. Both programs start from one Hugging Face folder, which ours writes, and read the same rows of
-random tokens in the same order; nothing is added to the loss and indexers stay as they are. transformers has eager attention alone;
-its experts run by grouped_mm, the fastest that it has, or eager. Rounds, warm-up and what must be equal before any time is printed are
-those of mamba_step.py. Limit of ours: as in moe_step.py. FLOPs: 6 per weight and token, of experts k / E, of indexers 2; 12 per channel of a head
-and key that a query sees, window and entries; the indexer's scores, and the mixing of streams, which is no product of large matrices:
-of it the limit has the FLOPs at the same rate.
+random tokens in the same order; nothing is added to the loss and indexers stay as they are. transformers has eager attention alone; its
+experts run by grouped_mm, the fastest that it has, or eager. Rounds, warm-up and what must be equal before any time is printed are those
+of mamba_step.py; but losses are compared in runs of their own, whose indexers choose all entries: many scores of a new indexer are 0, and
+each program has its own way to choose among equals. On a machine that others use, too: OMP_WAIT_POLICY=passive. Limit of ours: as in
+moe_step.py. FLOPs: 6 per weight and token, of experts k / E, of indexers 2; 12 per channel of a head and key that a query sees, window
+and entries; the indexer's scores, and the mixing of streams, which is no product of large matrices: of it the limit has the FLOPs at the
+same rate.
 """
+import json
+import os
+import shutil
 import tempfile
 
 from moe_step import NAMES, PYTORCH, build_meters, print_table, run_rounds, write_json
 from qwen36_step import OURS, write_model
-from side_by_side import Program, our_program, print_load, step_fields, step_options, step_parser, write_tokens
+from side_by_side import Program, compare_losses, our_program, print_load, step_fields, step_options, step_parser, write_tokens
 
 PEERS = ("grouped_mm", "eager")
 KINDS = {"W": "sliding_attention", "C": "compressed_sparse_attention", "H": "heavily_compressed_attention"}
@@ -59,6 +64,21 @@ def flop_of(c, B, T):
     return B * T * of_token
 
 
+def same_training(programs, options, fields, T):
+    """The same model with as many chosen entries as there are; prints losses, ends where they differ"""
+    everything = dict(fields, model=fields["model"] + "_all")
+    shutil.copytree(fields["model"], everything["model"])
+    path = os.path.join(everything["model"], "config.json")
+    with open(path, encoding="utf-8") as file:
+        config = json.load(file)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(dict(config, index_topk=T), file)
+    again = [Program(p.key, p.name, p.command, options.steps, options.warmup, p.problem) for p in programs]
+    for program in again:
+        program.measure(everything)
+    compare_losses(again)
+
+
 def parse_options():
     parser = step_parser(__doc__, "train_deepseek_v4", room=1, steps=8, warmup=2, batch=1, seq=512, threads=2, rounds=3)
     parser.add_argument("--skip", default="", metavar="A,B", help=f"leave these out, of {','.join(PEERS)}")
@@ -76,7 +96,7 @@ def main():
         print(f"{n_parameters:,} numbers in the file", flush=True)
         write_tokens(fields["tokens"], options.steps, options.batch * options.seq, shape["vocab_size"])
         build_meters(fields)
-        machine = run_rounds(programs, options, fields)
+        machine = run_rounds(programs, options, fields, lambda ran: same_training(ran, options, fields, options.seq))
     limit = print_table(programs, options, flop_of(shape, options.batch, options.seq), n_parameters, machine)
     if options.json:
         write_json(options.json, programs, options, machine, limit)

@@ -4,9 +4,9 @@ qwen36_step.py and deepseek_v4_step.py run it.
     python pytorch_moe.py EXPERTS --from DIR --tokens FILE --seq 256 [--batch 4 --threads 2 --steps 5 --lr 3e-4]
 
 DIR is a Hugging Face folder, FILE a token shard of llm.c (uint16), read row by row in file order. EXPERTS is one of transformers'
-experts_implementation: eager, batched_mm or grouped_mm. Attention is its default, sdpa
-where the model has it. The loss is the mean cross-entropy over
-all positions, without the routers' losses; AdamW is fused. A line of JSON per step, as pytorch_mamba.py prints it.
+experts_implementation: eager, batched_mm or grouped_mm. Attention is its default, sdpa where the model has it. The loss is the
+mean cross-entropy over all positions, without the routers' losses; AdamW is fused. A line of JSON per step, as pytorch_mamba.py
+prints it.
 """
 import argparse
 
