@@ -176,10 +176,13 @@ static void test_mtp(Test* t) {
 static void test_recompute(Test* t) {
     Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_EXPERTS),
                      subject_way(2, RECOMPUTE_BLOCKS), subject_way(2, RECOMPUTE_BLOCKS)};
-    others[3].head_rows = 5;  // other roundings of bf16
-    const int n = FAST_KERNELS && !FLOATX_IS_FLOAT ? 3 : 4;
-    subject_check_same(t, &V4, TEXT, subject_way(2, KEEP_ALL), others, n);
-    subject_check_same(t, &V4, MTP_FILE, subject_way(2, KEEP_ALL), others, n);
+    others[3].head_rows = 5;
+#ifdef __CUDACC__  // kernels take their time on a CPU: the level that computes most again, of the model that has most
+    subject_check_same(t, &V4, MTP_FILE, subject_way(2, KEEP_ALL), &others[2], 1);
+#else
+    subject_check_same(t, &V4, TEXT, subject_way(2, KEEP_ALL), others, 4);
+    subject_check_same(t, &V4, MTP_FILE, subject_way(2, KEEP_ALL), others, 4);
+#endif
 }
 
 static void test_documents(Test* t) {
