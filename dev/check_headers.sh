@@ -13,7 +13,7 @@ passed=0
 failed=0
 
 # all headers that are no model's, and one model's: a program has one, so each model's Config is called Config
-models=$(grep -l '^} Config;' llmc/models/*.h | sed 's/.*\/\([a-z0-9]*\)\.h/\1/')
+models=$(grep -l '^} Config;' llmc/models/*.h | sed 's/.*\/\([a-z0-9_]*\)\.h/\1/')
 includes() { ls llmc/*/*.h | grep -vE "^llmc/models/($(echo $models | tr ' ' '|'))[_.]" | cat - <(ls "llmc/models/$1"[_.]*) | sed 's/.*/#include "&"/'; }
 
 # compiles WHAT COMMAND...: the last word of the command is the file
