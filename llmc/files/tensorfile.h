@@ -226,7 +226,7 @@ enum { COPY_PIECE = 8 << 20 };  // bytes
 static inline void put_as_read_(SafeWriter* w, const SafeTensor* t, const MappedFile* file) {
     const unsigned char* data = (const unsigned char*)t->data;
     for (size_t at = 0, n; at < t->n_bytes; at += n) {
-        n = t->n_bytes - at < COPY_PIECE ? t->n_bytes - at : COPY_PIECE;
+        n = t->n_bytes - at < (size_t)COPY_PIECE ? t->n_bytes - at : (size_t)COPY_PIECE;
         safewriter_put(w, data + at, n);
         file_behind(file, data + at, n);
     }

@@ -100,7 +100,7 @@ static inline void config_end_kinds_(Config* c) {
 // the first two layers have `first`, then CSA and HCA take turns; hash: so many layers go by tables
 static inline void config_place_kinds_(Config* c, char first, int hash) {
     for (int l = 0; l < c->L; l++) {
-        c->kinds[l] = l < 2 ? first : l % 2 == 0 ? CSA_LAYER : HCA_LAYER;
+        c->kinds[l] = l < 2 ? first : (char)(l % 2 == 0 ? CSA_LAYER : HCA_LAYER);
         c->routers[l] = l < hash ? HASH_LAYER : CHOICE_LAYER;
     }
     config_end_kinds_(c);
