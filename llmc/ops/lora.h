@@ -400,7 +400,7 @@ static inline void lora_backward(LoraX* dinp, float* dA, float* dB, const LoraX*
     }
     if (dA) {
         const LoraX* left = du;
-        if (is_weighted && LORA_WEIGHS_INPUT) {
+        if (is_weighted && LORA_WEIGHS_INPUT != 0) {
             lora_scale_rows_(wide, inp, inp_index, 1.0f, experts, s->N, s->C, dev);
             x = wide, inp_index = NULL;
         } else if (is_weighted) {
