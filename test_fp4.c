@@ -11,7 +11,7 @@ static double scale_of(int exponent) { return pow(2.0, exponent - 127); }
 static void test_codes(Test* t) {
     for (int code = 0; code < 16; code++) {
         const float x = fp4_widen(code);
-        check(t, (double)x == number_of(code) && !!signbit(x) == code >> 3, "code %d is %g", code, (double)x);
+        check(t, (double)x == number_of(code) && (signbit(x) != 0) == (code >> 3 != 0), "code %d is %g", code, (double)x);
     }
     const uint8_t byte = 0xa3;  // deepseek_v4.md 5.2
     check(t, fp4_widen(fp4_code(&byte, 0)) == 1.5f && fp4_widen(fp4_code(&byte, 1)) == -1.0f, "0xa3 is 1.5, -1");
