@@ -188,7 +188,6 @@ rest() {
     part "train_qwen36, every option and file" dev/test_qwen36.sh
     part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "train_qwen36, checkpoints and faults, quick" env TRAINER=train_qwen36 dev/test_faults.sh quick
-    part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
     part "positions on several ranks" dev/test_context.sh
