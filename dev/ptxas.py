@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECORD = "doc/gpu/ptxas.md"
 # together they use every kernel as training does
-SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu"]
+SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "train_deepseek_v4.cu", "dev/bench/gpu_ops.cu",
+           "dev/bench/gated_delta.cu"]
 HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "hyper", "layernorm", "lora", "matmul",
        "residual", "rmsnorm", "rope", "router", "swiglu"]
 
