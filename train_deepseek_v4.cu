@@ -1071,10 +1071,13 @@ static double deepseek_v4_rows_sent(const Run* r) {
     return experts_sent_bytes(r, c->E, c->D, c->k);
 }
 
-// entries that a position of a row of T sees in layer l, on average
+// entries of r tokens that stand before a position of a row of T, on average
+static double entries_before(int r, int T) { return T < r ? 0.0 : 0.5 * (T + 1.0 - r) / r; }
+
+// ... and those that it sees in layer l
 static double entries_seen(const Config* c, int l, int T) {
     const int r = config_ratio(c, l);
-    const double all = r == 0 || T < r ? 0.0 : 0.5 * (T + 1.0 - r) / r, full = (double)c->topk * r;
+    const double all = r == 0 ? 0.0 : entries_before(r, T), full = (double)c->topk * r;
     if (c->kinds[l] != CSA_LAYER || T <= full) { return all; }
     return c->topk * (1.0 - 0.5 * full / T);
 }
@@ -1086,8 +1089,8 @@ static double attention_flops(const Run* r, int l) {
     const double n = of_window + 12.0 * c->H * c->d * entries_seen(c, l, r->T);
     const int learns = r->model->index_ratio > 0;
     const int scores = c->kinds[l] == CSA_LAYER && (learns || r->T / c->csa > c->topk);
-    const double all = 0.5 * (r->T + 1.0 - c->csa) / c->csa;
-    return scores ? n + (2.0 * all + (learns ? 4.0 * entries_seen(c, l, r->T) : 0.0)) * c->nI * (c->dI + 1.0) : n;
+    const double scored = 2.0 * entries_before(c->csa, r->T) + (learns ? 4.0 * entries_seen(c, l, r->T) : 0.0);
+    return scores ? n + scored * c->nI * (c->dI + 1.0) : n;
 }
 
 static double deepseek_v4_flops_per_token(const Run* r) {
