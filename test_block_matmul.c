@@ -118,26 +118,10 @@ static void lora_plain_backward(float* const* a, const int* d) {
     free(scratch);
 }
 
-#ifdef __CUDACC__
-template <typename X>
-static X* new_scratch(const X*, const LoraShape* s, int G, const Device* dev) {
-    const size_t n = block_lora_scratch_elements(s, G);
-    float* nan = filled_array(n, NAN);
-    X* scratch = to_device_as<X>(nan, n, dev);
-    free(nan);
-    return scratch;
-}
-#else
-static float* new_scratch(const float* type, const LoraShape* s, int G, const Device* dev) {
-    (void)type, (void)dev;
-    return filled_array(block_lora_scratch_elements(s, G), NAN);
-}
-#endif
-
 OP_STORED(X)
 static void lora_fast_forward(X* const* x, float* const* a, const int* d, const Device* dev) {
     const LoraShape s = shape_of(d);
-    X* scratch = new_scratch(x[L_INP], &s, d['G'], dev);
+    X* scratch = op_scratch(x[L_INP], block_lora_scratch_elements(&s, d['G']), dev);
     block_lora_forward(x[L_OUT], x[L_INP], x[L_A], x[L_B], &s, d['G'], scratch, dev);
     device_drop(scratch);
 }
@@ -145,7 +129,7 @@ static void lora_fast_forward(X* const* x, float* const* a, const int* d, const 
 OP_STORED(X)
 static void lora_fast_backward(X* const* x, float* const* a, const int* d, const Device* dev) {
     const LoraShape s = shape_of(d);
-    X* scratch = new_scratch(x[L_INP], &s, d['G'], dev);
+    X* scratch = op_scratch(x[L_INP], block_lora_scratch_elements(&s, d['G']), dev);
     block_lora_backward(x[L_DINP], a[L_DA], a[L_DB], x[L_DOUT], x[L_INP], x[L_A], x[L_B], &s, d['G'], scratch, dev);
     device_drop(scratch);
 }
@@ -356,7 +340,7 @@ static void test_linear(Test* t) {
     OpProblem p = op_problem(&layer, shape, EASY, 0), q = op_problem(&adapter, lora_shape, EASY, 0);
     LoraShape s = shape_of(q.d);
     float out[N * G * R], dinp[N * G * C], dA[RANK * C], dB[G * R * RANK], dweight[G * R * C];
-    float *got = copied_array(out, N * G * R), *dgot = copied_array(dinp, N * G * C), *scratch = scratch_ref(q.d);
+    float *got = filled_array(N * G * R, NAN), *dgot = filled_array(N * G * C, NAN), *scratch = scratch_ref(q.d);
     float dA_got[RANK * C], dB_got[G * R * RANK], *fast = filled_array(block_lora_scratch_elements(&s, G), NAN);
     Device dev = test_device(2);
     s.dropout.first = FIRST * G * C;

@@ -53,27 +53,11 @@ static void backward_ref(float* const* a, const int* d) {
     free(scratch);
 }
 
-#ifdef __CUDACC__
-template <typename X>
-static X* new_scratch(const X*, const LoraShape* s, int is_weighted, const Device* dev) {
-    const size_t n = lora_scratch_elements(s, is_weighted);
-    float* nan = filled_array(n, NAN);
-    X* scratch = to_device_as<X>(nan, n, dev);
-    free(nan);
-    return scratch;
-}
-#else
-static float* new_scratch(const float* type, const LoraShape* s, int is_weighted, const Device* dev) {
-    (void)type, (void)dev;
-    return filled_array(lora_scratch_elements(s, is_weighted), NAN);
-}
-#endif
-
 OP_STORED(X)
 static void forward(X* const* x, float* const* a, const int* d, const Device* dev) {
     const LoraShape s = shape_of(d);
     const LoraExperts experts = experts_of(a, d);
-    X* scratch = new_scratch(x[INP], &s, 0, dev);
+    X* scratch = op_scratch(x[INP], lora_scratch_elements(&s, 0), dev);
     lora_forward(x[OUT] + first_column(d), x[INP], x[A], x[B], &s, has_experts(d) ? &experts : NULL, scratch, dev);
     device_drop(scratch);
 }
@@ -82,7 +66,7 @@ OP_STORED(X)
 static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
     const LoraShape s = shape_of(d);
     const LoraExperts experts = experts_of(a, d);
-    X* scratch = new_scratch(x[INP], &s, has_experts(d) && experts.weight, dev);
+    X* scratch = op_scratch(x[INP], lora_scratch_elements(&s, has_experts(d) && experts.weight), dev);
     lora_backward(x[DINP], a[DA], a[DB], x[DOUT] + first_column(d), x[INP], x[A], x[B], &s,
                   has_experts(d) ? &experts : NULL, scratch, dev);
     device_drop(scratch);

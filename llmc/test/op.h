@@ -200,6 +200,15 @@ static inline float* op_up_(const float* type, const float* x, size_t n, const D
 static inline void op_down_(float* x, float* d, size_t n, const Device* dev) { from_device(x, d, n, dev); }
 #endif
 
+// a workspace of n elements as `type` has them, full of NaN: what an op reads of it before it writes there shows
+OP_STORED(OpScratch)
+static inline OpScratch* op_scratch(OpScratch* type, size_t n, const Device* dev) {
+    float* nan = filled_array(n, NAN);
+    OpScratch* scratch = op_up_(type, nan, n, dev);
+    free(nan);
+    return scratch;
+}
+
 // the fast op on copies of `got`; what it leaves comes back. Around shifted arrays lies 77, and there it must stay
 OP_STORED(OpX)
 static inline void op_on_device_(Test* t, float** got, const OpProblem* p, const OpRun* r,
