@@ -63,6 +63,24 @@ going_on() {
     rm -rf exported
 }
 
+# adapters_travel WHAT: "$qwen" with `adapter` on the ranks of each of `writers`, resumed and exported by each of `readers`
+adapters_travel() {
+    local from to status
+    timeout 60 "$qwen" "${adapter[@]}" --run adapter --export-lora exported >out 2>err
+    for from in "${writers[@]}"; do
+        rm -rf several
+        timeout 60 "$launch" -n ${from%% *} "$qwen" "${adapter[@]}" ${from#* } --run several >out 2>err </dev/null
+        for to in "${readers[@]}"; do
+            rm -rf several/step_000004 again
+            timeout 60 "$launch" -n ${to%% *} "$qwen" --run several --resume ${to#* } --export-lora again >out 2>err </dev/null
+            status=$?
+            same_run adapter several && cmp -s {exported,again}/adapter_model.safetensors
+            verdict $? "$1, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
+        done
+    done
+    rm -rf exported adapter several again
+}
+
 if is_quick; then
     parts qwen "output matrix = embedding" "2/2 4/2/--pp,2" --config tied.json --ema 0.9
     parts qwen "biases and windows" "4/2/--zero,2" --config bias.json
@@ -127,19 +145,8 @@ for grid in "2 --tp 2" "2 --pp 2" "4 --tp 2 --pp 2"; do
 done
 rm -rf merged exported adapter several
 adapter=("${run[@]}" --from whole --lora-rank 3 --lora-dropout 0.2)
-timeout 60 "$qwen" "${adapter[@]}" --run adapter --export-lora exported >out 2>err
-for from in "1 --tp 1" "2 --tp 2" "8 --tp 2 --pp 2"; do
-    rm -rf several
-    timeout 60 "$launch" -n ${from%% *} "$qwen" "${adapter[@]}" ${from#* } --run several >out 2>err </dev/null
-    for to in "1 --tp 1 --pp 1" "4 --tp 2 --pp 2"; do
-        rm -rf several/step_000004 again
-        timeout 60 "$launch" -n ${to%% *} "$qwen" --run several --resume ${to#* } --export-lora again >out 2>err </dev/null
-        status=$?
-        same_run adapter several && cmp -s {exported,again}/adapter_model.safetensors
-        verdict $? "an adapter, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
-    done
-done
-rm -rf exported adapter several again
+writers=("1 --tp 1" "2 --tp 2" "8 --tp 2 --pp 2") readers=("1 --tp 1 --pp 1" "4 --tp 2 --pp 2")
+adapters_travel "an adapter"
 timeout 60 "$moe" "${run[@]}" --config experts.json "${some[@]}" --run sole >out 2>err
 for from in "4 --tp 2 --ep 4" "4 --ep 2" "8 --tp 2 --pp 2 --ep 4"; do
     rm -rf several
@@ -155,19 +162,8 @@ done
 rm -rf sole
 timeout 60 "$qwen" "${run[@]}" --config sparse.json "${some[@]}" --run sole >out 2>err
 adapter=("${run[@]}" --from sole "${some[@]}" "${every[@]}")
-timeout 60 "$qwen" "${adapter[@]}" --run adapter --export-lora exported >out 2>err
-for from in "1 --ep 1" "4 --tp 2 --ep 4" "4 --pp 2 --ep 2"; do
-    rm -rf several
-    timeout 60 "$launch" -n ${from%% *} "$qwen" "${adapter[@]}" ${from#* } --run several >out 2>err </dev/null
-    for to in "1 --tp 1 --ep 1 --pp 1" "4 --tp 1 --ep 4 --pp 1"; do
-        rm -rf several/step_000004 again
-        timeout 60 "$launch" -n ${to%% *} "$qwen" --run several --resume ${to#* } --export-lora again >out 2>err </dev/null
-        status=$?
-        same_run adapter several && cmp -s {exported,again}/adapter_model.safetensors
-        verdict $? "adapters of experts, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
-    done
-done
-rm -rf exported adapter several again
+writers=("1 --ep 1" "4 --tp 2 --ep 4" "4 --pp 2 --ep 2") readers=("1 --tp 1 --ep 1 --pp 1" "4 --tp 1 --ep 4 --pp 1")
+adapters_travel "adapters of experts"
 # as older files have them: a module for each expert
 timeout 60 "$qwen" "${run[@]}" --from sole "${some[@]}" --lora-rank 3 --lora-parameters mlp.experts.down_proj --export-lora fused >out 2>err
 mv fused/{adapter_model,model}.safetensors
