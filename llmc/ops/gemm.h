@@ -563,19 +563,19 @@ static inline int gemm_is_few_(const GemmPart* p) {
     return p->M <= most && a_plain && b_turned && !p->b.row_index && !p->b.col_index;
 }
 
-// one more term of M chains in each lane: element k of VLANES rows of the weight
+// one more term of `chains` chains in each lane: element k of VLANES rows of the weight
 static inline __attribute__((always_inline)) void gemm_few_term_(vfloat* sum, const float* const* a, vfloat column,
-                                                                 int k, int M) {
-    for (int m = 0; m < M; m++) { sum[m] = v_madd(v_fill(a[m][k]), column, sum[m]); }
+                                                                 int k, int chains) {
+    for (int m = 0; m < chains; m++) { sum[m] = v_madd(v_fill(a[m][k]), column, sum[m]); }
 }
 
 // VLANES columns of out from column n of b on: as many rows of the weight, turned in registers, VLANES words of k at a
 // time. after: columns from there to those that are read next. They are asked for meanwhile, one row after the other,
-// for memory is fastest so
+// for memory is fastest so. chains: those in registers; of them M are written, the others are those of some row again
 static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, size_t out_stride, const float* start,
                                                                     size_t start_stride, const float* const* a,
                                                                     const Matrix* b, int n, int after, Stored kind,
-                                                                    int M, int K) {
+                                                                    int chains, int M, int K) {
     const int each = gemm_each_(kind), step = each * VLANES;
     // words whose terms stand one after the other; of fp4 those of a group
     const int at_once = (kind == STORED_FP8 || kind == STORED_FP4) && VLANES > 4 ? 4 : VLANES;
@@ -588,7 +588,7 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
     vfloat sum[GEMM_FEW_STORED], words[VLANES], factor = v_fill(1.0f);
     if (kind == STORED_FP8) { scales = gemm_scales_(&b->weight, b->row + n); }
     if (kind == STORED_FP4) { exponents = gemm_exponents_(&b->weight, b->row + n, b->column); }
-    for (int m = 0; m < M; m++) { sum[m] = v_load(start + m * start_stride); }
+    for (int m = 0; m < chains; m++) { sum[m] = v_load(start + (m < M ? m : 0) * start_stride); }
     int k = 0;
     do {  // of fp8 for each block of scales, else once
         const int end = k + gemm_alike_(b->column + k, K - k, kind);
@@ -604,7 +604,7 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
                 #pragma GCC unroll 32
                 for (int i = 0; i < at_once * each; i++) {
                     const vfloat column = gemm_widen_(words[w + i / each], i % each, factor, kind);
-                    gemm_few_term_(sum, a, column, k + w * each + i, M);
+                    gemm_few_term_(sum, a, column, k + w * each + i, chains);
                 }
             }
         }
@@ -614,35 +614,36 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
             for (int i = 0; k < end; i++, k++) {
                 const int begins = kind == STORED_FP4 && i % FP4_GROUP == 0;
                 if (begins) { factor = gemm_group_factor_(&exponents, b->column + k); }
-                gemm_few_term_(sum, a, gemm_widen_(last[i / each], i % each, factor, kind), k, M);
+                gemm_few_term_(sum, a, gemm_widen_(last[i / each], i % each, factor, kind), k, chains);
             }
         }
     } while (kind == STORED_FP8 && k < K);
-    for (int m = 0; m < M; m++) { v_store(out + m * out_stride, sum[m]); }
+    for (int m = 0; m < chains && m < M; m++) { v_store(out + m * out_stride, sum[m]); }
 }
 
 // columns n..n_end of a part; columns after are what is asked for when the last of these are read. The compiler makes a
-// loop of its own for each number of rows
+// loop of its own for 1, 2, 4 and 8 chains: one for each number of rows took more than half of its time
 static inline __attribute__((always_inline)) void gemm_few_panel_(const GemmPart* p, size_t out_stride, int n,
                                                                   int n_end, int after, Stored kind) {
     static const float zeros[VLANES] = {0};
     const size_t start_stride = p->start ? p->start_stride : 0;
     const Matrix* b = &p->b;
     const float* a[GEMM_FEW_STORED];
-    for (int m = 0; m < p->M; m++) { a[m] = p->a.data + gemm_at_(p->a.row_index, m) * p->a.row_stride; }
+    for (int m = 0; m < GEMM_FEW_STORED; m++) {
+        a[m] = p->a.data + gemm_at_(p->a.row_index, m < p->M ? m : 0) * p->a.row_stride;
+    }
     for (; n + VLANES <= n_end; n += VLANES) {
         float* out = p->out + n;
         const float* start = p->start ? p->start + n : zeros;
         const int next = (n + 2 * VLANES <= n_end ? n + VLANES : after) - n;
-        switch (p->M) {
-            case 1: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 1, p->K); break;
-            case 2: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 2, p->K); break;
-            case 3: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 3, p->K); break;
-            case 4: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 4, p->K); break;
-            case 5: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 5, p->K); break;
-            case 6: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 6, p->K); break;
-            case 7: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 7, p->K); break;
-            default: gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 8, p->K);
+        if (p->M == 1) {
+            gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 1, p->M, p->K);
+        } else if (p->M == 2) {
+            gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 2, p->M, p->K);
+        } else if (p->M <= 4) {
+            gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 4, p->M, p->K);
+        } else {
+            gemm_few_columns_(out, out_stride, start, start_stride, a, b, n, next, kind, 8, p->M, p->K);
         }
     }
     for (; n < n_end; n++) {
