@@ -20,8 +20,8 @@ Cost:   10 (4 s^2 l + 2 s^3) flops, s and l the smaller and the larger side, com
         update of 512 x 2048, 24.2 GFLOP, takes 266 ms, as if at 91 GFLOP/s, 340 without that; the product P x alone
         reaches 72 (processor time of one thread, AVX-512, gcc 12, AMD EPYC shared with others, the smallest of 5).
         Kernels have at most 30 registers, without spills, by ptxas of CUDA 13.0 for sm_90; not measured on a GPU yet.
-Error:  float: x is within 1e-5 of that of double, at (6, 17). Of singular values above 3e-4 of the norm of x the
-        polynomials make 1 to 1.0006, of smaller ones less.
+Error:  float: x is within 1e-5 of that of double, at (6, 17). Of singular values from 1.2e-4 of the norm of x on
+        the polynomials make 1 to 1.0006, down to 2.7e-5 1 to 1.0021, of smaller ones less than 1.
 Order:  element by element, parentheses as they stand; the norm has no order (global_norm.h); products are chains over
         ascending indices from 0. A and A A are symmetric, bit for bit, so that a turned matrix has the turned
         direction (but for a square one), with no turning done. Fast CUDA builds: by gemm_cublas.h.
