@@ -1,6 +1,6 @@
 /*
 Promises of llmc/ops/rope.h, which follow from the tables (llmc/test/op.h), and others: of powers, cosines and sines
-against decimal arithmetic, of values that the specifications give, of generation.
+against decimal arithmetic, of values computed apart, of generation.
 */
 #include "llmc/ops/rope.h"
 #include "llmc/test/op_promises.h"  // Op, op_check, op_main
@@ -327,7 +327,7 @@ static void test_table(Test* t) {
     free(want), free(got);
 }
 
-// ---- what the specifications give ----
+// ---- values computed apart ----
 
 static void test_known(Test* t) {
     enum { T = 4, HS = 4 };
@@ -377,7 +377,7 @@ static const struct {
     {10000.0, 8, {3.0f, 6, 1.0f, 0.96875f}, {0x1p+0f, 0x1.111112p-5f, 0x1.b4e81ap-9f, 0x1.5d867ep-12f}},  // low is high
 };
 
-// the specification's numbers (2.3 for the first, 6.3 for the second), where they lie
+// numbers of the published model, then of a small one, both computed apart in double; where they lie
 static const struct {
     int yarn, pair;
     double frequency;

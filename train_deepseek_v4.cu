@@ -4,7 +4,7 @@ keys that are values as well, and over entries that stand for several tokens; ex
 token itself decides on. From a folder of its weights to such a folder. Read train_qwen3.cu first: experts, and what a
 run does beside the model, are explained there.
 
-The model (spec: doc/deepseek_v4.md): hc streams X_j, all of them the token's embedding; L blocks of
+The model (doc/deepseek_v4.md): hc streams X_j, all of them the token's embedding; L blocks of
     X = mix(X, attention(norm(y)))   y = sum of pre_j X_j; X'_k = post_k f + sum of comb_jk X_j, with pre, post and comb
     X = mix(X, experts(norm(y)))     of the position's streams (hyper_connections.h)
 a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a
@@ -1099,7 +1099,7 @@ static double deepseek_v4_flops_per_token(const Run* r) {
     const int n = learns_mtp ? r->model->n_table : workplace(r)->v4.adapters.n_table + trunk_rows(r);
     double sum = 0.0;
     for (int l = 0; l < c->L + learns_mtp; l++) { sum += attention_flops(r, l); }
-    if (learns_mtp) {  // the output matrix a second time, and one of four streams more than the table counts
+    if (learns_mtp) {  // the output matrix a second time, and h_proj for hc - 1 streams more than the table counts
         sum += model_flops(r->model, model_row(r->model, AT(head), 0));
         sum += (c->hc - 1.0) * model_flops(r->model, model_row(r->model, AT(mtp_h_proj), 0));
     }

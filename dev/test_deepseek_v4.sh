@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # train_deepseek_v4 as its user meets it: presets, options, config.json, files, training of indexers and routers, adapters, ranks, kills,
-# generation. What it computes is held against transformers by dev/ref/check_hf.py --model deepseek_v4, against the numbers of its
-# specification by dev/ref/deepseek_v4_checks.py --probe-with, against PEFT by dev/ref/check_lora.py.
+# generation. What it computes is held against transformers by dev/ref/check_hf.py --model deepseek_v4, against numbers of a
+# tiny model by dev/ref/deepseek_v4_checks.py --probe-with, against PEFT by dev/ref/check_lora.py.
 #     dev/test_deepseek_v4.sh                  all parts
 #     dev/test_deepseek_v4.sh options ranks    some of them: presets options configs files learning adapters bits ranks kills text
 #     dev/test_deepseek_v4.sh quick            of all but options and adapters the most telling

@@ -7,7 +7,7 @@ values as well, and in most layers also over entries that stand for several toke
 where an entry has many (HCA), those that an indexer chooses where it has few (CSA). Then a mixture of experts of which
 one, the shared one, sees every position; in the first layers the token decides on the others. Behind the last layer
 there may be a module that predicts the token after the next (MTP). DeepSeek-AI 2026, arXiv:2606.19348 (the model),
-2024, arXiv:2412.19437 (MTP, balance); spec deepseek_v4.md.
+2024, arXiv:2412.19437 (MTP, balance); doc/deepseek_v4.md.
 
     python dev/ref/deepseek_v4.py [--out DIR]   check the reference, then write the golden files (default: dev/golden)
     python dev/ref/deepseek_v4.py --check       check only (deepseek_v4_checks.py, which by itself compares with

@@ -1,11 +1,11 @@
 """
-What deepseek_v4.py promises before it writes golden files: config.json and names, every number of section 6 of the
-specification (deepseek_v4_numbers.py), finite differences, and in float32 what must hold to the bit. NumPy and the
+What deepseek_v4.py promises before it writes golden files: config.json and names, every number of
+deepseek_v4_numbers.py, finite differences, and in float32 what must hold to the bit. NumPy and the
 standard library only, but for the last section.
 
     python dev/ref/deepseek_v4_checks.py        hold the model against transformers, in float64 and in float32
     python dev/ref/deepseek_v4_checks.py --probe-with ./train_deepseek_v4
-                                                a trainer against the numbers of the specification, without torch
+                                                a trainer against the same numbers, without torch
                                                 (deepseek_v4_program.py)
 
 The first needs torch and transformers 5.23 or later; without them it says "skipped". The truth is DeepseekV4ForCausalLM in

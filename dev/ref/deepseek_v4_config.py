@@ -1,6 +1,6 @@
 """
-Config of DeepSeek V4, its parameter table and names: what deepseek_v4.py knows of files. Spec deepseek_v4.md 1, 5.1,
-5.3. NumPy and the standard library only.
+Config of DeepSeek V4, its parameter table and names: what deepseek_v4.py knows of files: doc/deepseek_v4.md
+"Files". NumPy and the standard library only.
 """
 import re
 from collections import namedtuple

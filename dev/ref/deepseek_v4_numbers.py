@@ -1,7 +1,10 @@
 """
-Section 6 of the specification of DeepSeek V4 (deepseek_v4.md): its tiny model, every number that it names, and the
-counts of section 7.1. deepseek_v4.py must give all of them, in float64 and to the last digit printed. NumPy and the
-standard library only.
+A tiny DeepSeek V4 and its numbers, as printed in the specification that this project was written from, which is not in
+the repository. In float64 transformers' DeepseekV4ForCausalLM gives those of forward, gradients, updates and LoRA to
+the last digit; units and the indexer's loss were held against automatic differentiation. deepseek_v4.py must give all
+of them, to the last digit printed. NumPy and the standard library only.
+Numbers such as "6.3" in the names of promises are that specification's sections: 2.3 YaRN, 3.1 what has no gradient,
+5.3 names, 6.1 the config, 6.2 the weights, 6.3 forward, 6.4 units, 6.5 gradients, updates and LoRA, 7.1 counts.
 """
 import math
 from dataclasses import replace
@@ -16,7 +19,7 @@ from deepseek_v4 import backward, count, forward, numbers
 from deepseek_v4_config import CSA, HCA, SLIDING, parameter_table, read_config
 from exact import F4, F8
 
-TINY = {  # specification, section 6.1, form A
+TINY = {  # 6.1, in transformers' form
     "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "torch_dtype": "float32",
     "vocab_size": 128, "hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 6,
     "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32, "partial_rotary_factor": 0.25,

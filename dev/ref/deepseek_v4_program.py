@@ -1,9 +1,8 @@
 """
-Section 6 of the specification of DeepSeek V4 through a trainer, run as its user runs it: the tiny model in a folder with
+The numbers of deepseek_v4_numbers.py through a trainer, run as its user runs it: the tiny model in a folder with
 official names, probes of six lengths, MTP's loss, the indexer's and the balance of sequences, five updates, an adapter.
-Numbers are those that the specification prints, and beside them all gradients of the reference in float64, which has
-been held against all that it prints (deepseek_v4_numbers.py); limits are those of section 6.5. NumPy and the standard
-library only.
+Beside the printed numbers stand all gradients of the reference in float64, which has been held against all of them.
+NumPy and the standard library only.
 
     python dev/ref/deepseek_v4_checks.py --probe-with ./train_deepseek_v4
 """
@@ -85,7 +84,7 @@ def limit_of(name):
 
 def worst_gradient(found, truth):
     """The largest error over its limit, and whose; before layer 0 all streams are alike, and what mixes them has no
-    gradient but noise (specification, 3.1)"""
+    gradient but noise"""
     assert found.keys() >= truth.keys(), found.keys() ^ truth.keys()
     worst = (0.0, "")
     for name, x in truth.items():

@@ -3,7 +3,7 @@ Hyper-connections of DeepSeek V4: hc residual streams, which each half of a laye
 depend on the position. NumPy and the standard library only.
 
 Xie et al. 2025, arXiv:2512.24880 (mHC: the streams mix by a matrix that Sinkhorn's iterations make doubly stochastic);
-Zhu et al. 2024, arXiv:2409.19606 (hyper-connections); spec deepseek_v4.md 2.1, 2.2, 4.2, 4.3.
+Zhu et al. 2024, arXiv:2409.19606 (hyper-connections); doc/deepseek_v4.md "Formula".
 
 X (B, T, hc, D), the streams; u (n) a position's streams one after the other, n = hc D; f (B, T, D), what the half of
 the layer says of y (B, T, D), which it reads. Of a site fn (M, n), base (M), scale (3), M = (2 + hc) hc:

@@ -2,8 +2,8 @@
 Attention of DeepSeek V4: keys that are values as well and that all heads share, a sink for each head, entries that
 stand for several tokens each, an indexer that chooses among them. NumPy and the standard library only.
 
-Spec deepseek_v4.md 2.5 to 2.7, 3.3, 4.4, 4.5, 4.8; DeepSeek-AI 2025, arXiv:2512.02556 (the indexer and its loss);
-sinks: Xiao et al. 2023, arXiv:2309.17453.
+DeepSeek-AI 2025, arXiv:2512.02556 (the indexer and its loss); sinks: Xiao et al. 2023, arXiv:2309.17453;
+doc/deepseek_v4.md "Formula", "Entries", "What is added to the loss".
 
 A batch of B rows of T positions; in a row documents follow one another, of which none sees another. An entry is made of
 r tokens, a window that begins at a document's first token or r, 2r, ... behind it; a document's last tokens, if they

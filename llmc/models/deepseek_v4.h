@@ -19,7 +19,7 @@ The MTP module has a layer of its own, number L, behind all others: a WINDOW_LAY
 config.json is read in the form of the published models and in transformers' own; it is written in the latter. Keys of
 our own: mtp_weight, indexer_train, seq_balance_coef, bias_update_rate.
 Errors: fail_input names file, key, expected and found.
-Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, models/deepseek_v4; spec deepseek_v4.md 1, 5
+Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, models/deepseek_v4; doc/deepseek_v4.md
 */
 #ifndef LLMC_DEEPSEEK_V4_H
 #define LLMC_DEEPSEEK_V4_H

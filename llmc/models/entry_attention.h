@@ -20,7 +20,7 @@ The indexer learns by a loss of its own (EntrySizes.indexer): its gradients stop
 Caches  kv (rows, room, d), which share_text copies position by position; entries (rows, room / r, d) and tokens whose
         entry is still to come, states of a text as a whole (entry_places.h).
 Order:  dinp is one chain through the outputs of Wq_a, Wkv, then the compressor's Wkv', Wgate'.
-Source: DeepSeek-AI 2026, arXiv:2606.19348; spec deepseek_v4.md 2.3 to 2.8, 3.3, 4.4, 4.5, 4.8
+Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Formula", "RoPE", "Entries"
 */
 #ifndef LLMC_ENTRY_ATTENTION_H
 #define LLMC_ENTRY_ATTENTION_H

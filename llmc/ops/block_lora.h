@@ -17,7 +17,7 @@ Error:  as lora.h; dA is a sum of G times as many terms. In fast CUDA builds du 
         scale: one rounding more.
 Order:  for each group that of lora.h for a linear layer of its own. dA is one chain from 0 over (position, group), the
         groups of a position ascending.
-Source: spec deepseek_v4.md 3.2; Hu et al. 2021, arXiv:2106.09685
+Source: Hu et al. 2021, arXiv:2106.09685; doc/deepseek_v4.md "What is trained"
 */
 #ifndef LLMC_BLOCK_LORA_H
 #define LLMC_BLOCK_LORA_H

@@ -19,7 +19,7 @@ Cost:   2*N*OC*C/G flops each, a G-th of what a layer with a whole weight takes.
 Error:  as matmul.h.
 Order:  out chains over c, dinp over r, dweight over n, all ascending from 0: the bits of each group as a linear layer
         of its own. Fast CUDA builds: as matmul.h.
-Source: spec deepseek_v4.md 2.8 (the output projection of DeepSeek V4's attention)
+Source: doc/deepseek_v4.md "Formula" (the output projection of attention)
 */
 #ifndef LLMC_BLOCK_MATMUL_H
 #define LLMC_BLOCK_MATMUL_H

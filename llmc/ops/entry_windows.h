@@ -14,7 +14,7 @@ All arrays are ints on the device. Their lengths depend on B and T alone, so tha
 In generation (cached_text.h) `first_key` and `first_entry` point into caches, `token` into the tokens that a pass has
 at hand, and `slot` says where in the cache an entry goes.
 Cost:   made on the host, a pass over N positions for each kind of window.
-Source: spec deepseek_v4.md 2.5, 2.13
+Source: doc/deepseek_v4.md "Entries", "Order of sums"
 */
 #ifndef LLMC_ENTRY_WINDOWS_H
 #define LLMC_ENTRY_WINDOWS_H

@@ -33,14 +33,15 @@ Cost:   on a CPU the products with fn, not bytes: 2*M*N*n flops forward, twice t
             D 512              1.0    0.24             1.6     1.2            3.1          2.1   0.09   0.09
             D 4096             9.0     3.5            13.1     9.3           29.8         20.8    1.9    1.8
         which is 52 and 48 GFLOP/s forward, 34 and 28 backward. Two threads, D 512, wall time: 0.52, 0.12, 0.83, and 2.0
-        for the site's backward. AVX-512 was never run. A GPU: hyper_kernels.h.
-Error:  fp32 against fp64 at the specification's unit values: comb of 20 iterations within 5e-7, its gradient 1e-6. A
-        step of Sinkhorn has hc + 2 roundings, which later steps do not enlarge. bf16 rounds what is stored: 2^-8.
+        for the site's backward. Not measured with AVX-512. A GPU: hyper_kernels.h.
+Error:  fp32 against fp64 at the values of test_hyper_connections.c: comb of 20 iterations within 5e-7, its gradient
+        1e-6. A step of Sinkhorn has hc + 2 roundings, which later steps do not enlarge. bf16 rounds what is stored:
+        2^-8.
 Order:  all sums are chains from 0, ascending: over a row's n or D numbers, over streams, over positions; dscale is one
         chain over positions, and in each over the numbers of its part. out_k is one chain, f first. dX has pre[j] dy by
         one madd, then the rest as one number. In C lanes hold positions where sums go along a row, else channels.
-Source: Xie et al. 2025, arXiv:2512.24880 (mHC); Zhu et al. 2024, arXiv:2409.19606 (hyper-connections); spec
-        deepseek_v4.md 2.1, 2.2, 4.2, 4.3. The reference: dev/ref/hyper_connections.py
+Source: Xie et al. 2025, arXiv:2512.24880 (mHC); Zhu et al. 2024, arXiv:2409.19606 (hyper-connections);
+        doc/deepseek_v4.md "Formula". The reference: dev/ref/hyper_connections.py
 */
 #ifndef LLMC_HYPER_CONNECTIONS_H
 #define LLMC_HYPER_CONNECTIONS_H

@@ -36,7 +36,7 @@ Error:  a score is within (dI + heads) 2^-24 of the sum of |a q k|, a logarithm 
 Order:  q k is a chain over channels; a score one over heads; everything else over chosen entries, ascending; dk one
         chain over heads and in each over positions. All from 0, products by madd. Fast kernels sum masses, exp and
         losses along trees of 32 lanes, and scores of index_choose on tensor cores (flash_index.h).
-Source: DeepSeek-AI 2025, arXiv:2512.02556, eq. 1 to 4; spec deepseek_v4.md 2.6, 3.3, 4.8
+Source: DeepSeek-AI 2025, arXiv:2512.02556, eq. 1 to 4; doc/deepseek_v4.md "Entries"
 */
 #ifndef LLMC_INDEXER_H
 #define LLMC_INDEXER_H

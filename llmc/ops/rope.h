@@ -21,7 +21,7 @@ Cost:   memory bound, 2 elements moved for each; the table stays in the cache. O
 Error:  an angle is rounded twice: within t * 2^-23 of the exact one, 0.03 at t = 2^18. Then 2 roundings of |a| + |b|.
 Order:  two products, each rounded, then their difference or sum.
 Source: Su et al. 2021, arXiv:2104.09864, section 3.4.2; NTK scaling: bloc97 2023, "NTK-aware scaled RoPE"; YaRN: Peng
-        et al. 2023, arXiv:2309.00071, section 3.2, spec deepseek_v4.md 2.3
+        et al. 2023, arXiv:2309.00071, section 3.2, doc/deepseek_v4.md "RoPE"
 */
 #ifndef LLMC_ROPE_H
 #define LLMC_ROPE_H

@@ -26,7 +26,7 @@ Cost:   4*d flops for each head, position and key it sees, backward 10*d, mass 2
 Order:  sums over keys take those of the window, then the entries, each ascending; scores and datt chain over channels;
         the sum of e chains over keys, then the sink; dkey are two chains, over heads and in each over positions, then
         their sum. Products by madd.
-Source: DeepSeek-AI 2025, arXiv:2512.02556; spec deepseek_v4.md 2.7, 4.5; sinks: Xiao et al. 2023, arXiv:2309.17453
+Source: DeepSeek-AI 2025, arXiv:2512.02556; sinks: Xiao et al. 2023, arXiv:2309.17453; doc/deepseek_v4.md
 */
 #ifndef LLMC_SPARSE_ATTENTION_H
 #define LLMC_SPARSE_ATTENTION_H

@@ -2,7 +2,7 @@
 Choices that the token makes: of a table with k numbers for every token, the row of each position's. A router whose
 layer goes by such a table (hash routing) is given its experts so.
     chosen (N, k) ints   tokens (N) ints   table (V, k) float: whole numbers below 2^24
-Cost:   moves 2*N*k numbers.   Source: Roller et al. 2021, arXiv:2106.04426 (hash layers); spec deepseek_v4.md 2.10
+Cost:   moves 2*N*k numbers.   Source: Roller et al. 2021, arXiv:2106.04426 (hash layers)
 */
 #ifndef LLMC_TOKEN_CHOICE_H
 #define LLMC_TOKEN_CHOICE_H

@@ -27,7 +27,7 @@ Order:  chains over slots from 0, of e by additions, of alpha v by fused product
         positions from 0. In C lanes hold channels, threads entries, places for dape. Fast kernels have the
         hardware's exp, slots of an entry in up to 8 groups whose sums are added ascending, and dape, of dg as it is
         stored, in parts of the entries, which are added likewise.
-Source: spec deepseek_v4.md 2.5, 4.4
+Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Entries"
 */
 #ifndef LLMC_WINDOW_POOL_H
 #define LLMC_WINDOW_POOL_H
