@@ -175,7 +175,7 @@ typedef struct {
     double *in[N_GRADIENTS], *before, *o, *state;
 } InDouble;
 
-// the recurrence as the specification writes it (2.3)
+// the recurrence as doc/gated_delta.md writes it ("Formula")
 static void in_double(InDouble* w) {
     const DeltaShape* s = &w->p->s;
     const int DK = s->DK, DV = s->DV;

@@ -179,7 +179,7 @@ static void test_switched_off(Test* t) {
     check(t, isinf(routing_loss(&c, &now)), "with it they add %g", (double)routing_loss(&c, &now));
 }
 
-// spec 2: the parameters of the large model, all and those that a token uses
+// doc/moe.md "Counts and memory": the parameters of the large model, all and those that a token uses
 static void test_counts(Test* t) {
     Moe moe;
     memset(&moe, 0, sizeof moe);

@@ -321,7 +321,7 @@ static void test_fused(Test* t) {
     temp_remove(&folder);
 }
 
-// spec: doc/qwen.md. n_tensors: of a file; published ones of tied models may have the head again
+// doc/qwen.md. n_tensors: of a file; published ones of tied models may have the head again
 static void test_counts(Test* t) {
     const struct { const char* name; int V, tied, n_tensors; size_t n, n_active; } models[] = {
         {"qwen2.5-0.5b", 151936, 1, 290, 494032768, 494032768},

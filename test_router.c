@@ -207,12 +207,12 @@ static void check_experts(Test* t, const char* what, const OpProblem* p, const i
     }
 }
 
-// to six digits of numbers around 1, as the specification prints them
+// to six digits of numbers around 1
 static void check_printed(Test* t, const char* what, const float* got, const double* want, size_t n) {
     check_close(t, what, got, want, n, 1e-6);
 }
 
-// spec/moe.md section 5, whose alpha 0.01 and lambda 0.001 scale what is said here
+// two tokens, computed apart; `both` has the balance times 0.01
 static void test_example(Test* t) {
     const int shape[] = ROUTER(2, 4, 2, SOFT, 0, 0, RENORMALIZE),
               with[] = ROUTER(2, 4, 2, SOFT, 0, 0, RENORMALIZE | BALANCED);
@@ -241,7 +241,7 @@ static void test_example(Test* t) {
     op_problem_free(&r), op_problem_free(&q);
 }
 
-// spec/qwen36.md section 5.2, and its other half: without renormalisation
+// one token, computed apart, as Qwen3.6's router has it; and its other half: without renormalisation
 static void test_known(Test* t) {
     const int shape[] = ROUTER(1, 4, 2, SOFT, 0, 0, RENORMALIZE), plain[] = ROUTER(1, 4, 2, SOFT, 0, 0, 0),
               experts[] = {0, 3};
@@ -535,7 +535,7 @@ int main(int argc, char** argv) {
     const Op* ops[] = {&router};
     const Promise promises[] = {
         {"refuse", "shapes that cannot be are refused", test_refuse},
-        {"example", "the specification's two tokens: scores, choice, weights, statistics, gradients", test_example},
+        {"example", "two tokens computed apart: scores, choice, weights, statistics, gradients", test_example},
         {"known", "another example, with and without renormalisation", test_known},
         {"ties", "go to the lower index, of experts and of groups", test_ties},
         {"specials", "a NaN is chosen when nothing else is left, the lowest first", test_specials},

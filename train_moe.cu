@@ -3,7 +3,7 @@ A transformer whose MLPs are mixtures of experts, with one or a few heads for ke
 from sizes that learn on a laptop to 6.9 billion parameters of which a token uses 1.8. Read train_gpt2.c first: what a
 run does beside the model is the same, and so are these chapters.
 
-The model (spec: doc/moe.md): token embedding, L blocks of
+The model (doc/moe.md): token embedding, L blocks of
     r = r + attention(rmsnorm(r))         queries and keys turned by RoPE; several query heads read one key/value head
     r = r + experts(rmsnorm(r))           of E experts, each an MLP of its own, a router chooses k for every token
 a last RMSNorm, and the output matrix. No biases. Every token goes to all the experts it chose, however many others

@@ -2,7 +2,7 @@
 Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama: the transformers that most people fine-tune, from a Hugging Face folder to
 a Hugging Face folder. Read train_gpt2.c first: what a run does beside the model is the same, and so are these chapters.
 
-The model (spec: doc/qwen.md): token embedding, L blocks of
+The model (doc/qwen.md): token embedding, L blocks of
     r = r + attention(rmsnorm(r))   queries and keys turned by RoPE; several query heads read one key/value head
     r = r + mlp(rmsnorm(r))         (silu(m Wgate^T) o (m Wup^T)) Wdown^T; in layers of a Qwen3-MoE k of E experts
 a last RMSNorm, and the output matrix, which may be the embedding. What differs from model to model stands in

@@ -3,7 +3,7 @@ Qwen3.6: most layers carry a state from position to position (gated delta rule),
 output gate, and all have experts, one of which every token takes. From a Hugging Face folder to a Hugging Face folder.
 Read train_qwen3.cu first: attention, experts and what a run does beside the model are explained there.
 
-The model (spec: doc/qwen36.md): token embedding, L blocks of
+The model (doc/qwen36.md): token embedding, L blocks of
     r = r + mixer(norm(r))     linear: delta_layer.h    full: o_proj(attention(q, k, v) o sigmoid(gate)), of which RoPE
                                turns the first channels of each head of q and k, behind a norm of that head
     r = r + experts(norm(r))   k of E, weighed, and the shared one with a weight of its own, sigmoid(x . w)

@@ -1,5 +1,5 @@
 """
-What gated_delta.py promises: in float64 the golden numbers of the specification, both laws and every size of chunk
+What gated_delta.py promises: in float64 numbers that were computed apart, both laws and every size of chunk
 alike, finite differences; in float32 how far the laws lie apart, and to the bit: packed rows, windows. NumPy and the
 standard library only.
 
@@ -55,7 +55,7 @@ def golden_promises():
     out = []
     for name, law in (("steps", STEPS), ("chunks", CHUNKS)):
         found = (*delta_forward(q, k, v, g, beta, law=law), *delta_backward(dout, q, k, v, g, beta, law=law)[:5])
-        out.append((f"{name}: the golden numbers of the specification",
+        out.append((f"{name}: numbers computed apart",
                     all(np.abs(x - y).max() < 6e-7 for x, y in zip(found, want)) and
                     all(np.abs(x - y).max() < 6e-10 for x, y in zip(found[:2], want)) and
                     abs((found[0] * dout).sum() - 1.225778720) < 6e-10))

@@ -511,7 +511,7 @@ class Qwen36(Architecture):
     TINY = {**qwen36_checks.SMALL, "vocab_size": 257}
 
     # vocabulary; rows and positions of the batch; spread of the matrices, and of the embedding; seed; changes to the
-    # text model of the specification, whose value heads are twice as many as its key heads. Seeds, and in long rows
+    # text model of qwen36_checks.py, whose value heads are twice as many as its key heads. Seeds, and in long rows
     # epsilons of the norms, are such that float is exact enough: where a query is almost orthogonal to all keys, the
     # gated norm blows the error up. All gradients of the reference are within 1e-5.
     Case = namedtuple("Case", "V B T spread embedding seed more")
@@ -652,12 +652,12 @@ class DeepseekV4(Architecture):
     TINY = {**some("SCH", 1), "vocab_size": 257}
 
     # Layers, S with a window, C with entries that an indexer chooses, H with all entries, and how many of them go by
-    # tables; none: those of the specification. Vocabulary; rows and positions of the batch; spread of the matrices;
-    # seed; changes to ODD. Seeds are such that no choice and no bound of a SwiGLU is near: choices are 5e-5 from others,
-    # gates and ups 4e-6 from their bounds, and all gradients of the reference within 1.7e-5
+    # tables; none: the model of deepseek_v4_numbers.py. Vocabulary; rows and positions of the batch; spread of the
+    # matrices; seed; changes to ODD. Seeds are such that no choice and no bound of a SwiGLU is near: choices are 5e-5
+    # from others, gates and ups 4e-6 from their bounds, and all gradients of the reference within 1.7e-5
     Case = namedtuple("Case", "layers hashed V B T spread seed more")
     CASES = [
-        Case("", 0, 128, 2, 70, 0.25, 5, {}),            # the model of the specification, every length beyond its entries
+        Case("", 0, 128, 2, 70, 0.25, 5, {}),            # that model, every length beyond its entries
         Case("", 0, 128, 2, 17, 0.25, 4, {}),            # one entry of 16, four of 4, all chosen
         Case("", 0, 128, 3, 3, 0.25, 5, {}),             # no entries
         Case("SS", 1, 37, 2, 25, 0.3, 0, {}),            # windows alone, crossed

@@ -1,5 +1,5 @@
 """
-What qwen36.py promises before it writes golden files: config.json and names, the numbers of the specification, finite
+What qwen36.py promises before it writes golden files: config.json and names, numbers that were computed apart, finite
 differences, and in float32 what must hold to the bit. NumPy and the standard library only, but for the last section.
 
     python dev/ref/qwen36_checks.py        hold the model against transformers, in float64 and in float32
@@ -35,7 +35,7 @@ TINY = {"model_type": "qwen3_5_moe_text", "vocab_size": 256, "hidden_size": 64, 
         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
         "router_aux_loss_coef": 0.01, "output_router_logits": False, "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
-                            "mrope_interleaved": True, "mrope_section": [2, 1, 1]}}  # specification, section 8
+                            "mrope_interleaved": True, "mrope_section": [2, 1, 1]}}
 SMALL = {**TINY, "vocab_size": 47, "hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 12,
          "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 5, "linear_value_head_dim": 7,
          "linear_num_value_heads": 6, "linear_conv_kernel_dim": 3, "num_experts": 5, "num_experts_per_tok": 3,
@@ -84,7 +84,7 @@ def config_promises():
 
 
 def number_promises():
-    """Sections 5.1 and 5.2"""
+    """A norm and a router, computed apart"""
     x, w, dy = np.array([[1, -2, .5, 3]]), np.array([.1, -.2, 0, .5]), np.array([[1, .5, -1, .25]])
     y, rstd = qwen36.zero_norm(x, w, 1e-6)
     dx, _ = qwen36.zero_norm_backward(dy, x, w, rstd)
@@ -92,10 +92,10 @@ def number_promises():
     p, _, experts, weights = router_forward(z, 2, True)
     dz = router_backward(dw, p, None, experts, weights, True, None, 0, 0)
     return [
-        ("zero-centred norm: the numbers of the specification",
+        ("zero-centred norm: numbers computed apart",
          close(y, [[.5827942, -.8477006, .2649064, 2.3841579]], 0, 6e-8) and
          close(dx, [[.5484028, .2807079, -.5470085, .0955058]], 0, 6e-8)),
-        ("router: the numbers of the specification", close(weights, [[.549833997, .450166003]], 0, 6e-10) and
+        ("router: numbers computed apart", close(weights, [[.549833997, .450166003]], 0, 6e-10) and
          close(dz, [[.371274859, 0, 0, -.371274859]], 0, 6e-10)),
     ]
 

@@ -1,5 +1,5 @@
 """
-What qwen36_vision.py promises before it writes its golden file: numbers of the specification, where patches are, finite
+What qwen36_vision.py promises before it writes its golden file: numbers computed apart, where patches are, finite
 differences. NumPy and the standard library only, but for the last section.
 
     python dev/ref/qwen36_vision_checks.py        hold the model against transformers, in float64 and in float32

@@ -25,7 +25,7 @@ Order:  dinp chains over the outputs of Wqkv, goes on over those of Wz, Wb, Wa.
 Error:  of texts against whole rows: the rounding of two forms of the rule (gated_delta.h), which the norm of o enlarges
         where heads say little; test_qwen36.c bounds it for two such layers. With --cp forward has the bits of one rank,
         but for documents whose chunks a rank's end cuts.
-Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; spec qwen36.md 2.3, 4.4
+Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; doc/qwen36.md "Formula"
 */
 #ifndef LLMC_DELTA_LAYER_H
 #define LLMC_DELTA_LAYER_H

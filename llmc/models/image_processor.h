@@ -26,7 +26,7 @@ level, which win. A key that is absent has the value of transformers' class. Wha
 resizing, another filter, ...) is refused.
 Errors: 0 with the reason; fail_input of image_processor_load with file and reason.
 Source: huggingface/transformers 5.24, models/qwen2_vl/image_processing_pil_qwen2_vl.py,
-        models/qwen3_vl/video_processing_qwen3_vl.py; spec qwen36.md 1.2, 3.1.  Explained in doc/images.md
+        models/qwen3_vl/video_processing_qwen3_vl.py; explained in doc/images.md
 */
 #ifndef LLMC_IMAGE_PROCESSOR_H
 #define LLMC_IMAGE_PROCESSOR_H

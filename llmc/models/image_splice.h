@@ -13,7 +13,7 @@ merge) * (w / merge). Frames of videos have a placeholder of their own, and each
 all axes are alike, `now`, which is 0 where a segment (documents.h) begins and grows by 1; token (t, r, c) of an image
 has (now + t, now + r, now + c), and behind it now grows by its larger side.
 tokens (N): those of the text, -1 at placeholders, so that no embedding learns there.
-Source: spec qwen36.md 3.6; huggingface/transformers, get_rope_index
+Source: huggingface/transformers, get_rope_index; doc/qwen36.md "Images"
 */
 #ifndef LLMC_IMAGE_SPLICE_H
 #define LLMC_IMAGE_SPLICE_H

@@ -3,7 +3,7 @@ A transformer whose MLPs are mixtures of experts: what makes one model different
 parameter, and the files that hold them. Everything train_moe.cu computes loops over these tables.
     Config           the sizes; from a preset, from config.json, and back into one
     parameter_table  one line for each parameter: name, shape, start values, decay
-Names and config.json are those of Hugging Face's Mixtral (spec: doc/moe.md). Keys of our own, which transformers
+Names and config.json are those of Hugging Face's Mixtral (doc/moe.md). Keys of our own, which transformers
 ignores: rope_base and rope_alpha, of which rope_theta is made, and rope_base_positions, how many positions there are
 without alpha; balance, aux_alpha and z_lambda, the losses of the routers. With balance "bias" each router has a bias
 that only chooses, under DeepSeek's name e_score_correction_bias; transformers has no place for it, nor for one of

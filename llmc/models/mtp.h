@@ -8,7 +8,8 @@ when text is generated its guesses can be checked several at a time. What does n
     mtp_join          joined (N, 2C): of each position the C channels of `next`, then those of `hidden`
     mtp_part          one half of joined, MTP_NEXT or MTP_HIDDEN, as (N, C)
 Cost:   a layer more, and the output matrix a second time.
-Source: Gloeckle et al. 2024, arXiv:2404.19737; DeepSeek-AI 2024, arXiv:2412.19437, 2.2; spec qwen36.md 2.7
+Source: Gloeckle et al. 2024, arXiv:2404.19737; DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; doc/qwen36.md "The
+        token after the next"
 */
 #ifndef LLMC_MTP_H
 #define LLMC_MTP_H

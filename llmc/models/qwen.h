@@ -5,7 +5,7 @@ and the files that hold them. Everything train_qwen3.cu computes loops over thes
     config_fit       what only the files say: whether a head that should be tied is another matrix, and whether the
                      experts of a layer are one tensor
     parameter_table  one line for each parameter: name, shape, start values, decay
-Names and config.json are those of Hugging Face (spec: doc/qwen.md). Where a key is absent the value is that of
+Names and config.json are those of Hugging Face (doc/qwen.md). Where a key is absent the value is that of
 transformers' class, not that of the published models: head_dim of qwen3 is 128, weights of experts do not add up to 1.
 Rows of q_proj and k_proj lie as in the files, the two halves of a head apart: RoPE turns row i with row i + HS/2.
 Errors: fail_input names file, key, expected and found.

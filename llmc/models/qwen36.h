@@ -10,14 +10,14 @@ Everything train_qwen36.cu computes loops over these tables.
     parameter_table  one line for each parameter: name, shape, start values, decay
 The MTP module (models/mtp.h) has a layer of its own, with attention: number L, behind all others of the text. Blocks of
 the vision tower (vision_tower.h) are layers behind these.
-Names and config.json are those of Hugging Face (spec: doc/qwen36.md); where a key is absent the value is that of
+Names and config.json are those of Hugging Face (doc/qwen36.md "Files"); where a key is absent the value is that of
 transformers' class. A config.json with vision has the keys of the text in "text_config".
 Rows of q_proj lie as in the files: of each head the rows of its query, then those of its gate. Rows of in_proj_qkv and
 of conv1d are queries of all heads, then keys, then values.
 Norms are zero-centred: their gain is 1 + weight, so their start values are 0 (rmsnorm_gain); but the norm of the delta
 rule's output is not.
 Errors: fail_input names file, key, expected and found.
-Source: Qwen Team 2025, "Qwen3-Next"; huggingface/transformers 5.23, models/qwen3_5_moe; spec qwen36.md 1, 2.3, 7
+Source: Qwen Team 2025, "Qwen3-Next"; huggingface/transformers 5.23, models/qwen3_5_moe; doc/qwen36.md
 */
 #ifndef LLMC_QWEN36_H
 #define LLMC_QWEN36_H

@@ -8,7 +8,7 @@ of the tokens: an image of h x w tokens moves the text on by the larger of both.
     text_sight_share   one text begins as another does
     text_sight_clear
 Positions are those of image_splice.h.
-Source: spec qwen36.md 3.6; huggingface/transformers, get_rope_index
+Source: huggingface/transformers, get_rope_index; doc/qwen36.md "Images"
 */
 #ifndef LLMC_TEXT_SIGHT_H
 #define LLMC_TEXT_SIGHT_H

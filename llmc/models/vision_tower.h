@@ -23,7 +23,7 @@ Backward stops at the lowest block that learns. Of a tower of which nothing lear
 but the GELU outputs of blocks.
 Attention of a frame of n patches is attention.h's of n queries behind n keys, so that each sees all.
 Order:  as the ops say. The gradient of norm1 is one chain over the outputs of qkv as they lie; frames are apart.
-Source: Qwen Team 2025, "Qwen3-VL", arXiv:2511.21631; Dosovitskiy et al. 2020, arXiv:2010.11929; spec qwen36.md 3
+Source: Qwen Team 2025, "Qwen3-VL", arXiv:2511.21631; Dosovitskiy et al. 2020, arXiv:2010.11929; doc/qwen36.md "Images"
 */
 #ifndef LLMC_VISION_TOWER_H
 #define LLMC_VISION_TOWER_H

@@ -18,8 +18,8 @@ Order:  element by element, parentheses as they stand; dA_log is a chain of fuse
         of additions. In C and in EXACT kernels lanes hold heads. Fast kernels have the same functions, of which nvcc
         may fuse products, and sum over parts of the positions, as many as there are multiprocessors at most; then over
         the parts, ascending.
-Source: spec qwen36.md 2.3 and 4.2; Dao & Gu 2024, arXiv:2405.21060 (A_log, dt_bias); Yang et al. 2024,
-        arXiv:2412.06464 (Gated DeltaNet)
+Source: Dao & Gu 2024, arXiv:2405.21060 (A_log, dt_bias); Yang et al. 2024, arXiv:2412.06464 (Gated DeltaNet);
+        doc/qwen36.md "Formula"
 */
 #ifndef LLMC_DELTA_GATES_H
 #define LLMC_DELTA_GATES_H

@@ -39,8 +39,8 @@ Cost:   flops for each position and value head, C = DELTA_CHUNK, triangles count
         CUDA: gated_delta_kernels.h, flash_delta.h (bf16); not measured on a GPU yet. Slower: dev/cuda/gated_delta.cu
         Memory: `states` keeps S before each chunk: DK DV / C floats for each position and value head; backward makes
         all else again.
-Order:  every sum is a chain of madd and terms outside the stated range do not exist. Chunks (the reference's rule
-        numbers): G by adding. 2, 3: over DK from 0; A and P: times decay. 4: qg = q * exp(G), kg = k * exp(G), kf = k *
+Order:  every sum is a chain of madd and terms outside the stated range do not exist. Chunks, by rules with a number: 1:
+        G by adding. 2, 3: over DK from 0; A and P: times decay. 4: qg = q * exp(G), kg = k * exp(G), kf = k *
         exp(G_last - G) are rounded. 5: u_i from v_i over DK of -kg * S, goes on over j ascending of -A_ij * D_j. 6: o_i
         from 0 over DK of qg * S, goes on over j ascending. 7: from exp(G_last) * S over i ascending. 8: dD_j from 0
         over DK of kf * dS+, goes on over i ascending of P_ij * do_i, goes on over i DESCENDING of -A_ij * du_i; dbeta
@@ -54,8 +54,7 @@ Order:  every sum is a chain of madd and terms outside the stated range do not e
 Error:  fp32 against fp64 at DK 12, DV 7, T 130, |v| < 1, unit keys: |o| and |S| within 8e-6, gradients 4e-5, in both
         forms. Strong decay costs the chunks more: exp(G_i - G_j) has |G_i| 2^-24 of relative error, 2.4e-5 where G
         falls to -400 in a chunk; steps have no such term.
-Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; spec qwen36.md 2.3, 4.1 (steps), 4.2 and 4.3 (chunks); derived
-        in doc/gated_delta.md
+Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; derived in doc/gated_delta.md "Formula", "Chunks", "Derivative"
 */
 #ifndef LLMC_GATED_DELTA_H
 #define LLMC_GATED_DELTA_H

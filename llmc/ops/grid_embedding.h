@@ -12,7 +12,7 @@ Taps    in the order (y0, x0), (y0, x1), (y1, x0), (y1, x1); y1 = y0 + 1, but at
 Entries first (side*side + 1), entry (4 P): number 4 p + i of a tap, ascending, those of row t from first[t] on.
 Cost:   memory bound: forward 6 P C elements moved, backward as many and side*side C floats. The host has 4 P numbers.
 Order:  forward one chain of madd, whose end is added to out; backward for each row one chain over its entries.
-Source: spec qwen36.md 3.2; huggingface/transformers, vision_utils.py
+Source: huggingface/transformers, vision_utils.py; doc/qwen36.md "Images"
 */
 #ifndef LLMC_GRID_EMBEDDING_H
 #define LLMC_GRID_EMBEDDING_H

@@ -16,7 +16,7 @@ Error:  s is within 3 * 2^-24 of itself; out has one rounding more, dattention t
         1/4 at most, its product has two roundings more. bf16 rounds what is stored: 2^-8. Fast kernels have the
         hardware's exponential: s within 12 * 2^-23 for |gate| < 4.
 Order:  element by element, products as their parentheses say.
-Source: spec qwen36.md 2.4 and 5.3; Qiu et al. 2025, arXiv:2505.06708 (the gate behind attention)
+Source: Qiu et al. 2025, arXiv:2505.06708 (the gate behind attention); doc/qwen36.md "What differs from other models"
 */
 #ifndef LLMC_HEAD_GATE_H
 #define LLMC_HEAD_GATE_H

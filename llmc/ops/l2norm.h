@@ -8,7 +8,7 @@ Cost:   memory bound: forward moves 2*N*C elements, backward 3*N*C. The squares 
         side, as rmsnorm.h does.
 Order:  sums chain over c from 0; each product and difference rounds. Fast kernels: each lane a sum of its own, then a
         tree.
-Source: spec qwen36.md 2.3 and 4.4
+Source: Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; doc/qwen36.md "Formula", doc/gated_delta.md "Formula"
 */
 #ifndef LLMC_L2NORM_H
 #define LLMC_L2NORM_H

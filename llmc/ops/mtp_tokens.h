@@ -7,7 +7,8 @@ each position of a batch. inputs, targets, next, after (B, T):
 It does not count where targets[i+1] does not, at the last position of a row, and where a document begins at i+1 or i+2:
 a guess from one document about another teaches nothing.
 Cost:   one pass over the tokens.
-Source: Gloeckle et al. 2024, arXiv:2404.19737; DeepSeek-AI 2024, arXiv:2412.19437, 2.2; spec qwen36.md 2.7
+Source: Gloeckle et al. 2024, arXiv:2404.19737; DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; doc/qwen36.md "The
+        token after the next"
 */
 #ifndef LLMC_MTP_TOKENS_H
 #define LLMC_MTP_TOKENS_H

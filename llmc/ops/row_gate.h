@@ -11,7 +11,7 @@ Cost:   row_gate_add is memory bound, 3*N*C elements moved. Judge it in GB/s: on
         memcpy had 26, at (8192, 2048). Not measured on a GPU yet. The others have N elements.
 Error:  s is within 3 * 2^-24 of itself, dlogit within 6 roundings of ds / 4. bf16 rounds what is stored, 2^-8.
 Order:  element by element; in row_gate_add one madd. Fast kernels are the same; nvcc may fuse products of a sigmoid.
-Source: spec qwen36.md 2.5 and 5.2; Qwen Team 2024, Qwen1.5-MoE (the shared expert and its gate)
+Source: Qwen Team 2024, Qwen1.5-MoE (the shared expert and its gate); doc/qwen36.md "What differs from other models"
 */
 #ifndef LLMC_ROW_GATE_H
 #define LLMC_ROW_GATE_H
