@@ -8,6 +8,7 @@ It promises that
   - a reference to code tells the truth. A reference is a link [`llmc/ops/gelu.h:22`](../llmc/ops/gelu.h#L22) with the code behind
     it, in backticks or as a fenced block: a part of that line, or all lines of [`llmc/ops/gelu.h:20-23`](...), indented alike;
   - every relative link leads to a file, and to a heading where it names one;
+  - what comments of the sources cite as doc/gelu.md "Formula" are headings of that page;
   - llmc/README.md links every header of llmc/ once;
   - every ```python block in doc/ runs, in a namespace of its own, and asserts something.
 """
@@ -29,6 +30,8 @@ UNLINKED = re.compile(r"(?<!\[)`[\w/.-]+\.\w+:\d+(?:-\d+)?`")
 QUOTE = re.compile(r"\s*:?\s*(?:^[ \t]*```\w*\n(?P<block>.*?)^[ \t]*```|`(?P<piece>[^`\n]+)`)", re.DOTALL | re.MULTILINE)
 FENCED = re.compile(r"^[ \t]*```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|\b(?:src|href)=\"(?P<attribute>[^\"]+)\"")
+CITATION = re.compile(r'\bdoc/(?P<page>[\w/]+\.md)(?P<titles>(?:,?\s+"[A-Z][^"]{2,60}")+)')
+SOURCES = ("llmc/*/*.h", "train_*.c*", "test_*.c", "dev/ref/*.py")
 
 
 class Report:
@@ -130,10 +133,13 @@ def blank(match):
     return "\n" * match.group().count("\n")
 
 
+def titles(path):
+    return re.findall(r"^#+ +(.*?) *$", FENCED.sub(blank, read(path)), re.MULTILINE)
+
+
 def headings(path):
     """Anchors that GitHub gives to the headings of a page."""
-    lines = re.findall(r"^#+ +(.*?) *$", FENCED.sub(blank, read(path)), re.MULTILINE)
-    return [re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines]
+    return [re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in titles(path)]
 
 
 def link_problem(page, target):
@@ -155,6 +161,16 @@ def check_links(page, report):
         target = match["target"] or match["attribute"]
         if not re.match(r"[a-z]+:", target):
             report.count(place(page, prose, match.start()), link_problem(page, target))
+
+
+def check_citations(source, report):
+    text = read(source)
+    for match in CITATION.finditer(text):
+        path = f"doc/{match['page']}"
+        there = titles(path) if os.path.exists(os.path.join(ROOT, path)) else []
+        for cited in re.findall(r'"([^"]*)"', match["titles"]):
+            title = re.sub(r"\s*\n\s*", " ", cited)  # comments break lines
+            report.count(place(source, text, match.start()), None if title in there else f'{path} has no heading "{title}"')
 
 
 def check_map(report):
@@ -203,6 +219,9 @@ def main():
         check_links(page, report)
         if page.startswith("doc/"):
             check_examples(page, report)
+    for pattern in SOURCES:
+        for source in sorted(glob.glob(pattern, root_dir=ROOT)):
+            check_citations(source, report)
     check_map(report)
     if report.skipped:
         print("skipped: the examples need NumPy (dev/setup.sh)")
