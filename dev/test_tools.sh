@@ -549,12 +549,14 @@ drawn "no validation" odd/blind/loss odd/blind
 drawn "a single step" odd/one/loss odd/one
 drawn "only a validation before the first step" odd/start/loss odd/start
 mkdir -p odd/own
-sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "load": 1.5, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
+slow_end='s/"tok_per_s": [0-9][^,]*/"tok_per_s": 20000/; /"step": 9, "loss": [0-9]/s/20000/2806/'
+sed "$slow_end"'; 4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "load": 1.5, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
 drawn "keys of a trainer's own, and steps without a loss" odd/own/loss odd/own
 check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.html
 check "and the loss of averaged weights" grep -q 'validation, averaged weights' odd/own/loss.html
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
 check "and one of the load of experts" grep -q "<b>expert load</b>" odd/own/loss.html
+check "the speed above is a median of recent updates, not that of the last" grep -q '<span>tokens/s</span><b>20k</b>' odd/own/loss.html
 mkdir -p odd/routers && cp runs/a/settings.json odd/routers
 sed 's/"loss": \([0-9.]*\), "norm": \([^,]*\)/"loss": 99, "cross_entropy": \1, "norm": \2/' runs/a/metrics.jsonl >odd/routers/metrics.jsonl
 drawn "a run whose routers add to the loss" odd/routers/loss odd/routers
@@ -563,9 +565,10 @@ check "... is drawn as one whose routers add nothing, and the axis says so" \
     "$(grep -o '<path class="line"[^>]*>' runs/a/loss.html | md5sum) odd/routers/loss.html:1 runs/a/loss.html:0 "
 check "a run without experts or accuracy lacks those diagrams" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
 mkdir -p odd/tokens && sed 's/"tokenizer": "[^"]*"/"tokenizer": "other.json"/' runs/b/settings.json >odd/tokens/settings.json
-{ cat runs/b/metrics.jsonl; tail -n 1 runs/b/metrics.jsonl | sed 's/"val_loss": [^,]*, "val_bpb": [^,]*, "accuracy": null/"val_loss": null, "val_bpb": null, "accuracy": 0.25/'; } >odd/tokens/metrics.jsonl
+{ sed "$slow_end" runs/b/metrics.jsonl; tail -n 1 runs/b/metrics.jsonl | sed 's/"val_loss": [^,]*, "val_bpb": [^,]*, "accuracy": null/"val_loss": null, "val_bpb": null, "accuracy": 0.25/'; } >odd/tokens/metrics.jsonl
 drawn "runs of two tokenizers" runs/compare runs/a odd/tokens
 check "... whose validation is in bits per byte, which the axis says" grep -q "bits per byte: the tokenizers differ" runs/compare.html
+check "... and each run's speed a median too" grep -q 'id="r1-tok_per_s">20k<' runs/compare.html
 check "HellaSwag's accuracy has a diagram" grep -q "<b>HellaSwag accuracy</b>" runs/compare.html
 drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
     odd/nan odd/blind odd/one odd/start odd/new odd/a runs/a

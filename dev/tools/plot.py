@@ -33,6 +33,7 @@ import html
 import json
 import math
 import os
+import statistics
 import string
 import sys
 
@@ -301,6 +302,13 @@ def recent(run, key):
     return f"{sum(values) / len(values):.4f}" if values else "not finite" if run.updates else "-"
 
 
+def recent_speed(run):
+    """Median of the last fiftieth of the updates, of 20 at least, as text: a save or another program slows a single one."""
+    records = run.updates[-max(20, len(run.updates) // 50):]
+    speeds = [record["tok_per_s"] for record in records if record["tok_per_s"] is not None]
+    return short(statistics.median(speeds)) if speeds else "-"
+
+
 def best_validation(run, key="val_loss"):
     return min(run.validations, key=lambda record: record[key])
 
@@ -323,8 +331,8 @@ def summary(run):
         pairs.append(("HellaSwag", f"{100 * run.tests[-1][EXAMPLES]:.1f}%"))
     if run.updates:
         pairs.append(("tokens", short(run.updates[-1]["tokens"])))
-        if run.updates[-1]["tok_per_s"] is not None:
-            pairs.append(("tokens/s", short(run.updates[-1]["tok_per_s"])))
+        if recent_speed(run) != "-":
+            pairs.append(("tokens/s", recent_speed(run)))
         n_skipped = sum(1 for record in run.updates if record["skipped"])
         if n_skipped:
             pairs.append(("skipped", str(n_skipped)))
@@ -649,9 +657,9 @@ def runs_table(runs):
     rows, checked = [], validation_key(runs)
     for r, run in enumerate(runs):
         last = run.updates[-1] if run.updates else dict.fromkeys(KEYS)
-        text = {key: "-" if last[key] is None else short(last[key]) for key in ("step", "lr", "norm", "tok_per_s", "tokens")}
+        text = {key: "-" if last[key] is None else short(last[key]) for key in ("step", "lr", "norm", "tokens")}
         text["step"] = "-" if last["step"] is None else str(last["step"])
-        text["loss"] = recent(run, "loss")
+        text["loss"], text["tok_per_s"] = recent(run, "loss"), recent_speed(run)
         text["val_loss"] = f"{run.validations[-1][checked]:.4f}" if run.validations else "-"
         lowest = best_validation(run, checked) if run.validations else None
         best = f"{lowest[checked]:.4f} at {lowest['step']}" if lowest else "-"
