@@ -513,11 +513,45 @@ check "the folder's template is recognised" grep -qx "chat template chatml" out
 
 echo "# plot"
 has_matplotlib=$($python -c "import matplotlib" 2>/dev/null && echo 1 || echo 0)
+cat >plots.py <<'PYTHON'
+"""plot.py, once for each request (arguments that end in NUL each, an empty one behind): its status is the answer. Each is
+a process of its own, forked from one that has loaded matplotlib, which takes longer than to draw."""
+import os, runpy, sys, traceback
+path = sys.argv[1]
+sys.path[0] = os.path.dirname(path)
+try:
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+except ImportError:
+    pass
+request = b""
+while byte := os.read(0, 1):
+    request += byte
+    if not request.endswith(b"\0\0"): continue
+    if child := os.fork():
+        os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        request = b""
+        continue
+    os.dup2(os.open("out", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 1), os.dup2(os.open("err", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 2)
+    sys.argv = [path, *map(os.fsdecode, request[:-2].split(b"\0"))]
+    status = 1
+    try: runpy.run_path(path, run_name="__main__")
+    except SystemExit as end: status = end.code
+    except BaseException: traceback.print_exc()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(status or 0)
+PYTHON
+coproc plots { exec $python plots.py "$root/dev/tools/plot.py"; } 2>/dev/null
+soon() {  # ARGUMENT...: $plot with these, out and err too
+    local status
+    printf '%s\0' "$@" "" >&"${plots[1]}" && read -r -t 60 status <&"${plots[0]}" && return "$status"
+}
 drawn() {  # PROMISE NAME ARGUMENT...: NAME.html and NAME.png are there, with a curve and no number that is none
     local promise=$1 name=$2 good=1
     shift 2
     rm -f "$name.html" "$name.png"
-    if $plot "$@" >out 2>err && grep -q '<path class="line"' "$name.html" && ! grep -q 'NaN\|nan,\|Infinity' "$name.html"; then good=0; fi
+    if soon "$@" && grep -q '<path class="line"' "$name.html" && ! grep -q 'NaN\|nan,\|Infinity' "$name.html"; then good=0; fi
     [ $has_matplotlib = 0 ] || [ "$(head -c 4 "$name.png" | tail -c 3)" = PNG ] || good=1
     verdict $good "$promise" "plot.py $*: $(tail -n 3 out err)"
 }
@@ -528,6 +562,8 @@ COLUMNS=80 $python "$root/dev/data/train_tokenizer.py" --help >out
 check "... and that of train_tokenizer.py" test "$(wc -L <out)" -le 80
 make -s -C "$root" help >out
 check "... and of make" test "$(wc -L <out)" -le 80
+make -s -C "$root" plot PYTHON="$python" RUN="$work/runs/a" >out 2>err
+check "make plot RUN=...: the program itself" test "$(grep -c '^wrote .*/runs/a/loss\.' out) $(wc -c <err)" = "$((1 + has_matplotlib)) 0"
 drawn "one run: loss.html and loss.png in its folder" runs/a/loss runs/a
 drawn "two runs: compare.html and compare.png beside the first" runs/compare runs/a runs/b
 check "with both names and the settings that differ" test "$(grep -cE '>a</td>.*>b</td>' runs/compare.html) $(grep -c 'options.seed</td><td>42</td><td>7' runs/compare.html)" = "1 1"
