@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/tools as a user meets them: inspect, tokenize and plot on a tiny run and on broken files. About 15 s after the builds.
+# dev/tools as a user meets them: inspect, tokenize and plot on a tiny run and on broken files. About 20 s after the builds.
 #     dev/test_tools.sh                      the normal build
 #     ASAN=1 OPT=-Og dev/test_tools.sh       the Makefile's variables choose another
 # Everything happens in a folder that goes away again.
@@ -586,12 +586,20 @@ drawn "a single step" odd/one/loss odd/one
 drawn "only a validation before the first step" odd/start/loss odd/start
 mkdir -p odd/own
 slow_end='s/"tok_per_s": [0-9][^,]*/"tok_per_s": 20000/; /"step": 9, "loss": [0-9]/s/20000/2806/'
-sed "$slow_end"'; 4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "load": 1.5, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
+own_keys='s/"loss": \([0-9][^,]*\)/&, "second": 1\1, "again": \1, "still": 2.5, "flag": true, "unexplained": 3\1/
+    s/"tokens": \([0-9][0-9]*\)/&, "passes": \1e-3/; s/"val_loss": \([0-9][^,]*\)/&, "<b>$x": 4\1, "again": \1/
+    1s/"time"/"second": "of <i>", "again": "a", "still": "a", "flag": "a", "passes": "a", "<b>$x": "b $^", "kind": "a", &/'
+sed "$slow_end; $own_keys"'; 4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": [0-9]/"acc1": 0.25, "load": 1.5, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", &/' runs/b/metrics.jsonl >odd/own/metrics.jsonl
 drawn "keys of a trainer's own, and steps without a loss" odd/own/loss odd/own
 check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.html
 check "and the loss of averaged weights" grep -q 'validation, averaged weights' odd/own/loss.html
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
 check "and one of the load of experts" grep -q "<b>expert load</b>" odd/own/loss.html
+titles() { grep -o '<b>[^<]*</b> <span class="unit">[^<]*' "$1.html" | sed 's/<[^>]*>//g' | tail -n +"$2" | tr '\n' '|'; }  # NAME FIRST
+check "and of each further number that is explained and says something new" test "$(titles odd/own/loss 8)" = 'second of &lt;i&gt;|&lt;b&gt;$x b $^|'
+check "... which the pointer reads, too" grep -q '"own0":\[1.*"checks":{"own1":\[4' odd/own/loss.html
+height() { od -An -tu1 -j22 -N2 "$1.png"; }  # NAME: of a PNG, two bytes
+[ $has_matplotlib = 0 ] || check "the PNG has a row more for them" test "$(height odd/own/loss)" != "$(height runs/a/loss)"
 check "the speed above is a median of recent updates, not that of the last" grep -q '<span>tokens/s</span><b>20k</b>' odd/own/loss.html
 mkdir -p odd/routers && cp runs/a/settings.json odd/routers
 sed 's/"loss": \([0-9.]*\), "norm": \([^,]*\)/"loss": 99, "cross_entropy": \1, "norm": \2/' runs/a/metrics.jsonl >odd/routers/metrics.jsonl
@@ -607,7 +615,8 @@ check "... whose validation is in bits per byte, which the axis says" grep -q "b
 check "... and each run's speed a median too" grep -q 'id="r1-tok_per_s">20k<' runs/compare.html
 check "HellaSwag's accuracy has a diagram" grep -q "<b>HellaSwag accuracy</b>" runs/compare.html
 drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
-    odd/nan odd/blind odd/one odd/start odd/new odd/a runs/a
+    odd/nan odd/blind odd/one odd/start odd/new odd/own odd/a runs/a
+check "what only one of them has is drawn of that one" test "$(titles odd/compare 9)" = 'second of &lt;i&gt;|&lt;b&gt;$x b $^|'
 check "a run that has not begun is left out with a note" grep -q "odd/new/metrics.jsonl: no steps are recorded yet: left out" out
 check "two of one name are told apart" grep -q 'odd/a</td>.*runs/a</td>' odd/compare.html
 refuses "$plot" "no steps are recorded yet" "a run without steps alone" odd/new
@@ -640,8 +649,10 @@ drawn "a loss of 1e308 and one of -1e308" odd/large/loss odd/large
 check "are not drawn, in one line" test "$(grep -c '2 numbers beyond 1e+100 not drawn' out) $(wc -l <out)" = "1 $((2 + 1))"
 like_b infinite 's/"loss": [^,]*, "norm": [^,]*, "lr": [^,]*/"loss": Infinity, "norm": NaN, "lr": 1e999/'
 drawn "no number is finite" odd/infinite/loss runs/b odd/infinite --out odd/infinite/loss
-like_b digits "s/\"norm\": [^,]*/\"norm\": $(printf '9%.0s' {1..400})/"
-drawn "an integer that no double holds" odd/digits/loss odd/digits
+like_b digits -e "s/\"norm\": [^,]*/\"norm\": $(printf '9%.0s' {1..400})/" \
+    -e "1s/\"time\"/$(printf '"k%d": "a", ' {0..13})&/; s/\"ms\": \([0-9][^,]*\)/&$(printf ', "k%d": \\1' {0..13})/"
+drawn "an integer that no double holds, and fourteen further keys" odd/digits/loss odd/digits
+check "of which twelve are drawn, and a line names the others" grep -qx "of 14 further keys 12 are drawn: make dashboard has k12, k13 too" out
 like_b spread '5s/"loss": [^,]*/"loss": 1e99/; 6s/"loss": [^,]*/"loss": 5e-324/'
 drawn "losses from 5e-324 to 1e99" odd/spread/loss odd/spread
 check "with labels that have room" test "$(grep -o '<text class="y"[^<]*' odd/spread/loss.html | grep -c .)" -lt 60
