@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/tools as a user meets them: inspect, tokenize and plot on a tiny run and on broken files. About 15 s after the builds.
+# dev/tools as a user meets them: inspect, tokenize and plot on a tiny run and on broken files. About 20 s after the builds.
 #     dev/test_tools.sh                      the normal build
 #     ASAN=1 OPT=-Og dev/test_tools.sh       the Makefile's variables choose another
 # Everything happens in a folder that goes away again.
@@ -513,11 +513,45 @@ check "the folder's template is recognised" grep -qx "chat template chatml" out
 
 echo "# plot"
 has_matplotlib=$($python -c "import matplotlib" 2>/dev/null && echo 1 || echo 0)
+cat >plots.py <<'PYTHON'
+"""plot.py, once for each request (arguments that end in NUL each, an empty one behind): its status is the answer. Each is
+a process of its own, forked from one that has loaded matplotlib, which takes longer than to draw."""
+import os, runpy, sys, traceback
+path = sys.argv[1]
+sys.path[0] = os.path.dirname(path)
+try:
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+except ImportError:
+    pass
+request = b""
+while byte := os.read(0, 1):
+    request += byte
+    if not request.endswith(b"\0\0"): continue
+    if child := os.fork():
+        os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        request = b""
+        continue
+    os.dup2(os.open("out", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 1), os.dup2(os.open("err", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 2)
+    sys.argv = [path, *map(os.fsdecode, request[:-2].split(b"\0"))]
+    status = 1
+    try: runpy.run_path(path, run_name="__main__")
+    except SystemExit as end: status = end.code
+    except BaseException: traceback.print_exc()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(status or 0)
+PYTHON
+coproc plots { exec $python plots.py "$root/dev/tools/plot.py"; } 2>/dev/null
+soon() {  # ARGUMENT...: $plot with these, out and err too
+    local status
+    printf '%s\0' "$@" "" >&"${plots[1]}" && read -r -t 60 status <&"${plots[0]}" && return "$status"
+}
 drawn() {  # PROMISE NAME ARGUMENT...: NAME.html and NAME.png are there, with a curve and no number that is none
     local promise=$1 name=$2 good=1
     shift 2
     rm -f "$name.html" "$name.png"
-    if $plot "$@" >out 2>err && grep -q '<path class="line"' "$name.html" && ! grep -q 'NaN\|nan,\|Infinity' "$name.html"; then good=0; fi
+    if soon "$@" && grep -q '<path class="line"' "$name.html" && ! grep -q 'NaN\|nan,\|Infinity' "$name.html"; then good=0; fi
     [ $has_matplotlib = 0 ] || [ "$(head -c 4 "$name.png" | tail -c 3)" = PNG ] || good=1
     verdict $good "$promise" "plot.py $*: $(tail -n 3 out err)"
 }
@@ -528,6 +562,8 @@ COLUMNS=80 $python "$root/dev/data/train_tokenizer.py" --help >out
 check "... and that of train_tokenizer.py" test "$(wc -L <out)" -le 80
 make -s -C "$root" help >out
 check "... and of make" test "$(wc -L <out)" -le 80
+make -s -C "$root" plot PYTHON="$python" RUN="$work/runs/a" >out 2>err
+check "make plot RUN=...: the program itself" test "$(grep -c '^wrote .*/runs/a/loss\.' out) $(wc -c <err)" = "$((1 + has_matplotlib)) 0"
 drawn "one run: loss.html and loss.png in its folder" runs/a/loss runs/a
 drawn "two runs: compare.html and compare.png beside the first" runs/compare runs/a runs/b
 check "with both names and the settings that differ" test "$(grep -cE '>a</td>.*>b</td>' runs/compare.html) $(grep -c 'options.seed</td><td>42</td><td>7' runs/compare.html)" = "1 1"
@@ -549,12 +585,22 @@ drawn "no validation" odd/blind/loss odd/blind
 drawn "a single step" odd/one/loss odd/one
 drawn "only a validation before the first step" odd/start/loss odd/start
 mkdir -p odd/own
-sed '4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": /"acc1": 0.25, "load": 1.5, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", "time": /' runs/b/metrics.jsonl >odd/own/metrics.jsonl
+slow_end='s/"tok_per_s": [0-9][^,]*/"tok_per_s": 20000/; /"step": 9, "loss": [0-9]/s/20000/2806/'
+own_keys='s/"loss": \([0-9][^,]*\)/&, "second": 1\1, "again": \1, "still": 2.5, "flag": true, "unexplained": 3\1/
+    s/"tokens": \([0-9][0-9]*\)/&, "passes": \1e-3/; s/"val_loss": \([0-9][^,]*\)/&, "<b>$x": 4\1, "again": \1/
+    1s/"time"/"second": "of <i>", "again": "a", "still": "a", "flag": "a", "passes": "a", "<b>$x": "b $^", "kind": "a", &/'
+sed "$slow_end; $own_keys"'; 4,5s/"loss": [^,]*, "norm": [^,]*/"loss": null, "norm": null/; s/"time": [0-9]/"acc1": 0.25, "load": 1.5, "noise_scale": 512.5, "val_loss_ema": 3.5, "kind": "train", &/' runs/b/metrics.jsonl >odd/own/metrics.jsonl
 drawn "keys of a trainer's own, and steps without a loss" odd/own/loss odd/own
 check "with a diagram of the accuracy" grep -q '<b>accuracy</b>' odd/own/loss.html
 check "and the loss of averaged weights" grep -q 'validation, averaged weights' odd/own/loss.html
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
 check "and one of the load of experts" grep -q "<b>expert load</b>" odd/own/loss.html
+titles() { grep -o '<b>[^<]*</b> <span class="unit">[^<]*' "$1.html" | sed 's/<[^>]*>//g' | tail -n +"$2" | tr '\n' '|'; }  # NAME FIRST
+check "and of each further number that is explained and says something new" test "$(titles odd/own/loss 8)" = 'second of &lt;i&gt;|&lt;b&gt;$x b $^|'
+check "... which the pointer reads, too" grep -q '"own0":\[1.*"checks":{"own1":\[4' odd/own/loss.html
+height() { od -An -tu1 -j22 -N2 "$1.png"; }  # NAME: of a PNG, two bytes
+[ $has_matplotlib = 0 ] || check "the PNG has a row more for them" test "$(height odd/own/loss)" != "$(height runs/a/loss)"
+check "the speed above is a median of recent updates, not that of the last" grep -q '<span>tokens/s</span><b>20k</b>' odd/own/loss.html
 mkdir -p odd/routers && cp runs/a/settings.json odd/routers
 sed 's/"loss": \([0-9.]*\), "norm": \([^,]*\)/"loss": 99, "cross_entropy": \1, "norm": \2/' runs/a/metrics.jsonl >odd/routers/metrics.jsonl
 drawn "a run whose routers add to the loss" odd/routers/loss odd/routers
@@ -563,12 +609,14 @@ check "... is drawn as one whose routers add nothing, and the axis says so" \
     "$(grep -o '<path class="line"[^>]*>' runs/a/loss.html | md5sum) odd/routers/loss.html:1 runs/a/loss.html:0 "
 check "a run without experts or accuracy lacks those diagrams" test "$(grep -c '<b>accuracy</b>' runs/a/loss.html)" = 0
 mkdir -p odd/tokens && sed 's/"tokenizer": "[^"]*"/"tokenizer": "other.json"/' runs/b/settings.json >odd/tokens/settings.json
-{ cat runs/b/metrics.jsonl; tail -n 1 runs/b/metrics.jsonl | sed 's/"val_loss": [^,]*, "val_bpb": [^,]*, "accuracy": null/"val_loss": null, "val_bpb": null, "accuracy": 0.25/'; } >odd/tokens/metrics.jsonl
+{ sed "$slow_end" runs/b/metrics.jsonl; tail -n 1 runs/b/metrics.jsonl | sed 's/"val_loss": [^,]*, "val_bpb": [^,]*, "accuracy": null/"val_loss": null, "val_bpb": null, "accuracy": 0.25/'; } >odd/tokens/metrics.jsonl
 drawn "runs of two tokenizers" runs/compare runs/a odd/tokens
 check "... whose validation is in bits per byte, which the axis says" grep -q "bits per byte: the tokenizers differ" runs/compare.html
+check "... and each run's speed a median too" grep -q 'id="r1-tok_per_s">20k<' runs/compare.html
 check "HellaSwag's accuracy has a diagram" grep -q "<b>HellaSwag accuracy</b>" runs/compare.html
 drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
-    odd/nan odd/blind odd/one odd/start odd/new odd/a runs/a
+    odd/nan odd/blind odd/one odd/start odd/new odd/own odd/a runs/a
+check "what only one of them has is drawn of that one" test "$(titles odd/compare 9)" = 'second of &lt;i&gt;|&lt;b&gt;$x b $^|'
 check "a run that has not begun is left out with a note" grep -q "odd/new/metrics.jsonl: no steps are recorded yet: left out" out
 check "two of one name are told apart" grep -q 'odd/a</td>.*runs/a</td>' odd/compare.html
 refuses "$plot" "no steps are recorded yet" "a run without steps alone" odd/new
@@ -601,8 +649,10 @@ drawn "a loss of 1e308 and one of -1e308" odd/large/loss odd/large
 check "are not drawn, in one line" test "$(grep -c '2 numbers beyond 1e+100 not drawn' out) $(wc -l <out)" = "1 $((2 + 1))"
 like_b infinite 's/"loss": [^,]*, "norm": [^,]*, "lr": [^,]*/"loss": Infinity, "norm": NaN, "lr": 1e999/'
 drawn "no number is finite" odd/infinite/loss runs/b odd/infinite --out odd/infinite/loss
-like_b digits "s/\"norm\": [^,]*/\"norm\": $(printf '9%.0s' {1..400})/"
-drawn "an integer that no double holds" odd/digits/loss odd/digits
+like_b digits -e "s/\"norm\": [^,]*/\"norm\": $(printf '9%.0s' {1..400})/" \
+    -e "1s/\"time\"/$(printf '"k%d": "a", ' {0..13})&/; s/\"ms\": \([0-9][^,]*\)/&$(printf ', "k%d": \\1' {0..13})/"
+drawn "an integer that no double holds, and fourteen further keys" odd/digits/loss odd/digits
+check "of which twelve are drawn, and a line names the others" grep -qx "of 14 further keys 12 are drawn: make dashboard has k12, k13 too" out
 like_b spread '5s/"loss": [^,]*/"loss": 1e99/; 6s/"loss": [^,]*/"loss": 5e-324/'
 drawn "losses from 5e-324 to 1e99" odd/spread/loss odd/spread
 check "with labels that have room" test "$(grep -o '<text class="y"[^<]*' odd/spread/loss.html | grep -c .)" -lt 60

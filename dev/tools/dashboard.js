@@ -162,6 +162,12 @@ class Run {
     const values = y.slice(-n).filter(v => !Number.isNaN(v));
     return values.reduce((sum, v) => sum + v / values.length, values.length ? 0 : NaN);
   }
+  // median of as many, of 20 at least: a save or another program slows a single step
+  recentMedian(key) {
+    const {y} = this.curve(key, true), n = Math.max(20, Math.floor(y.length / 50));
+    const values = y.slice(-n).filter(v => !Number.isNaN(v)).sort(), half = values.length >> 1;  // Float64Array: as numbers
+    return values.length % 2 ? values[half] : (values[half - 1] + values[half]) / 2;  // of none: NaN
+  }
 }
 
 // old (of which n count) and values in one array with room to grow; a key that is new has no values before
@@ -675,7 +681,8 @@ function fillCard(run) {
     figure("validation", checks.y.at(-1) ?? null, four),
     best < 0 ? figure("best", null)
       : figure("best at " + short(run.column("step")[checks.rows[best]]), checks.y[best], four),
-    figure("tokens/s", run.recent("tok_per_s"), short), figure("of peak", run.recent("peak"), percent),
+    figure("tokens/s", run.recentMedian("tok_per_s"), short),
+    figure("of peak", run.recentMedian("peak"), percent),
     memory ? figure("memory", run.last(memory), v => short(/_mb$/.test(memory) ? v * 1e6 : v) + "B")
       : figure("tokens", run.last("tokens"), short)]);
   const half = info.half_line && !isLive ? ["metrics.jsonl: its last line has no end: it waits for the rest"] : [];

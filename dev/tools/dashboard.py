@@ -35,8 +35,8 @@ import threading
 import time
 import urllib.parse
 
-from runs import (COLORS, DARK_COLORS, DASHES, SAME_IN_NONE, GrowingFile, InputError, flatten, is_finite, open_file,
-                  parse_json, parse_record, split_folders)
+from runs import (COLORS, DARK_COLORS, DASHES, MOST_KEYS, SAME_IN_NONE, GrowingFile, InputError, flatten, is_finite,
+                  meanings_of, open_file, parse_json, parse_record, split_folders)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PORT = 8765
@@ -54,7 +54,6 @@ NAN = float("nan")
 NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH = 5            # folders below folders
 MOST_FOLDERS = 2000  # that are looked into
-MOST_KEYS = 64
 MOST_ROWS = 100_000  # in one answer
 MOST_BYTES = 4 << 20       # of settings.json and summary.json
 SIDE_FILES = ("settings.json", "summary.json", "samples.txt")
@@ -224,8 +223,8 @@ class Run:
             return
         if "schema" not in record:
             self.add(record)
-        elif isinstance(record["schema"], dict):
-            self.meanings = {key: str(meaning)[:200] for key, meaning in list(record["schema"].items())[:MOST_KEYS]}
+        else:
+            self.meanings = meanings_of(record["schema"])
 
     # -- the other files --
 

@@ -39,7 +39,7 @@ def train(folder, options):
     with open(config, "w", encoding="utf-8") as file:
         json.dump(CONFIG, file)
     subprocess.run(["./train_moe", "--config", config, "--run", run] + OPTIONS + options, cwd=ROOT, check=True)
-    return read_metrics(os.path.join(run, "metrics.jsonl"))
+    return read_metrics(os.path.join(run, "metrics.jsonl"))[0]
 
 
 def smooth(values):

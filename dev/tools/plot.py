@@ -8,7 +8,10 @@ Draws how a run went, or several beside each other:
                           validation, learning rate, gradient norm, speed; where
                           they are recorded the share of targets found (acc1),
                           HellaSwag's accuracy, the load of the busiest expert
-                          and the gradient noise scale too
+                          and the gradient noise scale too, and each further
+                          number that the trainer explains in the first line of
+                          metrics.jsonl, unless it never changes or repeats the
+                          loss or the tokens
     plot.py RUN RUN...    writes compare.png and compare.html next to the first
                           run: the same, a colour for each run; the validation
                           of different tokenizers in bits per byte
@@ -16,9 +19,9 @@ Draws how a run went, or several beside each other:
 The PNG needs matplotlib. The HTML needs nothing but Python and no network:
 point at a diagram to read its numbers; it also shows the settings (of several
 runs: those that differ). Bold lines are means over a fiftieth of the longest
-run, faint ones are each step. A step that computed no loss has no point; other
-keys of a trainer's own are left alone. A RUN may also be several folders with
-blanks between, as make hands them on; a name with blanks is found as it is.
+run, faint ones are each step. A step that computed no loss has no point. A RUN
+may also be several folders with blanks between, as make hands them on; a name
+with blanks is found as it is.
 
 Runs may still go on: a last line of metrics.jsonl without its end is left out
 with a note. Updates that were skipped and numbers that are not finite leave
@@ -33,8 +36,10 @@ import html
 import json
 import math
 import os
+import statistics
 import string
 import sys
+import textwrap
 
 from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, is_finite, read_metrics, read_settings,
                   split_folders)
@@ -46,6 +51,9 @@ LOAD = "load"  # of the busiest expert of a mixture
 NOISE_SCALE = "noise_scale"
 AVERAGED_LOSS = "val_loss_ema"
 MORE_KEYS = (ACCURACY, EXAMPLES, CROSS_ENTROPY, LOAD, NOISE_SCALE, AVERAGED_LOSS)
+DRAWN_ELSEWHERE = KEYS + MORE_KEYS  # not as a further key of the trainer
+MOST_OWN = 12  # diagrams of further keys
+MOST_IN_ROW = 4  # of small diagrams
 FEW = 2  # up to so many steps are drawn as points too: a line through one is nothing
 NAME_LENGTH = 40
 MARGIN_LEFT, MARGIN_RIGHT = 56, 14  # of a diagram in the page, in its own units
@@ -60,13 +68,20 @@ def printable(text):
     return text.encode(errors="replace").decode()
 
 
+def as_number(value):
+    """A finite number that is no truth value, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+    return float(value) if is_number else None
+
+
 class Run:
     """What is recorded of one run; `x` is its horizontal axis, one number for each update."""
 
     def __init__(self, folder):
         self.folder = folder
         self.name = printable(os.path.basename(os.path.abspath(folder)))
-        records = self.drawable(read_metrics(os.path.join(folder, "metrics.jsonl")))
+        records, self.meanings = read_metrics(os.path.join(folder, "metrics.jsonl"))
+        self.drawable(records)
         self.updates = [record for record in records if record["tokens"] is not None]
         self.validations = [record for record in records if record["tokens"] is None and record["val_loss"] is not None]
         self.tests = [record for record in records if record["tokens"] is None and record[EXAMPLES] is not None]
@@ -78,19 +93,17 @@ class Run:
                 record["loss"] = record[CROSS_ENTROPY]
 
     def drawable(self, records):
-        """The records without numbers for which no diagram has room, which is said."""
-        n_lost = 0
+        """Takes numbers for which no diagram has room out of the records, and says so."""
+        n_lost, further = 0, {*MORE_KEYS, *self.meanings} - set(KEYS)
         for record in records:
-            for key in MORE_KEYS:
-                found = record.get(key)
-                record[key] = float(found) if isinstance(found, (int, float)) and is_finite(found) else None
-            for key in KEYS[1:] + MORE_KEYS:
+            for key in further:
+                record[key] = as_number(record.get(key))
+            for key in (*KEYS[1:], *further):
                 if record[key] is not None and abs(record[key]) > LARGEST:
                     record[key] = 0 if key == "tokens" else None  # null tokens would make it a validation
                     n_lost += 1
         if n_lost:
             print(f"{os.path.join(self.folder, 'metrics.jsonl')}: {n_lost} number{'s' * (n_lost > 1)} beyond {LARGEST:g} not drawn")
-        return records
 
     def place(self, axis, unit):
         """Sets the positions of updates and validations; seconds of time count in units of `unit`."""
@@ -114,6 +127,11 @@ class Run:
         """Positions and records of the updates that computed this; a skipped one did, even if the number is not finite."""
         pairs = [(x, record) for x, record in zip(self.x, self.updates) if record[key] is not None or record["skipped"]]
         return [x for x, _ in pairs], [record for _, record in pairs]
+
+    def checked(self, key):
+        """Positions and values of the validations that have this."""
+        pairs = [(x, record[key]) for x, record in zip(self.validation_x, self.validations) if record[key] is not None]
+        return [x for x, _ in pairs], [value for _, value in pairs]
 
     def seconds(self):
         return sum(record["ms"] or 0.0 for record in self.updates) / 1000
@@ -190,10 +208,10 @@ class Series:
 
 
 class Panel:
-    """One diagram: its series, and crosses (x, value or None, colour) for skipped updates."""
+    """One diagram: its series, and crosses (x, value or None, colour) for skipped updates; `id` is its key in the page."""
 
-    def __init__(self, key, name, unit):
-        self.key, self.name, self.unit = key, name, unit
+    def __init__(self, key, name, unit, page_id=None):
+        self.key, self.name, self.unit, self.id = key, name, unit, page_id or key
         self.series, self.crosses = [], []
         self.log = self.clipped = False
 
@@ -232,8 +250,40 @@ def validation_key(runs):
     return "val_bpb" if differ and records and all(record["val_bpb"] is not None for record in records) else "val_loss"
 
 
+def says_something(key, runs):
+    """Of a further key: do its numbers change, and are they neither the loss's nor the tokens in another unit?"""
+    numbers, is_loss, is_count = [], True, True
+    for run in runs:
+        first = None
+        for record in run.updates + run.validations if key in run.meanings else []:
+            value, loss = record[key], record["val_loss" if record["tokens"] is None else "loss"]
+            if value is not None:
+                numbers.append(value)
+                # the same float32 has 9 digits in one place and 17 in another
+                is_loss = is_loss and loss is not None and math.isclose(value, loss, rel_tol=1e-6)
+                of_a_token = value / record["tokens"] if record["tokens"] else math.nan  # which is close to nothing
+                first = of_a_token if first is None else first
+                is_count = is_count and math.isclose(of_a_token, first)
+    return len(numbers) == 1 or len(set(numbers)) > 1 and not is_loss and not is_count
+
+
+def own_panels(runs):
+    """Without curves yet: one for each further key that says something, as many as there is room for."""
+    meanings = {}
+    for run in runs:
+        meanings.update((key, meaning) for key, meaning in run.meanings.items() if key not in meanings)
+    keys = [key for key in meanings if key not in DRAWN_ELSEWHERE and says_something(key, runs)]
+    if len(keys) > MOST_OWN:
+        left_out = ", ".join(map(printable, keys[MOST_OWN:]))
+        print(f"of {len(keys)} further keys {MOST_OWN} are drawn: make dashboard has {left_out} too")
+    return [Panel(key, printable(key), printable(meanings[key]), f"own{i}") for i, key in enumerate(keys[:MOST_OWN])]
+
+
 def make_panels(runs):
-    """Loss first. Validation is drawn into the diagram of the loss when there is one run, else into one of its own."""
+    """
+    In rows, the first of large ones, the loss before all others. Validation is drawn into the diagram of the loss when there
+    is one run, else into one of its own.
+    """
     several = len(runs) > 1
     half = max(len(run.updates) for run in runs) // 100  # of the longest, so that all are smoothed alike
     loss, rate = Panel("loss", "loss", loss_unit(runs)), Panel("lr", "learning rate", "")
@@ -244,15 +294,16 @@ def make_panels(runs):
     norm, speed = Panel("norm", "gradient norm", ""), Panel("tok_per_s", "speed", "tokens/s")
     accuracy = Panel(ACCURACY, "accuracy", "share of targets found")
     load = Panel(LOAD, "expert load", "busiest expert, multiple of the mean")
-    noise = Panel(NOISE_SCALE, "gradient noise scale", "targets")
+    noise, own = Panel(NOISE_SCALE, "gradient noise scale", "targets"), own_panels(runs)
     for color, run in enumerate(runs):
         name = run.name if several else "training (faint: each step)"
-        for panel in (loss, accuracy, load, norm, speed):
+        of_all, of_some = (loss, norm, speed), [accuracy, load] + [panel for panel in own if panel.key in run.meanings]
+        for panel in (*of_all, *of_some):
             x, records = run.computed(panel.key)
             raw = [record[panel.key] for record in records]
             # without skipped updates, whose outliers would bend the line
             made = [None if record["skipped"] else record[panel.key] for record in records]
-            if panel not in (accuracy, load) or any(value is not None for value in raw):
+            if panel in of_all or any(value is not None for value in raw):
                 panel.series.append(Series(name, color, x, raw, smooth(made, half)))
         measured = [(x, record[NOISE_SCALE]) for x, record in zip(run.x, run.updates) if record[NOISE_SCALE] is not None]
         if measured:
@@ -261,11 +312,11 @@ def make_panels(runs):
         rates = run.column("lr")
         rate.series.append(Series(name, color, run.x, rates, rates))
         norm.crosses += [(x, record["norm"], color) for x, record in zip(run.x, run.updates) if record["skipped"]]
-        found = [record[ACCURACY] for record in run.validations]
-        if any(value is not None for value in found):
-            label = f"{name}, validation" if several else "validation"
-            line = Series(label, color if several else 1, run.validation_x, found, found, dots=len(found) < 60)
-            accuracy.series.append(line)
+        for panel in of_some:
+            x, found = run.checked(panel.key)
+            if found:
+                label = f"{name}, validation" if several else "validation"
+                panel.series.append(Series(label, color if several else 1, x, found, found, dots=len(found) < 60))
         tested = [record[EXAMPLES] for record in run.tests]
         if tested:
             line = Series(run.name if several else "HellaSwag", color, run.test_x, tested, tested, dots=len(tested) < 60)
@@ -275,15 +326,27 @@ def make_panels(runs):
             target, label = (validation, name) if several else (loss, "validation")
             line = Series(label, color if several else 1, run.validation_x, checked, checked, dots=len(checked) < 60)
             target.series.append(line)
-        averaged = [(x, record[AVERAGED_LOSS]) for x, record in zip(run.validation_x, run.validations)
-                    if record[AVERAGED_LOSS] is not None]
-        if averaged and not several:  # beside its own validation; of several runs this would be too much
-            x, losses = [list(column) for column in zip(*averaged)]
+        x, losses = run.checked(AVERAGED_LOSS)
+        if losses and not several:  # beside its own validation; of several runs this would be too much
             loss.series.append(Series("validation, averaged weights", 2, x, losses, losses, dots=len(losses) < 60))
     loss.log, validation.log, norm.log, speed.clipped = loss.spreads(20), validation.spreads(20), norm.spreads(10), True
     noise.log = noise.spreads(10)
-    more = [[panel for panel in some if panel.series] for some in ((validation, accuracy, examples, load), (noise,))]
-    return [loss] + more[0] + [rate, norm] + more[1] + [speed]
+    for panel in own:
+        panel.log = panel.spreads(20)
+    large, small, own = [[panel for panel in some if panel.series] for some in (
+        (loss, validation, accuracy, examples, load), (rate, norm, noise, speed), own)]
+    apart, together = in_rows(small) + in_rows(own), in_rows(small + own)
+    return [large] + min(apart, together, key=len)
+
+
+def in_rows(panels):
+    """Rows of nearly the same length."""
+    n_rows, rows, at = math.ceil(len(panels) / MOST_IN_ROW), [], 0
+    for row in range(n_rows):
+        n = math.ceil((len(panels) - at) / (n_rows - row))
+        rows.append(panels[at:at + n])
+        at += n
+    return rows
 
 
 def short(n):
@@ -299,6 +362,13 @@ def recent(run, key):
     records = run.computed(key)[1]
     values = [record[key] for record in records[-max(1, len(records) // 50):] if record[key] is not None]
     return f"{sum(values) / len(values):.4f}" if values else "not finite" if run.updates else "-"
+
+
+def recent_speed(run):
+    """Median of the last fiftieth of the updates, of 20 at least, as text: a save or another program slows a single one."""
+    records = run.updates[-max(20, len(run.updates) // 50):]
+    speeds = [record["tok_per_s"] for record in records if record["tok_per_s"] is not None]
+    return short(statistics.median(speeds)) if speeds else "-"
 
 
 def best_validation(run, key="val_loss"):
@@ -323,8 +393,8 @@ def summary(run):
         pairs.append(("HellaSwag", f"{100 * run.tests[-1][EXAMPLES]:.1f}%"))
     if run.updates:
         pairs.append(("tokens", short(run.updates[-1]["tokens"])))
-        if run.updates[-1]["tok_per_s"] is not None:
-            pairs.append(("tokens/s", short(run.updates[-1]["tok_per_s"])))
+        if recent_speed(run) != "-":
+            pairs.append(("tokens/s", recent_speed(run)))
         n_skipped = sum(1 for record in run.updates if record["skipped"])
         if n_skipped:
             pairs.append(("skipped", str(n_skipped)))
@@ -351,7 +421,7 @@ def with_gaps(values):
     return [float("nan") if value is None else value for value in values]
 
 
-def draw_axes(axes, panel):
+def draw_axes(axes, panel, n_letters):
     for series in panel.series:
         dash = DASHES[series.color // len(COLORS) % len(DASHES)]
         style = {"color": COLORS[series.color % len(COLORS)],
@@ -365,8 +435,10 @@ def draw_axes(axes, panel):
     for x, value, color in panel.crosses:
         y = panel.limits()[0] if value is None else value
         axes.plot(x, y, "x", color=COLORS[color % len(COLORS)], markersize=7, clip_on=False)
-    axes.set_title(panel.name + (" (x: skipped)" if panel.crosses else ""), loc="left", fontsize=12, fontweight="bold")
-    axes.set_ylabel(panel.unit, fontsize=10)
+    title = plain(panel.name) + (" (x: skipped)" if panel.crosses else "")
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    lines = textwrap.wrap(panel.unit, n_letters, max_lines=3, placeholder=" ...")
+    axes.set_ylabel(plain("\n".join(lines)), fontsize=10 if len(lines) < 2 else 9)
 
 
 def tidy_axes(axes, panel, x_name, x_range, ticker):
@@ -385,7 +457,7 @@ def tidy_axes(axes, panel, x_name, x_range, ticker):
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
 
 
-def write_png(path, runs, panels, x_name, x_range):
+def write_png(path, runs, rows, x_name, x_range):
     """False if there is no matplotlib."""
     try:
         import matplotlib
@@ -394,15 +466,16 @@ def write_png(path, runs, panels, x_name, x_range):
     matplotlib.use("Agg")  # a file, also where there is no screen
     from matplotlib import pyplot, ticker
 
-    figure = pyplot.figure(figsize=(13, 8), layout="constrained")
+    heights = [4.9] + [3.1] * (len(rows) - 1)
+    figure = pyplot.figure(figsize=(13, sum(heights)), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
-    rows = figure.add_gridspec(2, 1, height_ratios=(1.6, 1))
-    large, small = rows[0].subgridspec(1, len(panels) - 3), rows[1].subgridspec(1, 3)
-    places = [large[i] for i in range(len(panels) - 3)] + [small[i] for i in range(3)]
-    for panel, place in zip(panels, places):
-        axes = figure.add_subplot(place)
-        draw_axes(axes, panel)
-        tidy_axes(axes, panel, x_name, x_range, ticker)
+    grid = figure.add_gridspec(len(rows), 1, height_ratios=heights)
+    for r, row in enumerate(rows):
+        places = grid[r].subgridspec(1, len(row))
+        for i, panel in enumerate(row):
+            axes = figure.add_subplot(places[i])
+            draw_axes(axes, panel, 60 if r == 0 else 36)
+            tidy_axes(axes, panel, x_name, x_range, ticker)
     first = figure.axes[0]
     if len(runs) > 1:  # one legend above all diagrams, which all have the same colours
         labels = first.get_legend_handles_labels()
@@ -410,7 +483,7 @@ def write_png(path, runs, panels, x_name, x_range):
     else:
         title = f"{plain(runs[0].name)}:  " + "  |  ".join(f"{key} {value}" for key, value in summary(runs[0]))
         figure.suptitle(title, x=0.01, ha="left", fontsize=min(11, 1850 / len(title)))  # as wide as the picture at most
-        if len(panels[0].series) > 1:
+        if len(rows[0][0].series) > 1:
             first.legend(frameon=False, fontsize=10)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -492,7 +565,7 @@ def svg_series(series, scale, width):
 
 def svg_panel(panel, x_name, x_range, width, height):
     scale = Scale(panel, x_range, width, height)
-    out = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{panel.name}">']
+    out = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(panel.name)}">']
     for value in ticks(scale.low, scale.high, scale.log, height // 40):
         y = scale.y(value)
         out.append(f'<path class="grid" d="M{scale.left} {y:.1f}H{scale.right}"/>')
@@ -503,8 +576,8 @@ def svg_panel(panel, x_name, x_range, width, height):
     out.append(f'<path class="axis" d="M{scale.left} {scale.bottom}H{scale.right}"/>')
     out.append(f'<text class="x" x="{(scale.left + scale.right) / 2}" y="{height - 4}">{x_name}</text>')
     box = f'width="{scale.right - scale.left + 8}" height="{scale.bottom - scale.top + 8}"'
-    out.append(f'<clipPath id="clip-{panel.key}"><rect x="{scale.left - 4}" y="{scale.top - 4}" {box}/></clipPath>')
-    out.append(f'<g clip-path="url(#clip-{panel.key})">')
+    out.append(f'<clipPath id="clip-{panel.id}"><rect x="{scale.left - 4}" y="{scale.top - 4}" {box}/></clipPath>')
+    out.append(f'<g clip-path="url(#clip-{panel.id})">')
     for series in panel.series:
         out += svg_series(series, scale, width)
     for x, value, color in panel.crosses:
@@ -533,7 +606,7 @@ body {
 h1 { font-size: 1.3rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
 .summary, .large, .small { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fit, minmax(115px, 1fr)); }
 .large { grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }
-.small { grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); }
+.small { grid-template-columns: repeat(auto-fit, minmax(min(100%, 240px), 1fr)); }
 .summary div, figure { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 0.5rem; }
 .summary b { display: block; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
 .summary span, figcaption span, .unit { color: var(--quiet); font-size: 0.87rem; }
@@ -569,8 +642,7 @@ summary { cursor: pointer; }
 <body>
 <h1>$name</h1>
 $top
-<div class="large">$large</div>
-<div class="small">$small</div>
+$diagrams
 $settings
 <script>
 "use strict";
@@ -606,9 +678,8 @@ function show(x) {
   });
   data.runs.forEach((run, r) => {
     const i = nearest(run.x, x), v = nearest(run.vx, x);
-    for (const key of ["loss", "lr", "norm", "tok_per_s", "acc1", "load"].filter(key => run[key])) {
-      write(r, key, x === null ? null : run.x.length ? number(run[key][i]) : "-");
-    }
+    for (const key in run.updates) { write(r, key, x === null ? null : run.x.length ? number(run.updates[key][i]) : "-"); }
+    for (const key in run.checks) { write(r, key, x === null ? null : run.vx.length ? number(run.checks[key][v]) : "-"); }
     write(r, "step", x === null ? null : run.x.length ? data.step + run.step[i] : "-");
     write(r, "val_loss", x === null ? null : run.vx.length ? data.validation + number(run.val_loss[v]) : "-");
   });
@@ -638,9 +709,10 @@ def figure_html(panel, x_name, x_range, width, height, single):
         keys = "".join(f"<span {key_of(series.color)}>{series.name}</span>" for series in panel.series)
     if panel.crosses:
         keys += "<span> x: skipped</span>"
-    places = ("step", "loss", "val_loss") if panel.key == "loss" else (panel.key,)
+    places = ("step", "loss", "val_loss") if panel.key == "loss" else (panel.id,)
     read = " ".join(f'<span id="r0-{key}"></span>' for key in places) if single else ""
-    return (f'<figure><figcaption><div><b>{panel.name}</b> <span class="unit">{panel.unit}</span>{keys}</div>'
+    name, unit = html.escape(panel.name), html.escape(panel.unit)
+    return (f'<figure><figcaption><div><b>{name}</b> <span class="unit">{unit}</span>{keys}</div>'
             f'<div class="read">{read}</div></figcaption>\n{svg_panel(panel, x_name, x_range, width, height)}\n</figure>')
 
 
@@ -649,9 +721,9 @@ def runs_table(runs):
     rows, checked = [], validation_key(runs)
     for r, run in enumerate(runs):
         last = run.updates[-1] if run.updates else dict.fromkeys(KEYS)
-        text = {key: "-" if last[key] is None else short(last[key]) for key in ("step", "lr", "norm", "tok_per_s", "tokens")}
+        text = {key: "-" if last[key] is None else short(last[key]) for key in ("step", "lr", "norm", "tokens")}
         text["step"] = "-" if last["step"] is None else str(last["step"])
-        text["loss"] = recent(run, "loss")
+        text["loss"], text["tok_per_s"] = recent(run, "loss"), recent_speed(run)
         text["val_loss"] = f"{run.validations[-1][checked]:.4f}" if run.validations else "-"
         lowest = best_validation(run, checked) if run.validations else None
         best = f"{lowest[checked]:.4f} at {lowest['step']}" if lowest else "-"
@@ -681,35 +753,42 @@ def settings_html(runs):
     return f"<details{opened}><summary>{title}</summary>{table}</details>"
 
 
-def pointer_data(run, checked):
-    """The columns that the pointer can read, at most about 4000 rows of them."""
+def pointer_data(run, checked, panels):
+    """The columns that the pointer can read: of updates, at most about 4000 rows of them, and what only validations have."""
     stride = math.ceil(len(run.updates) / 4000) or 1
 
     def rounded(values):
         return [value if value is None else float(f"{value:.6g}") for value in values]
 
-    keys = ["loss", "lr", "norm", "tok_per_s"]
-    keys += [key for key in (ACCURACY, LOAD) if any(record[key] is not None for record in run.updates)]
-    columns = {key: rounded(run.column(key)[::stride]) for key in keys}
-    return {"x": run.x[::stride], "step": run.column("step")[::stride], **columns, "vx": run.validation_x,
-            "val_loss": rounded(record[checked] for record in run.validations)}
+    updates = {key: rounded(run.column(key)[::stride]) for key in ("loss", "lr", "norm", "tok_per_s")}
+    checks = {}
+    for panel in panels:
+        if panel.key in (ACCURACY, LOAD) or panel.id != panel.key:
+            if any(record[panel.key] is not None for record in run.updates):
+                updates[panel.id] = rounded(run.column(panel.key)[::stride])
+            else:
+                checks[panel.id] = rounded(record[panel.key] for record in run.validations)
+    return {"x": run.x[::stride], "step": run.column("step")[::stride], "updates": updates, "vx": run.validation_x,
+            "checks": checks, "val_loss": rounded(record[checked] for record in run.validations)}
 
 
-def write_html(path, runs, panels, x_name, x_range):
+def write_html(path, runs, rows, x_name, x_range):
     single = len(runs) == 1
     data = {"first": x_range[0], "last": x_range[1], "left": MARGIN_LEFT, "right": MARGIN_RIGHT,
             "step": "step " if single else "", "validation": "| validation " if single else "",
-            "runs": [pointer_data(run, validation_key(runs)) for run in runs]}
-    n_large = len(panels) - 3
-    large = [figure_html(panel, x_name, x_range, 1120 // n_large, 400, single) for panel in panels[:n_large]]
-    small = [figure_html(panel, x_name, x_range, 366, 230, single) for panel in panels[n_large:]]
+            "runs": [pointer_data(run, validation_key(runs), sum(rows, []) if single else []) for run in runs]}
+    diagrams = []
+    for row in rows:
+        size, height = ("large", 400) if row is rows[0] else ("small", 230)
+        figures = [figure_html(panel, x_name, x_range, 1120 // len(row), height, single) for panel in row]
+        diagrams.append(f'<div class="{size}">' + "\n".join(figures) + "</div>")
     cards = "".join(f"<div><span>{key}</span><b>{value}</b></div>" for key, value in summary(runs[0]))
     page = PAGE.substitute(
         name=html.escape(runs[0].name if single else " / ".join(run.name for run in runs)),
         colors=" ".join(f"--c{i}: {color};" for i, color in enumerate(COLORS)),
         dark_colors=" ".join(f"--c{i}: {color};" for i, color in enumerate(DARK_COLORS)),
         top=f'<div class="summary">{cards}</div>' if single else runs_table(runs),
-        large="\n".join(large), small="\n".join(small), data=json.dumps(data, separators=(",", ":")),
+        diagrams="\n".join(diagrams), data=json.dumps(data, separators=(",", ":")),
         settings=settings_html(runs))
     with open(path, "w", encoding="utf-8", errors="replace") as file:  # settings may hold halves of characters
         file.write(page)
@@ -737,17 +816,17 @@ def main(arguments):
     options.runs = [folder for text in options.runs for folder in split_folders(text) or [text]]
     runs = read_runs(options.runs)
     x_name, x_range = place_runs(runs, options.x)
-    panels = make_panels(runs)
+    rows = make_panels(runs)
     first = os.path.normpath(options.runs[0])
     beside = os.path.join(first, "..") if os.path.basename(first) in (".", "..") else os.path.dirname(first)
     compare = os.path.join(beside, "compare")
     name = options.out or (os.path.join(options.runs[0], "loss") if len(options.runs) == 1 else compare)
     path = f"{name}.html"
     try:
-        write_html(path, runs, panels, x_name, x_range)
+        write_html(path, runs, rows, x_name, x_range)
         print(f"wrote {path}")
         path = f"{name}.png"
-        drawn = write_png(path, runs, panels, x_name, x_range)
+        drawn = write_png(path, runs, rows, x_name, x_range)
         missing = f"{path} was not drawn: it needs matplotlib (python3 -m pip install matplotlib)"
         print(f"wrote {path}" if drawn else missing)
     except OSError as error:

@@ -18,6 +18,7 @@ SAME_IN_NONE = ("command", "starts", "options.run")  # settings that say nothing
 LARGEST_STEP = 2**53  # up to here a double counts
 LONGEST_LINE = 1 << 20
 BLOCK = 1 << 20
+MOST_KEYS = 64
 N_REMEMBERED = 256  # bytes before the place where reading goes on: a file written anew has others
 
 
@@ -126,8 +127,16 @@ class GrowingFile:
                 return
 
 
+def meanings_of(schema):
+    """{key: meaning} of the first line, as text of bounded length."""
+    pairs = list(schema.items())[:MOST_KEYS] if isinstance(schema, dict) else []
+    return {key: str(meaning)[:200] for key, meaning in pairs}
+
+
 def read_metrics(path):
-    """All records of now, in the order of their steps. A last line without its end counts if it is whole."""
+    """
+    All records of now in the order of their steps, and {key: meaning}. A last line without its end counts if it is whole.
+    """
     file = GrowingFile()
     try:
         with os.fdopen(open_file(path), "rb") as opened:
@@ -141,7 +150,8 @@ def read_metrics(path):
             records.append(parse_record(file.rest, where))
         except InputError:
             print(f"{where}: the last line is not complete (a run was stopped, or still writes): left out")
-    return sorted((record for record in records if "schema" not in record), key=lambda record: record["step"])
+    meanings = {key: text for record in records if "schema" in record for key, text in meanings_of(record["schema"]).items()}
+    return sorted((record for record in records if "schema" not in record), key=lambda record: record["step"]), meanings
 
 
 # ---- settings.json ----

@@ -416,6 +416,21 @@ def test_page():
         assert set(re.findall(r'\$\("([^"]+)"\)', script)) <= ids
 
 
+def test_speed():
+    """the speed of a card is a median of recent updates, of 20 at least (where node runs the script)"""
+    if not shutil.which("node"):
+        return
+    with open(os.path.join(HERE, "dashboard.js"), encoding="utf-8") as file:
+        method = re.search(r"^  recentMedian\(key\) \{.*?^  \}", file.read(), re.MULTILINE | re.DOTALL)
+    assert method, "recentMedian"
+    steady, slowed, slower = [20.0] * 2000 + [30.0] * 30 + [2.8], [9.0] * 500 + [20.0, 21.0, 22.0, 2.8], [1.0] * 30
+    for values, median in ((steady, 30.0), (slowed + slower[:5], 9.0), ([20.0, 2.0, 100.0], 20.0), ([8.0, 10.0], 9.0),
+                           ([], "NaN"), (slower, 1.0)):
+        script = "const run = {curve: () => ({y: Float64Array.from(%s)}), %s}; console.log(run.recentMedian('a'))"
+        found = subprocess.run(["node", "-e", script % (values, method[0])], capture_output=True, text=True, timeout=20)
+        assert found.stdout == f"{median:g}\n" if median != "NaN" else found.stdout == "NaN\n", (values[-9:], found)
+
+
 def test_folders():
     """several folders, a run itself, one inside another; what is not there is refused in one line"""
     with Served("one", "two/b", "two") as s:
