@@ -176,6 +176,7 @@ $(BUILD)/launch: dev/tools/launch.c $(wildcard dev/tools/launch_*.h)
 
 # ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
 #   PRECISION=bf16|fp32|tf32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
+#   NVCC_OPT=-O3                of host code alone: -O0 where nothing of it will run
 #   CUDA_ARCH=sm_90             by default that of this machine's GPU, sm_90 where there is none
 #   CPU=1                       a trainer without CUDA: its .cu is C, and the ops run their CPU code
 #   CUDA=1                      train_moe by nvcc, also where this machine has no GPU
@@ -185,7 +186,8 @@ CUDA_ARCH ?= $(if $(filter cuda% %cu $(BOTH_TRAINERS) build/nvcc-%,$(MAKECMDGOAL
 CPU ?= 0
 HAS_GPU = $(if $(filter $(BOTH_TRAINERS),$(MAKECMDGOALS)),$(shell nvidia-smi -L 2>/dev/null))
 CUDA ?= $(if $(filter 1,$(CPU)),0,$(if $(HAS_GPU),1,0))
-CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)
+NVCC_OPT ?= -O3
+CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)$(filter-out -O3,$(NVCC_OPT))
 CUDA_TRAINERS = $(patsubst %,%cu,$(filter $(TRAINERS),$(sort $(basename $(wildcard train_*.cu)))))
 CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b\|OP_STORED\|include "train_.*cu"' $(sort $(wildcard test_*.c))))  # those with kernels
 # what measures speed has no exact build
@@ -200,7 +202,7 @@ NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 # nvcc's own warnings count; gcc's do not, for it sees what nvcc has made of the host code. 1675: a pragma of gcc, 128: a loop that
 # this precision never reaches
 NVCC_WARNINGS = -Werror all-warnings -diag-suppress 1675,128
-NVCC_FLAGS = -std=c++17 -O3 -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) $(NVCC_WARNINGS)
+NVCC_FLAGS = -std=c++17 $(NVCC_OPT) -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) $(NVCC_WARNINGS)
 NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
 NVCC_BUILD = $(NVCC) $(NVCC_FLAGS) --options-file build/cuda_flags -MMD -MP -MF $@.d -x cu $< -o $@
 
@@ -372,6 +374,9 @@ SIMT_PROGRAMS = $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(buil
 SIMT_SANITIZE = -Og -fsanitize=address,undefined -fno-sanitize-recover=all
 SIMT_OPT = -O2
 build/simt-exact/test_% build/simt-fast/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
+# a model trains for many seconds under sanitizers: once is enough, in the fast build, and the exact one compares bits
+SIMT_MODEL_TESTS = $(patsubst %.c,%,$(shell grep -l 'include "train_.*cu"' $(sort $(wildcard test_*.c))))
+$(SIMT_MODEL_TESTS:%=build/simt-exact/%): SIMT_OPT = -O1
 build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
 SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) -g1 $(SIMT_OPT) $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Werror -Wno-unknown-pragmas -Wno-maybe-uninitialized $(BUILT)

@@ -197,7 +197,7 @@ rest() {
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts
     if need_nvcc "CUDA programs"; then
-        part "compile and link for sm_90, bf16 and exact" make -s -j"$jobs" cuda CUDA_ARCHS=sm_90
+        part "compile and link for sm_90, bf16 and exact" make -s -j"$jobs" cuda CUDA_ARCHS=sm_90 NVCC_OPT=-O0
         finish_parts
         part "kernels for sm_80 and sm_90: none spills" make -s ptxas PTXAS_OPTIONS=--check
     fi
