@@ -92,10 +92,26 @@ static inline void probe_images_(ProbeBatch* batch, const SafeFile* file, const 
     memcpy(batch->pixels + before, pixels->data, pixels->n_bytes);
 }
 
+// instead of tokens the file has a tensor of this name that is none of them, or NULL
+__attribute__((noreturn))
+static inline void probe_fail_tokens_(const SafeFile* file, const char* name, const SafeTensor* found) {
+    char names[80] = "no tensor";
+    size_t used = 0;
+    if (found) {
+        fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T), found %s of shape %s", file->path, name,
+                   dtype_name(found->dtype), shape_text_(found->shape, found->n_dims).s);
+    }
+    for (int i = 0; i < file->n_tensors && used < sizeof names - 1; i++) {
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", file->by_name[i]->name);
+    }
+    fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T), found none of that name: the file has %s", file->path,
+               name, format_text(names).s);
+}
+
 static inline int* probe_tokens_(const SafeFile* file, const char* name, ProbeBatch* batch, int low, int V) {
     const SafeTensor* t = safetensors_find(file, name);
     if (!t || t->dtype != DTYPE_I32 || t->n_dims != 2 || t->n == 0 || t->n > INT32_MAX) {
-        fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T)", file->path, name);
+        probe_fail_tokens_(file, name, t);
     }
     if (batch->B > 0 && (t->shape[0] != batch->B || t->shape[1] != batch->T)) {
         fail_input("%s: expected targets of the shape of inputs, (%d, %d), found (%lld, %lld)", file->path, batch->B,
