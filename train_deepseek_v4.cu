@@ -836,8 +836,8 @@ typedef struct {
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 static const Config* config_of(const Run* r) { return &workplace(r)->v4.config; }
 
-// the linear layers of attention, but for those that make entries
-#define LORA_TARGETS ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_proj|o_a_proj|o_b_proj)"
+// the linear layers of attention, but for those that make entries. PEFT runs an adapter of o_a_proj in one group alone
+#define LORA_TARGETS(o_a) ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_proj|" o_a "o_b_proj)"
 
 static void deepseek_v4_options(Run* r) {
     Workplace* w = workplace(r);
@@ -873,7 +873,8 @@ static void deepseek_v4_options(Run* r) {
     adapted_options(r, &w->adapted);
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: ends of their names, "
                    "'q_a_proj,q_b_proj', or a regular expression of the whole name; all-linear; empty: those of "
-                   "attention, without compressors; none with --lora-parameters");
+                   "attention, without compressors and, in several groups, without o_a_proj, which PEFT cannot run; "
+                   "none with --lora-parameters");
     options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
                    "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of DeepSeek V4, with sizes of "
@@ -931,6 +932,7 @@ static void deepseek_v4_choose(Run* r) {
         safeset_close(&set);
     }
     choose_training(r, &c);
+    if (c.G == 1) { w->adapted.targets = LORA_TARGETS("o_a_proj|"); }
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
     const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
     const int trains_index = c.indexer != INDEXER_OFF && !is_adapter && config_layers(&c, CSA_LAYER) > 0;
@@ -1226,7 +1228,7 @@ int main(int argc, char** argv) {
     const Trainer trainer = deepseek_v4_trainer();
     const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
                                   adapted_dropout};
-    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS);
+    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS(""));
     return run_main(&trainer, &place.v4.model, argc, argv);
 }
 #endif

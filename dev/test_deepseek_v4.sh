@@ -332,9 +332,20 @@ adapters() {
     go "${start[@]}" --config mtp.json --steps 40 --export-hf base --run book
     local tune=(--from base --lora-rank 3 --train text --seq-len 16 --batch-size 2 --lr 3e-2 --steps 8)
     go "${tune[@]}" --run adapter
-    check "beside q_a, q_b, kv, o_a and o_b of each layer, by the names that PEFT has" \
-        test "$(tensors "$(last adapter)/adapter_model.safetensors" '^base_model\.model\.model\.layers\.[012]\.self_attn\.(q_a|q_b|kv|o_a|o_b)_proj\.lora_B\.weight$' | wc -l) $(tensors "$(last adapter)/adapter_model.safetensors" lora_B | wc -l)" = "15 15"
-    check "... which adapter_config.json says in full, as compressors have a kv_proj, too" grep -q '"target_modules": ".*self_attn.*q_a_proj|q_b_proj|kv_proj|o_a_proj|o_b_proj' "$(last adapter)/adapter_config.json"
+    check "beside q_a, q_b, kv and o_b of each layer, by the names that PEFT has, not a word" \
+        test "$(tensors "$(last adapter)/adapter_model.safetensors" '^base_model\.model\.model\.layers\.[012]\.self_attn\.(q_a|q_b|kv|o_b)_proj\.lora_B\.weight$' | wc -l) $(tensors "$(last adapter)/adapter_model.safetensors" lora_B | wc -l) $(wc -l <err)" = "12 12 0"
+    check "... which adapter_config.json says in full, as compressors have a kv_proj, too" grep -q '"target_modules": ".*self_attn.*q_a_proj|q_b_proj|kv_proj|o_b_proj' "$(last adapter)/adapter_config.json"
+    check "... and README.md has PEFT's line" grep -q 'PeftModel.from_pretrained' "$(last adapter)/README.md"
+    go "${tune[@]}" --config chosen.json --from "" --steps 1 --run single
+    check "... in one group o_a, too" test "$(tensors "$(last single)/adapter_model.safetensors" 'o_a_proj\.lora_B' | wc -l) $(wc -l <err)" = "2 0"
+    go "${tune[@]}" --lora-targets o_a_proj --steps 1 --run grouped --export-lora grouped_peft
+    check "--lora-targets o_a_proj in two groups: a line says that PEFT cannot run it" \
+        grep -qx 'train_deepseek_v4: --lora-targets: model.layers.0.self_attn.o_a_proj and its like, in 2 groups: PEFT 0.21 cannot run this adapter; --merge makes a model of it' err
+    check "... its README.md, too" test "$(grep -c 'cannot run it, for$' grouped_peft/README.md) $(grep -c PeftModel grouped_peft/README.md)" = "1 0"
+    go --from base --lora grouped_peft --generate "line 7" --max-new-tokens 2
+    check "... a text without that line" test ! -s err
+    go --from base --lora grouped_peft --export-lora again
+    check "... an export of it with that line" test "$(wc -l <err) $(grep -c 'grouped_peft/adapter_config.json: .*cannot run this adapter' err)" = "1 1"
     write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" "$@" && cat out; }
     go --from base --lora adapter --merge 1 --export-hf merged
     check "... merged: the text that base and adapter write, and not the base's" \
@@ -343,7 +354,7 @@ adapters() {
     rm -rf other && go "${tune[@]}" --recompute 3 --head-rows 5 --threads 2 --run other
     check "--recompute 3 --head-rows 5 --threads 2: the same adapter" same_run adapter other
     go "${tune[@]}" --lora-targets all-linear --lora-parameters mlp.experts.gate_up_proj,mlp.gate.weight --run wide
-    check "--lora-targets all-linear, experts and routers" test "$(tensors "$(last wide)/adapter_model.safetensors" 'shared_experts\..*lora_B' | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" 'mlp\.(experts|gate)\..*lora_B' | wc -l)" = "9 6"
+    check "--lora-targets all-linear, experts and routers" test "$(tensors "$(last wide)/adapter_model.safetensors" 'shared_experts\..*lora_B' | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" o_a_proj | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" 'mlp\.(experts|gate)\..*lora_B' | wc -l)" = "9 0 6"
     rewrite base rounded 't = {n: (d, s, b"".join(b"\0\0" + x[i + 2:i + 4] for i in range(0, len(x), 4))) if d == "F32" else (d, s, x) for n, (d, s, x) in t.items()}'
     rows 16 >in
     mkdir alone && cp "$(last adapter)"/adapter_* alone

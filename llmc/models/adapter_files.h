@@ -231,24 +231,33 @@ static inline json_t* adapter_config_json(const Adapters* x, const Tensor* base,
 }
 
 // what Hugging Face's readers show of an adapter; it also says who wrote the folder (hf_folder.h)
-static inline FileSum adapter_write_card_(const char* path, const Adapters* x, const char* from) {
-    json_t* base = json_string(from);
-    char* quoted = base ? json_dumps(base, JSON_ENCODE_ANY) : NULL;
+static inline FileSum adapter_write_card_(const char* path, const Adapters* x, const Tensor* base, const char* from) {
+    const AdapterPlace* in_blocks = adapter_in_blocks(x, base);
+    json_t* model = json_string(from);
+    char* quoted = model ? json_dumps(model, JSON_ENCODE_ANY) : NULL;
     char* text = NULL;
     size_t n_bytes;
     OutFile out;
     FILE* memory = open_memstream(&text, &n_bytes);
     if (!memory) { fail_run("%s: no memory", path); }
     fprintf(memory, "---\nlibrary_name: peft\nbase_model: %s" HF_CARD_WRITTEN_BY "tags:\n- lora\n---\n\n"
-            "An adapter (LoRA) of rank %d beside %d matrices of its base model. With PEFT:\n\n"
-            "    model = PeftModel.from_pretrained(base_model, \"THIS_FOLDER\")\n", quoted ? quoted : "\"\"",
+            "An adapter (LoRA) of rank %d beside %d matrices of its base model. ", quoted ? quoted : "\"\"",
             x->settings.rank, x->n_places);
+    if (in_blocks) {
+        char name[ADAPTER_NAME_BYTES];
+        fprintf(memory, "PEFT 0.21 loads it and cannot run it, for\n%s and its like are in %d groups. The trainer that "
+                "wrote it can, and makes a model of both:\n\n"
+                "    --from BASE_MODEL --lora THIS_FOLDER --merge 1 --export-hf NEW_FOLDER\n",
+                adapter_path(name, base, in_blocks, 0), base[in_blocks->row].blocks);
+    } else {
+        fprintf(memory, "With PEFT:\n\n    model = PeftModel.from_pretrained(base_model, \"THIS_FOLDER\")\n");
+    }
     fclose(memory);
     outfile_open(&out, path);
     outfile_write(&out, text, n_bytes);
     free(text);
     free(quoted);
-    json_decref(base);
+    json_decref(model);
     return outfile_close(&out);
 }
 
@@ -257,7 +266,7 @@ static inline void adapter_save(const char* folder, const Adapters* x, const Ten
                                 const float* arena, SavedFiles* files) {
     char path[PATH_BYTES];
     // first: by it the next export knows what one has left that was killed
-    saved_files_add(files, adapter_write_card_(path_join(path, folder, HF_ADAPTER_CARD), x, from));
+    saved_files_add(files, adapter_write_card_(path_join(path, folder, HF_ADAPTER_CARD), x, base, from));
     path_join(path, folder, ADAPTER_WEIGHTS);
     saved_files_add(files, tensors_save(path, x->table, x->n_table, arena));
     json_t* config = adapter_config_json(x, base, from);

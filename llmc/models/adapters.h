@@ -26,7 +26,8 @@ Paths are matched as PEFT does it: an item of a list is the end of a path, after
 all of it; so is a key K of rank_pattern and alpha_pattern, as (.*\.)?(K), and the first that matches counts.
         PEFT 0.21 takes every module that is called as an expert's for one: where some layers have experts, the MLPs of
         the others (gate_proj, up_proj, down_proj) have no adapters there. all-linear leaves them out, then; where they
-        are named, adapter_warn_of_peft says so.
+        are named, adapter_warn_of_peft says so. The same of matrices in several blocks (tensor_blocks), whose adapters
+        it loads and cannot run.
 Start:  A uniform in +-1 / sqrt(in), B zeros: at first the model computes what its base does.
 Order:  W + s B A: for each element one chain over j from 0, one product by s, one sum.
 Errors: fail_input names the option, or the file and its key, what was expected and what was found.
@@ -521,22 +522,37 @@ static inline int adapter_is_called_as_experts_(const Tensor* base, int n, const
     return 0;
 }
 
+// the first place beside a matrix in several blocks, which PEFT takes for a whole one, whose B A does not fit; NULL: none
+static inline const AdapterPlace* adapter_in_blocks(const Adapters* x, const Tensor* base) {
+    for (int i = 0; i < x->n_places; i++) {
+        if (base[x->places[i].row].blocks > 1) { return &x->places[i]; }
+    }
+    return NULL;
+}
+
 // context: the number of rows
 static inline int adapter_wants_(const void* context, const AdapterSettings* s, const Tensor* base,
                                  const AdapterPlace* p) {
     const int n = *(const int*)context;
     if (!adapter_is_wanted_(s, base, p)) { return 0; }
-    return p->is_parameter || !adapter_is_all_linear(s) || !adapter_is_called_as_experts_(base, n, p);
+    if (p->is_parameter || !adapter_is_all_linear(s)) { return 1; }
+    return base[p->row].blocks <= 1 && !adapter_is_called_as_experts_(base, n, p);
 }
 
-// one line on stderr where a new adapter has places that PEFT cannot load
+// one line on stderr where an adapter has places that PEFT cannot load or run
 static inline void adapter_warn_of_peft(const Adapters* x, const Tensor* base, int n) {
+    const char* where = x->settings.where ? x->settings.where : "--lora-targets";
+    const AdapterPlace* in_blocks = adapter_in_blocks(x, base);
+    char path[ADAPTER_NAME_BYTES];
     for (int i = 0; i < x->n_places; i++) {
-        char path[ADAPTER_NAME_BYTES];
         if (!adapter_is_called_as_experts_(base, n, &x->places[i])) { continue; }
-        warn_line("--lora-targets: %s and its like, in layers without experts: PEFT 0.21 cannot load their adapters",
+        warn_line("%s: %s and its like, in layers without experts: PEFT 0.21 cannot load their adapters", where,
                   adapter_path(path, base, &x->places[i], 0));
         return;
+    }
+    if (in_blocks) {
+        warn_line("%s: %s and its like, in %d groups: PEFT 0.21 cannot run this adapter; --merge makes a model of it",
+                  where, adapter_path(path, base, in_blocks, 0), base[in_blocks->row].blocks);
     }
 }
 
