@@ -871,8 +871,9 @@ static void deepseek_v4_options(Run* r) {
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
-    options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: ends of their names, "
-                   "'q_a_proj,q_b_proj', or a regular expression of the whole name; all-linear; empty: those of "
+    options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
+                   "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but never "
+                   "indexers; all-linear; empty: those of "
                    "attention, without compressors and, in several groups, without o_a_proj, which PEFT cannot run; "
                    "none with --lora-parameters");
     options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "

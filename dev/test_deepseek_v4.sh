@@ -327,6 +327,22 @@ for r in map(json.loads, open("with/metrics.jsonl")):
 
 # ---- adapters ----
 
+# By PEFT's rules target_modules of this folder finds, of the linear layers that transformers' tiny.json has, those in its file
+peft_finds() { "$python" - "$1" <<'PYTHON'
+import json, re, struct, sys
+targets = json.load(open(sys.argv[1] + "/adapter_config.json"))["target_modules"]
+data = open(sys.argv[1] + "/adapter_model.safetensors", "rb").read()
+names = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
+has = {n[len("base_model.model."):-len(".lora_A.weight")] for n in names if n.endswith(".lora_A.weight")}
+of_all = ["self_attn." + x for x in ("q_a_proj", "q_b_proj", "kv_proj", "o_a_proj", "o_b_proj")] + [f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")]
+entries = ["self_attn.compressor.kv_proj", "self_attn.compressor.gate_proj"]
+indexer = ["self_attn.compressor.indexer." + x for x in ("kv_proj", "gate_proj", "q_b_proj", "scorer.weights_proj")]
+modules = {f"model.layers.{l}.{x}" for l, of in enumerate(([], entries + indexer, entries)) for x in of_all + of}
+found = {m for m in modules if (re.fullmatch(targets, m) if isinstance(targets, str) else any(m == x or m.endswith("." + x) for x in targets))}
+assert found == has, (targets, sorted(found ^ has))
+PYTHON
+}
+
 adapters() {
     echo "# adapters"
     go "${start[@]}" --config mtp.json --steps 40 --export-hf base --run book
@@ -355,6 +371,16 @@ adapters() {
     check "--recompute 3 --head-rows 5 --threads 2: the same adapter" same_run adapter other
     go "${tune[@]}" --lora-targets all-linear --lora-parameters mlp.experts.gate_up_proj,mlp.gate.weight --run wide
     check "--lora-targets all-linear, experts and routers" test "$(tensors "$(last wide)/adapter_model.safetensors" 'shared_experts\..*lora_B' | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" o_a_proj | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" 'mlp\.(experts|gate)\..*lora_B' | wc -l)" = "9 0 6"
+    for i in kv_proj q_a_proj,q_b_proj '.*\.[lk].*b_proj' o_b_proj all-linear; do
+        rm -rf named && go "${tune[@]}" --steps 1 --lora-targets "$i" --run named
+        check "--lora-targets $i: by adapter_config.json PEFT finds the layers of the file, and no indexer's" peft_finds "$(last named)"
+    done
+    mkdir peft && cp "$(last adapter)/adapter_model.safetensors" peft/model.safetensors && edit "$(last adapter)/adapter_config.json" peft/adapter_config.json target_modules '["q_a_proj","q_b_proj"]'
+    rewrite peft peft_made 't = {n: x for n, x in t.items() if ".q_" in n}; a = "base_model.model.model.layers.1.self_attn."
+for x in "AB": t[a + f"compressor.indexer.q_b_proj.lora_{x}.weight"] = t[a + f"q_b_proj.lora_{x}.weight"]'
+    mv peft_made/model.safetensors peft_made/adapter_model.safetensors
+    refuse "an adapter of PEFT's, of indexers, too" 'compressor.indexer.q_b_proj.lora_A.weight": this layer takes no adapter here: train one without it, by target_modules=(?!.*\.self_attn\.compressor\.indexer\.q_b_proj$)(.*\.)?(q_a_proj|q_b_proj)' \
+        --from base --lora peft_made --generate a
     rewrite base rounded 't = {n: (d, s, b"".join(b"\0\0" + x[i + 2:i + 4] for i in range(0, len(x), 4))) if d == "F32" else (d, s, x) for n, (d, s, x) in t.items()}'
     rows 16 >in
     mkdir alone && cp "$(last adapter)"/adapter_* alone

@@ -172,7 +172,8 @@ static inline void adapted_box(const Run* r, int tied) {
 // ---- files ----
 
 static inline void adapted_write_(const Run* r, const float* params, const char* folder, SavedFiles* files) {
-    adapter_save(folder, adapted_of(r)->adapters, adapted_base_rows_(r), r->o.from, params, files);
+    const Adapters* x = adapted_of(r)->adapters;
+    adapter_save(folder, x, adapted_base_rows_(r), r->model->n_table - x->n_table, r->o.from, params, files);
 }
 
 static inline void adapted_merge_(const Run* r, const float* params, int i, int k, float* slice) {

@@ -22,6 +22,8 @@ Names   base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight: the path
         the path of its module; of two parameters of one module the first is inside: gate_up_proj's A is
         "...mlp.experts.base_layer.lora_A.weight", down_proj's "...mlp.experts.lora_A.weight". One alone is the latter.
         Older files have modules for each expert, "...mlp.experts.7.up_proj.lora_A.weight", and are continued so.
+Layers that take none (tensor_closed) may be called as others are, and PEFT would find them by the same names: where it
+would, the config that is written has an expression without them (adapter_files.h).
 Paths are matched as PEFT does it: an item of a list is the end of a path, after a dot; a regular expression is that of
 all of it; so is a key K of rank_pattern and alpha_pattern, as (.*\.)?(K), and the first that matches counts.
         PEFT 0.21 takes every module that is called as an expert's for one: where some layers have experts, the MLPs of
@@ -278,6 +280,14 @@ static inline const char* adapter_path(char path[ADAPTER_NAME_BYTES], const Tens
     const Tensor named = adapter_named_(&base[p->row], p->is_parameter);
     const int slice = tensor_slice(&named, p->layer) + tensor_names(&named) * expert + p->part;
     return tensor_slice_name(path, ADAPTER_NAME_BYTES, &named, slice);
+}
+
+// of a linear layer that takes no adapter
+static inline const char* adapter_closed_path(char path[ADAPTER_NAME_BYTES], const Tensor* row, int layer) {
+    Tensor named = *row;
+    named.module = row->closed;
+    named = adapter_named_(&named, 0);
+    return tensor_slice_name(path, ADAPTER_NAME_BYTES, &named, tensor_slice(&named, layer));
 }
 
 // does a path end with these names?

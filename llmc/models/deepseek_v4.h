@@ -545,14 +545,18 @@ static inline Tensor* entry_rows_(Tensor* t, const Config* c) {
     Tensor* indexer = t;
     t = compressor_rows_(t, c, is_in_memory ? index_in_memory : index_official, AT(index), c->csa, 2 * c->dI, c->dI,
                          "C");
+    tensor_closed(indexer, IN "compressor.indexer.kv_proj");
+    tensor_closed(indexer + 1, IN "compressor.indexer.gate_proj");
     t = linear_row_(t, c, ON "indexer.wq_b.weight", IN "compressor.indexer.q_b_proj.weight", AT(index_wq_b),
                     c->nI * c->dI, c->qr, 0.02f);
     tensor_in_kinds(&t[-1], c->kinds, "C");
+    tensor_closed(&t[-1], IN "compressor.indexer.q_b_proj");
     t = linear_row_(t, c, ON "indexer.weights_proj.weight",
                     c->plain_scorer ? IN "compressor.indexer.weights_proj.weight"
                                     : IN "compressor.indexer.scorer.weights_proj.weight", AT(index_proj), c->nI, c->D,
                     0.02f);
     tensor_in_kinds(&t[-1], c->kinds, "C");
+    tensor_closed(&t[-1], IN "compressor.indexer.scorer.weights_proj");
     for (; indexer < t && c->indexer == INDEXER_OFF; indexer++) { indexer->decay = NO_DECAY; }  // nothing trains them
 #undef ON
 #undef IN
@@ -645,7 +649,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     t = layer_rows_(t, c, 1);
     for (; first < t; first++) {
         tensor_under(first, config_layer_prefix(c));
-        if (first->module || first->parameter) { tensor_modules_under(first, MODULES); }
+        if (first->module || first->parameter || first->closed) { tensor_modules_under(first, MODULES); }
     }
     t = is_official ? site_rows_(t, "hc_head_fn", "hc_head_base", "hc_head_scale", AT(hc_head), 0, hc, hc * D, 1)
                     : site_rows_(t, "hc_head.hc_fn", "hc_head.hc_base", "hc_head.hc_scale", AT(hc_head), 0, hc, hc * D,
