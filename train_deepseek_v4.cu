@@ -876,6 +876,11 @@ static void deepseek_v4_options(Run* r) {
                    "indexers; all-linear; empty: those of "
                    "attention, without compressors and, in several groups, without o_a_proj, which PEFT cannot run; "
                    "none with --lora-parameters");
+    options_reword(r->table, r->n_options, "lora-rank-pattern", "another rank where a name ends with this: "
+                   "'layers\\.0\\..*=4,kv_proj=16'; the first that matches counts");
+    options_reword(r->table, r->n_options, "freeze", "no updates of tensors with such names, of all layers, of one or "
+                   "of an expert: 'embed.weight,layers.0.*,*.experts.3.*', as the files have them; first:N: of the "
+                   "first N layers; indices:A,B,..: of these layers, from 0");
     options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
                    "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of DeepSeek V4, with sizes of "

@@ -122,6 +122,10 @@ options() {
     frozen tiny '*.experts.3.*,*shared*' 'experts\.3\.|shared|indexer|gate\.(bias|tid2eid)'
     frozen taught 'mtp.*' '^mtp|tid2eid'
     frozen taught '*.gate.bias' 'gate\.(bias|tid2eid)'
+    help_example() { go --help >/dev/null && tr -s ' \n' ' ' <out | grep -oE -- "--$1 [^']*'[^']*'" | sed "s/.*'\(.*\)'/\1/"; }  # OPTION
+    frozen tiny "$(help_example freeze)" '^embed\.|layers\.0\.|experts\.3\.|indexer|gate\.(bias|tid2eid)'
+    go "${start[@]:2}" --model tiny --lora-rank 3 --lora-rank-pattern "$(help_example lora-rank-pattern)" --steps 1 --run patterns
+    check "--lora-rank-pattern of --help: these ranks" test "$(shapes "$(last patterns)" adapter_model | awk '/lora_A/ { print /layers.0/ ? "first" : /kv_proj/ ? "kv" : "other", $3 }' | sort -u | xargs)" = "first 4 kv 16 other 3"
     refuse "--freeze without a tensor" "matches no tensor" "${start[@]}" --config windows.json --freeze '*indexer*'
 }
 
@@ -262,7 +266,7 @@ files() {
 }
 
 # of a folder a line for each tensor: its name, type and shape; its name and sum
-shapes() { "$python" - "$1/model.safetensors" <<'PYTHON'
+shapes() { "$python" - "$1/${2-model}.safetensors" <<'PYTHON'
 import json, struct, sys
 data = open(sys.argv[1], "rb").read()
 for name, t in sorted(json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]]).items()):
