@@ -844,21 +844,22 @@ static void deepseek_v4_options(Run* r) {
     const Option own[] = {
         {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
          "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
-         "out. Where it is not typed, as the files have it", 0},
+         "out. Where it is not typed, as the files or the preset have it: 1 of deepseek-v4-flash and -pro", 0},
         {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
-         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
+         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight or the "
+         "preset's", 0},
         {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
          "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
          "as it weighs all entries, which all are chosen meanwhile. off: they stay as they are. Where it is not typed, "
-         "config.json's indexer_train", 0},
+         "config.json's indexer_train or the preset's", 0},
         {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
          "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
         {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "0", 0, 1, "F",
          "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
-         "at all. Where it is not typed, config.json's bias_update_rate", 0},
+         "at all. Where it is not typed, config.json's bias_update_rate or the preset's, 0.001 of tiny and small", 0},
         {"experts", "seq-balance", "", OPTION_FLOAT, &w->balance, "0", 0, 1e3, "F",
          "weight of the balance of experts in each sequence, a loss; 0: none. Where it is not typed, config.json's "
-         "seq_balance_coef", 0},
+         "seq_balance_coef or the preset's", 0},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
