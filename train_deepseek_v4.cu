@@ -888,7 +888,7 @@ static void deepseek_v4_options(Run* r) {
                    "your own: doc/deepseek_v4.md lists its keys");
 }
 
-// what was typed instead of what config.json says, which the table of settings then shows
+// what was typed instead of what config.json says
 static void choose_training(Run* r, Config* c) {
     Workplace* w = workplace(r);
     w->mtp_is_new = *r->weights && run_is_typed(r, "mtp") && w->mtp && !c->mtp;
@@ -897,11 +897,20 @@ static void choose_training(Run* r, Config* c) {
     if (run_is_typed(r, "indexer")) { c->indexer = w->indexer; }
     if (run_is_typed(r, "bias-rate")) { c->bias_rate = w->bias_rate; }
     if (run_is_typed(r, "seq-balance")) { c->balance = w->balance; }
+}
+
+// The table of settings has what this run trains with: off and 0 where it computes no gradient, or nothing that would
+// learn by it. config.json keeps its own
+static void show_training(Run* r, const Config* c, int is_adapter, int learns_mtp, int trains_index) {
+    const int learns = run_is_training(r) || *r->o.probe, has_choice = config_hash_layers(c) < c->L;
+    const int moves_bias = run_is_training(r) && !is_adapter && (has_choice || learns_mtp);
+    const int mtp_stays = c->mtp && !(learns && learns_mtp);
+    const IndexerTraining indexer = learns && trains_index ? (IndexerTraining)c->indexer : INDEXER_OFF;
     options_set(r->table, r->n_options, "mtp", c->mtp ? "1" : "0");
-    options_set(r->table, r->n_options, "mtp-weight", format_float(c->mtp_weight).s);
-    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, c->indexer).s);
-    options_set(r->table, r->n_options, "bias-rate", format_float(c->bias_rate).s);
-    options_set(r->table, r->n_options, "seq-balance", format_float(c->balance).s);
+    options_set(r->table, r->n_options, "mtp-weight", format_float(mtp_stays ? 0.0f : c->mtp_weight).s);
+    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, indexer).s);
+    options_set(r->table, r->n_options, "bias-rate", format_float(moves_bias ? c->bias_rate : 0.0f).s);
+    options_set(r->table, r->n_options, "seq-balance", format_float(learns && has_choice ? c->balance : 0.0f).s);
 }
 
 // options that an adapter or another model excludes
@@ -945,6 +954,7 @@ static void deepseek_v4_choose(Run* r) {
     const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
     const int trains_index = c.indexer != INDEXER_OFF && !is_adapter && config_layers(&c, CSA_LAYER) > 0;
     refuse_options(r, &c, is_adapter, learns_mtp);
+    show_training(r, &c, is_adapter, learns_mtp, trains_index);
     deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
     if (trains_index) {

@@ -401,6 +401,18 @@ for x in "AB": t[a + f"compressor.indexer.q_b_proj.lora_{x}.weight"] = t[a + f"q
     mkdir alone && cp "$(last adapter)"/adapter_* alone
     for i in fp32 bf16; do go --from rounded --lora alone --base-dtype $i --probe in --probe-out $i.out; done
     check "a base in bf16 that fits: the same probe as in fp32" cmp fp32.out bf16.out
+    shown() { grep -oE '^\| (mtp-weight|indexer|bias-rate|seq-balance) *\| [^ ]*' out | tr -d '|' | xargs; }  # that are not as --help has them
+    go "${tune[@]}" --from "" --config taught.json --steps 1 --run beside
+    check "what an adapter leaves as it is, the table of settings has as off or 0" test "$(shown)" = "mtp-weight 0 seq-balance 0.1"
+    check "... and settings.json" test "$(grep -cE '"(mtp-weight": 0.0|indexer": "off"|bias-rate": 0.0|seq-balance": 0.1)' beside/settings.json)" = 4
+    go "${start[@]}" --config taught.json --steps 1 --run whole
+    check "... of a whole model it has what config.json says" test "$(shown)" = "mtp-weight 0.5 indexer kl bias-rate 0.01 seq-balance 0.1"
+    go --config taught.json --probe in --probe-out alone.out
+    check "... of a probe all but biases, which an update moves" test "$(shown)" = "mtp-weight 0.5 indexer kl seq-balance 0.1"
+    go --from whole --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && go --from whole --export-hf exported
+    check "... of an export nothing, whose config.json keeps all" test "$(shown) $(grep -cE '"(mtp_weight": 0.5|indexer_train": "kl|bias_update_rate": 0.01|seq_balance_coef": 0.1)' exported/config.json)" = "mtp-weight 0 4"
+    edit windows.json unread.json indexer_train '"kl"' && go "${start[@]}" --config unread.json --steps 1 --run unread
+    check "... of a model without indexers none that learn" test "$(shown)" = ""
     for i in indexer mtp-weight bias-rate; do
         refuse "--$i beside an adapter" "--$i: is not for adapters, beside which" "${tune[@]}" --$i $([ $i = indexer ] && echo kl || echo 0.5)
     done
