@@ -850,7 +850,7 @@ static void deepseek_v4_options(Run* r) {
          "preset's", 0},
         {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
          "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
-         "as it weighs all entries, which all are chosen meanwhile. off: they stay as they are. Where it is not typed, "
+         "as it weighs all entries, which all are chosen meanwhile, but in validations and texts. off: they stay as they are. Where it is not typed, "
          "config.json's indexer_train or the preset's", 0},
         {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
          "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
@@ -1208,6 +1208,16 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int N, const
     leaf_backward((DeepseekV4*)m, acts, dloss, N, dev);
 }
 
+// --indexer dense chooses all entries while the model learns. A validation is of the model that is saved, which has
+// index_topk of them
+static void choosing_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Config* c = &workplace(r)->v4.config;
+    const int indexer = c->indexer;
+    if (purpose == TO_EVALUATE) { c->indexer = INDEXER_OFF; }
+    decoder_forward(r, purpose, tokens, targets, B, T, t0);
+    c->indexer = indexer;
+}
+
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const DeepseekV4* v4 = (const DeepseekV4*)m;
     const ActivationTensors a = layer_activations(acts, end_layer(v4) - 1);
@@ -1233,6 +1243,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;
+    t.forward = choosing_forward;
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
