@@ -996,8 +996,24 @@ static void deepseek_v4_freeze(Run* r) {
     freeze_still(&w->v4, w->indexer_alone);
 }
 
+// indexers learn from entries of a row, and what they have learnt shows where they leave some out
+static void check_indexers(const Run* r) {
+    const Config* c = config_of(r);
+    const int entries = r->T / c->csa;
+    if (r->model->index_ratio == 0 || !run_is_training(r)) { return; }
+    if (entries == 0) {
+        options_fail("seq-len", "expected at least the %d tokens of an entry, among which indexers learn to choose, found "
+                     "%d: give more, or --indexer off", c->csa, r->T);
+    }
+    if (workplace(r)->indexer_alone && r->o.early_stop > 0 && entries <= c->topk) {
+        options_fail("early-stop", "with --indexer-alone no validation gets better in rows of %d positions: all of their %d "
+                     "entries are chosen (index_topk is %d): leave it out, or give more --seq-len", r->T, entries, c->topk);
+    }
+}
+
 static void deepseek_v4_check(Run* r) {
     Workplace* w = workplace(r);
+    check_indexers(r);
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     pp_check_batches(r);

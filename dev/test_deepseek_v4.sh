@@ -95,7 +95,7 @@ SIZES
 # ---- options ----
 
 options() {
-    local i name
+    local i name alone
     echo "# options of this trainer"
     for name in tiny windows chosen taught; do for i in 0 2 3; do flag same "" --recompute $i --config $name.json; done; done
     flag same 4 --recompute 3 --doc-reset 1 --train documents --config taught.json
@@ -112,6 +112,13 @@ options() {
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" "${start[@]}" --seq-len 96
     refuse "an indexer of a model without" "--indexer: is for a model with layers of compressed_sparse_attention" "${start[@]}" --config windows.json --indexer kl
     refuse "an indexer alone that does not learn" "--indexer-alone: is for --indexer kl or dense, without an adapter" "${start[@]}" --indexer-alone 1
+    for i in dense kl; do
+        refuse "--indexer $i of rows without an entry" "--seq-len: expected at least the 3 tokens of an entry, among which indexers learn to choose, found 2: give more, or --indexer off" "${start[@]}" --indexer $i --seq-len 2
+    done
+    alone=("${start[@]}" --indexer dense --indexer-alone 1 --val-fraction 0.1 --eval-every 1 --early-stop 1)
+    refuse "--early-stop of indexers alone that leave no entry out" "--early-stop: with --indexer-alone no validation gets better in rows of 8 positions: all of their 2 entries are chosen (index_topk is 2): leave it out, or give more --seq-len" "${alone[@]}" --seq-len 8
+    rm -rf with && go "${alone[@]}" --run with
+    check "... where they leave some out validations differ" test "$(grep -o '"val_loss": [0-9.]*' with/metrics.jsonl | sort -u | wc -l)" -gt 1
     refuse "a weight without a module" "--mtp-weight: is for a model with that module: --mtp 1" "${start[@]}" --mtp-weight 0.7
     for name in tiny chosen; do flag other 2 --doc-reset 1 --train documents --config $name.json; done
     flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
