@@ -89,6 +89,7 @@ SIZES
     refuse "an unknown preset" '--model: expected tiny, small, deepseek-v4-flash or deepseek-v4-pro, found "huge"' --model huge --train text
     go --help
     check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
+    check "... nor names an option that this program has not" test "$(grep -cE -- '--(tp|cp)\b' out)" = 0
     check "... five options that presets set say so" test "$(tr -s ' \n' ' ' <out | grep -oE "Where it is not typed, [^.]*\.?[^.]* preset" | wc -l)" = 5
 }
 
@@ -477,6 +478,7 @@ ranks() {
     rm -rf several/step_000008
     "$launch" -n 2 "$trainer" --resume --run several --pp 1 --ep 2 >out 2>err </dev/null && same_run whole several
     verdict $? "written by 2 ranks, --pp 2, resumed by 2, --ep 2: the bytes of one rank" "$(tail -n 1 err)"
+    refused "Muon with --zero 2" "--optimizer: muon needs whole matrices: several ranks want --zero 0 or 1, without --ep" "$launch" -n 2 "$trainer" "${mixed[@]}" --optimizer muon --zero 2
     refused "--ep that does not divide the experts" "--ep: 4: expected a number that divides the 6 experts" "$launch" -n 4 "$trainer" "${mixed[@]}" --config six.json --ep 4
     refused "more stages than layers" "--pp: 4: expected at most one stage for each of the 3 layers" "$launch" -n 4 "$trainer" "${mixed[@]}" --pp 4
 }
