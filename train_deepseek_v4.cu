@@ -1172,6 +1172,28 @@ static double indexers_loss(const DeepseekV4* v4) {
     return sum / config_layers(c, CSA_LAYER);
 }
 
+static float probed_mtp_loss(const Run* r, int i) {
+    (void)i;
+    return mtp_loss(&workplace(r)->v4);
+}
+
+// i: of the CSA layers
+static float probed_index_loss(const Run* r, int i) {
+    const Config* c = config_of(r);
+    int l = 0;
+    while (c->kinds[l] != CSA_LAYER || csa_layers_below(c, l) < i) { l++; }
+    return index_loss(&workplace(r)->v4, l);
+}
+
+static int probed_losses(const Run* r, OtherLoss* others) {
+    const OtherLoss of_mtp = {"mtp_loss", 1, probed_mtp_loss};
+    const OtherLoss of_indexers = {"index_loss", config_layers(config_of(r), CSA_LAYER), probed_index_loss};
+    int n = 0;
+    if (r->model->learns_mtp) { others[n++] = of_mtp; }
+    if (r->model->index_ratio > 0) { others[n++] = of_indexers; }
+    return n;
+}
+
 static void deepseek_v4_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
@@ -1263,6 +1285,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
+    t.other_losses = probed_losses;
     t.write_config = write_config;
     t.summary = deepseek_v4_summary;
     return t;

@@ -209,13 +209,14 @@ rows() { examples 2 $1 "$(seq $((2 * $1)) | awk '{ print $1 * 37 % 257 }')" "$(s
 files() {
     local name i
     echo "# probes: NumPy, before and after saving"
-    for name in tiny windows chosen taught; do
-        is_quick && [[ $name == windows || $name == chosen ]] && continue
+    for name in tiny windows chosen taught deep; do
+        is_quick && [[ $name == windows || $name == chosen || $name == deep ]] && continue
         rm -rf hf again before after truth
         rows 19 >in
         go --config $name.json --export-hf hf --probe in --probe-out before
         check "$name: a probe has logits, both losses and the gradient of every tensor but tables" \
             test "$(tensors before '^grad\.' | wc -l) $(tensors before '^(logits|loss|cross_entropy)$' | wc -l)" = "$(shapes hf | grep -vc tid2eid) 3"
+        check "... the module's loss, and of each indexer that learns" test "$(tensors before '^(mtp_loss|index_loss)$' | cut -d' ' -f1 | sort | xargs)" = "$([[ $name == taught || $name == deep ]] && echo index_loss mtp_loss)"
         "$python" "$root/dev/ref/deepseek_v4.py" --from hf --probe in --probe-out truth 2>&1 && cmp <(tensors before .) <(tensors truth .)
         verdict $? "... which are to the last bit those of dev/ref/deepseek_v4.py" "$(<err)"
         go --from hf --probe in --probe-out after --threads 3 --head-rows 4 --recompute 3 --export-hf again && cmp before after && cmp {hf,again}/model.safetensors && cmp {hf,again}/config.json
