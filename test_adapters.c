@@ -241,7 +241,7 @@ static void check_golden_files(Test* t, const char* name) {
     SafeSet set;
     golden_lora_open(&x, name);
     files.n = 0;
-    adapter_save(folder.s, &x.adapters, x.base.rows, "base/", x.values, &files);
+    adapter_save(folder.s, &x.adapters, x.base.rows, x.base.n, "base/", x.values, &files);
     check(t, files.n == 3, "%d files", files.n);
     adapter_open(&again, &set, folder.s, x.base.rows, x.base.n);
     check_same_places(t, &again, &x.adapters);
@@ -509,7 +509,7 @@ static void test_inert(Test* t) {
                        "\"peft_version\": \"0.21.2\", \"qalora_group_size\": 16, \"bias\": \"none\", "
                        "\"use_bdlora\": null, \"layers_to_transform\": [1], \"exclude_modules\": null, "
                        "\"base_model_name_or_path\": \"x\"}");
-    json_t *json = adapter_config_json(&adapters, b.rows, "new"), *wanted = json_deep_copy(adapters.settings.json);
+    json_t *json = adapter_config_json(&adapters, b.rows, b.n, "new"), *wanted = json_deep_copy(adapters.settings.json);
     json_object_set_new(wanted, "base_model_name_or_path", json_string("new"));
     json_object_set_new(wanted, "inference_mode", json_true());
     json_object_set_new(wanted, "lora_dropout", json_real(0.0));
@@ -529,7 +529,7 @@ static float* save_adapter(const TempPath* folder, const Adapters* adapters, con
     float* x = random_array(n, 1.0f, 3);
     SavedFiles files;
     files.n = 0;
-    adapter_save(folder->s, adapters, b->rows, "", x, &files);
+    adapter_save(folder->s, adapters, b->rows, b->n, "", x, &files);
     return x;
 }
 
@@ -609,12 +609,53 @@ static void test_layers(Test* t) {
     adapter_open(&again, &set, folder.s, b.rows, b.n);
     check_same_places(t, &again, &adapters);
     check(t, again.n_places == 2, "%d places", again.n_places);
-    json_t *json = adapter_config_json(&again, b.rows, ""), *one = json_of("[1]");
+    json_t *json = adapter_config_json(&again, b.rows, b.n, ""), *one = json_of("[1]");
     check(t, json_equal(json_object_get(json, "layers_to_transform"), one), "layers_to_transform goes along");
     json_decref(json), json_decref(one);
     safeset_close(&set);
     adapter_free(&again), adapter_free(&adapters);
     temp_remove(&folder);
+}
+
+// with a layer that takes no adapter and is called as another is
+static void base_closed(Base* b) {
+    base_small(b);
+    base_add(b, "self_attn.indexer.q_proj.weight", "E", 4, 6, NULL, NULL);
+    tensor_closed(&b->rows[b->n - 1], "self_attn.indexer.q_proj");
+}
+
+// PEFT finds that layer, too, by what a config says: it is told otherwise
+static void test_closed(Test* t) {
+#define WITHOUT "(?!.*\\.self_attn\\.indexer\\.q_proj$)"
+    static const struct { const char *asked, *written; } cases[] = {
+        {"\"target_modules\": [\"q_proj\", \"o_proj\"]", WITHOUT "(.*\\.)?(q_proj|o_proj)"},
+        {"\"target_modules\": \".*q_proj\"", WITHOUT "(.*q_proj)"},
+        {"\"target_modules\": \"all-linear\"", WITHOUT "(.*\\.)?(q_proj|k_proj|v_proj|o_proj)"},
+        {"\"target_modules\": [\"self_attn.q_proj\"]", NULL},
+        {"\"target_modules\": [\"o_proj\"]", NULL},
+        {"\"target_modules\": \".*self_attn.q_proj\"", NULL},
+        {"\"target_modules\": [\"q_proj\"], \"layers_to_transform\": [0, 1, 2]", NULL}};
+    Base b;
+    base_closed(&b);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char members[256];
+        TempPath folder = temp_folder();
+        Adapters again;
+        SafeSet set;
+        snprintf(members, sizeof members, "{%s}", cases[i].asked);
+        Adapters adapters = chosen(&b, members);
+        free(save_adapter(&folder, &adapters, &b));
+        adapter_open(&again, &set, folder.s, b.rows, b.n);
+        check_same_places(t, &again, &adapters);
+        json_t *json = adapter_config_json(&again, b.rows, b.n, ""), *written = json_string(cases[i].written);
+        const json_t* wanted = written ? written : adapters.settings.targets;
+        check(t, json_equal(again.settings.targets, wanted), "%s: the config that is written", cases[i].asked);
+        check(t, json_equal(json_object_get(json, "target_modules"), wanted), "%s: and again", cases[i].asked);
+        json_decref(json), json_decref(written);
+        safeset_close(&set);
+        adapter_free(&again), adapter_free(&adapters);
+        temp_remove(&folder);
+    }
 }
 
 // safetensors of these tensors, all F32, values 0, 1, 2, ...; "name rows columns" each
@@ -689,7 +730,7 @@ static void test_old_experts(Test* t) {
         SavedFiles files;
         SafeSet set_again;
         files.n = 0;
-        adapter_save(out.s, &adapters, b.rows, "", values, &files);
+        adapter_save(out.s, &adapters, b.rows, b.n, "", values, &files);
         adapter_open(&again, &set_again, out.s, b.rows, b.n);
         check_same_places(t, &again, &adapters);
         float w[24] = {0.0f}, want[24] = {0.0f};  // expert 2's down
@@ -718,7 +759,7 @@ static void open_refused(void* folder) {
     Base b;
     Adapters adapters;
     SafeSet set;
-    base_small(&b);
+    base_closed(&b);
     adapter_open(&adapters, &set, (const char*)folder, b.rows, b.n);
 }
 
@@ -734,6 +775,11 @@ static void test_wrong_files(Test* t) {
         {"{}", {Q_A, Q_B, {"=base_model.model.lm_head.lora_A.weight", 2, 6}}, 3,
          "tensor \"base_model.model.lm_head.lora_A.weight\": this model has no such layer, or it takes no adapter"},
         {"{}", {Q_A, Q_B, {"3.self_attn.q_proj.lora_A.weight", 2, 6}}, 3, "this model has no such layer"},
+        {"{}", {Q_A, Q_B, {"1.self_attn.indexer.q_proj.lora_A.weight", 2, 6}}, 3,
+         "q_proj.lora_A.weight\": this layer takes no adapter here: train one without it"},
+        {"{\"target_modules\": [\"q_proj\"]}", {Q_A, Q_B, {"1.self_attn.indexer.q_proj.lora_A.weight", 2, 6}}, 3,
+         "without it, by target_modules=" WITHOUT "(.*\\.)?(q_proj)"},
+        {"{}", {Q_A, Q_B, {"0.self_attn.indexer.q_proj.lora_A.weight", 2, 6}}, 3, "this model has no such layer"},
         {"{}", {Q_A, Q_B, {"0.self_attn.q_proj.lora_magnitude_vector", 8, 1}}, 3, "expected lora_A and lora_B of"},
         {"{}", {{"0.self_attn.q_proj.lora_B.weight", 8, 2}}, 1, "this model has no such layer, or"},
         {"{}", {{"=model.layers.0.self_attn.q_proj.lora_A.weight", 2, 6}}, 1, "expected names that begin with base_"},
@@ -910,7 +956,7 @@ static void check_peft(Test* t, const char* folder) {
     SavedFiles files;
     files.n = 0;
     make_folder(path_join(path, folder, "ours"));
-    adapter_save(path, &adapters, b.rows, "base", values, &files);
+    adapter_save(path, &adapters, b.rows, b.n, "base", values, &files);
     safeset_close(&set), safeset_close(&base), safeset_close(&merged);
     adapter_free(&adapters);
     free(values);
@@ -951,6 +997,7 @@ int main(int argc, char** argv) {
         {"both", "parameters of a module are found by their keys alone", test_both},
         {"second stack", "names with numbers of their own", test_second_stack},
         {"layers", "an adapter has the layers that its file has", test_layers},
+        {"closed layers", "take none, which the config says that PEFT reads", test_closed},
         {"old experts", "an A and a B for each expert: found, loaded, merged, written", test_old_experts},
         {"wrong files", "missing, foreign, contradicting tensors are refused by name", test_wrong_files},
         {"wrong folders", "what is no adapter is said to be what it is", test_wrong_folders},

@@ -273,13 +273,13 @@ static void test_bin(Test* t) {
 
 static const struct { const char *bug, *inputs, *targets; size_t n_data; const char* expected; } probes[] = {
     {"no inputs", "\"x\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16,
-     "expected a tensor \"inputs\", I32 of shape (B, T)"},
+     "expected a tensor \"inputs\", I32 of shape (B, T), found none of that name: the file has targets, x"},
     {"reals", "\"inputs\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[8,16]", 16,
-     "expected a tensor \"inputs\", I32"},
+     "expected a tensor \"inputs\", I32 of shape (B, T), found F32 of shape (1, 2)"},
     {"one dimension", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[0,8]}", "[8,16]", 16,
-     "expected a tensor \"inputs\", I32"},
+     "expected a tensor \"inputs\", I32 of shape (B, T), found I32 of shape (2)"},
     {"no elements", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[0,2],\"data_offsets\":[0,0]}", "[0,8]", 8,
-     "expected a tensor \"inputs\", I32"},
+     "expected a tensor \"inputs\", I32 of shape (B, T), found I32 of shape (0, 2)"},
     {"another shape", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[0,8]}", "[8,16]", 16,
      "expected targets of the shape of inputs, (2, 1), found (1, 2)"},
     {"targets that overlap", "\"inputs\":{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]}", "[4,12]", 12,

@@ -836,29 +836,30 @@ typedef struct {
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 static const Config* config_of(const Run* r) { return &workplace(r)->v4.config; }
 
-// the linear layers of attention, but for those that make entries
-#define LORA_TARGETS ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_proj|o_a_proj|o_b_proj)"
+// the linear layers of attention, but for those that make entries. PEFT runs an adapter of o_a_proj in one group alone
+#define LORA_TARGETS(o_a) ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_proj|" o_a "o_b_proj)"
 
 static void deepseek_v4_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
         {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
          "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
-         "out. Where it is not typed, as the files have it", 0},
+         "out. Where it is not typed, as the files or the preset have it: 1 of deepseek-v4-flash and -pro", 0},
         {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
-         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
+         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight or the "
+         "preset's", 0},
         {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
          "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
-         "as it weighs all entries, which all are chosen meanwhile. off: they stay as they are. Where it is not typed, "
-         "config.json's indexer_train", 0},
+         "as it weighs all entries, which all are chosen meanwhile, but in validations and texts. off: they stay as they are. Where it is not typed, "
+         "config.json's indexer_train or the preset's", 0},
         {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
          "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
         {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "0", 0, 1, "F",
          "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
-         "at all. Where it is not typed, config.json's bias_update_rate", 0},
+         "at all. Where it is not typed, config.json's bias_update_rate or the preset's, 0.001 of tiny and small", 0},
         {"experts", "seq-balance", "", OPTION_FLOAT, &w->balance, "0", 0, 1e3, "F",
          "weight of the balance of experts in each sequence, a loss; 0: none. Where it is not typed, config.json's "
-         "seq_balance_coef", 0},
+         "seq_balance_coef or the preset's", 0},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
@@ -871,16 +872,23 @@ static void deepseek_v4_options(Run* r) {
     run_add_options(r, own, sizeof own);
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
-    options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: ends of their names, "
-                   "'q_a_proj,q_b_proj', or a regular expression of the whole name; all-linear; empty: those of "
-                   "attention, without compressors; none with --lora-parameters");
+    options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
+                   "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but never "
+                   "indexers; all-linear; empty: those of "
+                   "attention, without compressors and, in several groups, without o_a_proj, which PEFT cannot run; "
+                   "none with --lora-parameters");
+    options_reword(r->table, r->n_options, "lora-rank-pattern", "another rank where a name ends with this: "
+                   "'layers\\.0\\..*=4,kv_proj=16'; the first that matches counts");
+    options_reword(r->table, r->n_options, "freeze", "no updates of tensors with such names, of all layers, of one or "
+                   "of an expert: 'embed.weight,layers.0.*,*.experts.3.*', as the files have them; first:N: of the "
+                   "first N layers; indices:A,B,..: of these layers, from 0");
     options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
                    "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of DeepSeek V4, with sizes of "
                    "your own: doc/deepseek_v4.md lists its keys");
 }
 
-// what was typed instead of what config.json says, which the table of settings then shows
+// what was typed instead of what config.json says
 static void choose_training(Run* r, Config* c) {
     Workplace* w = workplace(r);
     w->mtp_is_new = *r->weights && run_is_typed(r, "mtp") && w->mtp && !c->mtp;
@@ -889,11 +897,20 @@ static void choose_training(Run* r, Config* c) {
     if (run_is_typed(r, "indexer")) { c->indexer = w->indexer; }
     if (run_is_typed(r, "bias-rate")) { c->bias_rate = w->bias_rate; }
     if (run_is_typed(r, "seq-balance")) { c->balance = w->balance; }
+}
+
+// The table of settings has what this run trains with: off and 0 where it computes no gradient, or nothing that would
+// learn by it. config.json keeps its own
+static void show_training(Run* r, const Config* c, int is_adapter, int learns_mtp, int trains_index) {
+    const int learns = run_is_training(r) || *r->o.probe, has_choice = config_hash_layers(c) < c->L;
+    const int moves_bias = run_is_training(r) && !is_adapter && (has_choice || learns_mtp);
+    const int mtp_stays = c->mtp && !(learns && learns_mtp);
+    const IndexerTraining indexer = learns && trains_index ? (IndexerTraining)c->indexer : INDEXER_OFF;
     options_set(r->table, r->n_options, "mtp", c->mtp ? "1" : "0");
-    options_set(r->table, r->n_options, "mtp-weight", format_float(c->mtp_weight).s);
-    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, c->indexer).s);
-    options_set(r->table, r->n_options, "bias-rate", format_float(c->bias_rate).s);
-    options_set(r->table, r->n_options, "seq-balance", format_float(c->balance).s);
+    options_set(r->table, r->n_options, "mtp-weight", format_float(mtp_stays ? 0.0f : c->mtp_weight).s);
+    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, indexer).s);
+    options_set(r->table, r->n_options, "bias-rate", format_float(moves_bias ? c->bias_rate : 0.0f).s);
+    options_set(r->table, r->n_options, "seq-balance", format_float(learns && has_choice ? c->balance : 0.0f).s);
 }
 
 // options that an adapter or another model excludes
@@ -923,7 +940,8 @@ static void deepseek_v4_choose(Run* r) {
     Tensor base[MAX_PARAMETERS];
     SafeSet set;
     if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
-    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r))
+                      : config_load(r->config, !*r->weights && !run_is_typed(r, "mtp"));
     if (*r->weights) {
         safeset_open(&set, r->weights);
         config_fit(&c, &set);
@@ -931,10 +949,12 @@ static void deepseek_v4_choose(Run* r) {
         safeset_close(&set);
     }
     choose_training(r, &c);
+    if (c.G == 1) { w->adapted.targets = LORA_TARGETS("o_a_proj|"); }
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
     const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
     const int trains_index = c.indexer != INDEXER_OFF && !is_adapter && config_layers(&c, CSA_LAYER) > 0;
     refuse_options(r, &c, is_adapter, learns_mtp);
+    show_training(r, &c, is_adapter, learns_mtp, trains_index);
     deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
     if (trains_index) {
@@ -976,8 +996,24 @@ static void deepseek_v4_freeze(Run* r) {
     freeze_still(&w->v4, w->indexer_alone);
 }
 
+// indexers learn from entries of a row, and what they have learnt shows where they leave some out
+static void check_indexers(const Run* r) {
+    const Config* c = config_of(r);
+    const int entries = r->T / c->csa;
+    if (r->model->index_ratio == 0 || !run_is_training(r)) { return; }
+    if (entries == 0) {
+        options_fail("seq-len", "expected at least the %d tokens of an entry, among which indexers learn to choose, found "
+                     "%d: give more, or --indexer off", c->csa, r->T);
+    }
+    if (workplace(r)->indexer_alone && r->o.early_stop > 0 && entries <= c->topk) {
+        options_fail("early-stop", "with --indexer-alone no validation gets better in rows of %d positions: all of their %d "
+                     "entries are chosen (index_topk is %d): leave it out, or give more --seq-len", r->T, entries, c->topk);
+    }
+}
+
 static void deepseek_v4_check(Run* r) {
     Workplace* w = workplace(r);
+    check_indexers(r);
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     pp_check_batches(r);
@@ -1136,6 +1172,28 @@ static double indexers_loss(const DeepseekV4* v4) {
     return sum / config_layers(c, CSA_LAYER);
 }
 
+static float probed_mtp_loss(const Run* r, int i) {
+    (void)i;
+    return mtp_loss(&workplace(r)->v4);
+}
+
+// i: of the CSA layers
+static float probed_index_loss(const Run* r, int i) {
+    const Config* c = config_of(r);
+    int l = 0;
+    while (c->kinds[l] != CSA_LAYER || csa_layers_below(c, l) < i) { l++; }
+    return index_loss(&workplace(r)->v4, l);
+}
+
+static int probed_losses(const Run* r, OtherLoss* others) {
+    const OtherLoss of_mtp = {"mtp_loss", 1, probed_mtp_loss};
+    const OtherLoss of_indexers = {"index_loss", config_layers(config_of(r), CSA_LAYER), probed_index_loss};
+    int n = 0;
+    if (r->model->learns_mtp) { others[n++] = of_mtp; }
+    if (r->model->index_ratio > 0) { others[n++] = of_indexers; }
+    return n;
+}
+
 static void deepseek_v4_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
@@ -1188,6 +1246,16 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int N, const
     leaf_backward((DeepseekV4*)m, acts, dloss, N, dev);
 }
 
+// --indexer dense chooses all entries while the model learns. A validation is of the model that is saved, which has
+// index_topk of them
+static void choosing_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Config* c = &workplace(r)->v4.config;
+    const int indexer = c->indexer;
+    if (purpose == TO_EVALUATE) { c->indexer = INDEXER_OFF; }
+    decoder_forward(r, purpose, tokens, targets, B, T, t0);
+    c->indexer = indexer;
+}
+
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const DeepseekV4* v4 = (const DeepseekV4*)m;
     const ActivationTensors a = layer_activations(acts, end_layer(v4) - 1);
@@ -1213,9 +1281,11 @@ static Trainer deepseek_v4_trainer(void) {
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;
+    t.forward = choosing_forward;
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
+    t.other_losses = probed_losses;
     t.write_config = write_config;
     t.summary = deepseek_v4_summary;
     return t;
@@ -1226,7 +1296,7 @@ int main(int argc, char** argv) {
     const Trainer trainer = deepseek_v4_trainer();
     const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
                                   adapted_dropout};
-    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS);
+    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS(""));
     return run_main(&trainer, &place.v4.model, argc, argv);
 }
 #endif

@@ -788,9 +788,9 @@ refuse "config.json with an output matrix of its own" '"tie_word_embeddings": th
 refuse "config.json of another model" '"model_type": this trainer computes "gpt2", found "llama"' --from llama --train text --run new
 refuse "a probe that is not there" "nowhere: cannot be opened" --from run --probe nowhere
 refuse "a probe that is text" "text/a.txt: expected safetensors" --from run --probe text/a.txt
-refuse "a probe without targets" 'expected a tensor "targets", I32' --from run --probe no_targets.probe
-refuse "a probe of another dtype" 'expected a tensor "inputs", I32' --from run --probe dtype.probe
-refuse "a probe of one dimension" 'expected a tensor "inputs", I32' --from run --probe flat.probe
+refuse "a probe without targets" 'expected a tensor "targets", I32 of shape (B, T), found none of that name: the file has inputs, target_' --from run --probe no_targets.probe
+refuse "a probe of another dtype" 'expected a tensor "inputs", I32 of shape (B, T), found F32 of shape (1, 4)' --from run --probe dtype.probe
+refuse "a probe of one dimension" 'expected a tensor "inputs", I32 of shape (B, T), found I32 of shape (4)' --from run --probe flat.probe
 refuse "a probe with a token beyond the vocabulary" "inputs[2]: expected a token 0..256, found 257" --from run --probe beyond.probe
 refuse "a probe with a negative input" "inputs[1]: expected a token" --from run --probe negative.probe
 refuse "a probe with a target beyond the vocabulary" "targets[3]: expected a token 0..256 (negative: not counted), found 300" --from run --probe target.probe

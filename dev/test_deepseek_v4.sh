@@ -89,12 +89,14 @@ SIZES
     refuse "an unknown preset" '--model: expected tiny, small, deepseek-v4-flash or deepseek-v4-pro, found "huge"' --model huge --train text
     go --help
     check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
+    check "... nor names an option that this program has not" test "$(grep -cE -- '--(tp|cp)\b' out)" = 0
+    check "... five options that presets set say so" test "$(tr -s ' \n' ' ' <out | grep -oE "Where it is not typed, [^.]*\.?[^.]* preset" | wc -l)" = 5
 }
 
 # ---- options ----
 
 options() {
-    local i name
+    local i name alone
     echo "# options of this trainer"
     for name in tiny windows chosen taught; do for i in 0 2 3; do flag same "" --recompute $i --config $name.json; done; done
     flag same 4 --recompute 3 --doc-reset 1 --train documents --config taught.json
@@ -111,6 +113,13 @@ options() {
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" "${start[@]}" --seq-len 96
     refuse "an indexer of a model without" "--indexer: is for a model with layers of compressed_sparse_attention" "${start[@]}" --config windows.json --indexer kl
     refuse "an indexer alone that does not learn" "--indexer-alone: is for --indexer kl or dense, without an adapter" "${start[@]}" --indexer-alone 1
+    for i in dense kl; do
+        refuse "--indexer $i of rows without an entry" "--seq-len: expected at least the 3 tokens of an entry, among which indexers learn to choose, found 2: give more, or --indexer off" "${start[@]}" --indexer $i --seq-len 2
+    done
+    alone=("${start[@]}" --indexer dense --indexer-alone 1 --val-fraction 0.1 --eval-every 1 --early-stop 1)
+    refuse "--early-stop of indexers alone that leave no entry out" "--early-stop: with --indexer-alone no validation gets better in rows of 8 positions: all of their 2 entries are chosen (index_topk is 2): leave it out, or give more --seq-len" "${alone[@]}" --seq-len 8
+    rm -rf with && go "${alone[@]}" --run with
+    check "... where they leave some out validations differ" test "$(grep -o '"val_loss": [0-9.]*' with/metrics.jsonl | sort -u | wc -l)" -gt 1
     refuse "a weight without a module" "--mtp-weight: is for a model with that module: --mtp 1" "${start[@]}" --mtp-weight 0.7
     for name in tiny chosen; do flag other 2 --doc-reset 1 --train documents --config $name.json; done
     flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
@@ -122,6 +131,10 @@ options() {
     frozen tiny '*.experts.3.*,*shared*' 'experts\.3\.|shared|indexer|gate\.(bias|tid2eid)'
     frozen taught 'mtp.*' '^mtp|tid2eid'
     frozen taught '*.gate.bias' 'gate\.(bias|tid2eid)'
+    help_example() { go --help >/dev/null && tr -s ' \n' ' ' <out | grep -oE -- "--$1 [^']*'[^']*'" | sed "s/.*'\(.*\)'/\1/"; }  # OPTION
+    frozen tiny "$(help_example freeze)" '^embed\.|layers\.0\.|experts\.3\.|indexer|gate\.(bias|tid2eid)'
+    go "${start[@]:2}" --model tiny --lora-rank 3 --lora-rank-pattern "$(help_example lora-rank-pattern)" --steps 1 --run patterns
+    check "--lora-rank-pattern of --help: these ranks" test "$(shapes "$(last patterns)" adapter_model | awk '/lora_A/ { print /layers.0/ ? "first" : /kv_proj/ ? "kv" : "other", $3 }' | sort -u | xargs)" = "first 4 kv 16 other 3"
     refuse "--freeze without a tensor" "matches no tensor" "${start[@]}" --config windows.json --freeze '*indexer*'
 }
 
@@ -135,6 +148,7 @@ configs() {
     becomes "the form of the published models: labels, of which it takes as many as there are layers" 'sliding_attention"|compressed_sparse_attention"|heavily_compressed_attention"' 5 \
         tiny layer_types - mlp_layer_types - compress_rates - compress_ratios '[0,4,128,4,0]' num_hash_layers 1 compress_rate_csa 3 compress_rate_hca 7
     check "... with the bytes of the other form" test "$(go --config some.json --export-hf one && go --config tiny.json --export-hf other && cmp one/model.safetensors other/model.safetensors && cmp one/config.json other/config.json; echo $?)" = 0
+    becomes "without indexers all channels may turn" 'qk_rope_head_dim": 8,' 1 windows qk_rope_head_dim 8
     becomes "YaRN of layers with entries" 'rope_type": "yarn"|factor": 4.0|beta_fast": 8.0' 3 chosen
 
     echo "# mistakes in config.json"
@@ -147,8 +161,11 @@ configs() {
     changed "no layers" 'expected "layer_types" or "compress_ratios", a list of 3, one for each layer' layer_types -
     changed "another label" '"compress_ratios": expected 0, 4 or 128 for each layer, found 8' layer_types - compress_ratios '[0,8,128]'
     changed "an entry of no token" '"compressed_sparse_attention": expected an integer 1..65536, found 0' compress_rates '{"compressed_sparse_attention":0}'
-    changed "an odd number of channels that turn" '"qk_rope_head_dim": expected an even number 2..6, found 3' qk_rope_head_dim 3
-    changed "more than an index head has" '"qk_rope_head_dim": expected an even number 2..6, found 8' qk_rope_head_dim 8
+    changed "an odd number of channels that turn" '"qk_rope_head_dim": expected an even number of channels 2..6, at most "index_head_dim", found 3' qk_rope_head_dim 3
+    changed "more than an index head has" '"qk_rope_head_dim": expected an even number of channels 2..6, at most "index_head_dim", found 8' qk_rope_head_dim 8
+    changed "a share of the channels that is odd" '"partial_rotary_factor" of "head_dim": expected an even number of channels 2..6, at most "index_head_dim", found 3' qk_rope_head_dim - partial_rotary_factor 0.4
+    changed "neither channels that turn nor their share" 'expected "qk_rope_head_dim", channels of a head that turn, or "partial_rotary_factor", their share, found neither' qk_rope_head_dim -
+    base=windows.json changed "more than a head has, without indexers" '"qk_rope_head_dim": expected an even number of channels 2..8, at most "head_dim", found 10' qk_rope_head_dim 10
     changed "YaRN of windows" '"rope_type": expected default, found yarn' rope_parameters '{"main":{"rope_type":"yarn","factor":2},"compress":{}}'
     changed "another kind of RoPE" '"rope_type": expected default or yarn, found linear' rope_parameters '{"main":{},"compress":{"rope_type":"linear","factor":2}}'
     changed "YaRN without a factor's length" '"original_max_position_embeddings": expected an integer 1..16777216, found nothing' rope_scaling '{"type":"yarn","factor":4}'
@@ -156,6 +173,12 @@ configs() {
     changed "a tied head" '"tie_word_embeddings": this trainer computes false, found true' tie_word_embeddings true
     changed "two shared experts" '"n_shared_experts": this trainer computes 1, found 2' n_shared_experts 2
     changed "keys of several heads" '"num_key_value_heads": this trainer computes 1, found 2' num_key_value_heads 2
+    changed "two modules of a new model" '"num_nextn_predict_layers": expected 0 or 1 of a new model, which predicts one token further at most, found 2: write 1, or give --mtp 0 or 1' num_nextn_predict_layers 2
+    edit tiny.json two.json num_nextn_predict_layers 2
+    for i in 0 1; do
+        go --config two.json --mtp $i --export-hf with_$i
+        check "... --mtp $i says how many" grep -q "\"num_nextn_predict_layers\": $i" with_$i/config.json
+    done
     changed "another way to teach indexers" '"indexer_train": expected off|kl|dense, found "fast"' indexer_train '"fast"'
     changed "a rate below 0" '"bias_update_rate": expected a number 0..1' bias_update_rate -1
     changed "more experts for a token than there are" '"num_experts_per_tok": expected at most 4, found 5' num_experts_per_tok 5
@@ -186,13 +209,14 @@ rows() { examples 2 $1 "$(seq $((2 * $1)) | awk '{ print $1 * 37 % 257 }')" "$(s
 files() {
     local name i
     echo "# probes: NumPy, before and after saving"
-    for name in tiny windows chosen taught; do
-        is_quick && [[ $name == windows || $name == chosen ]] && continue
+    for name in tiny windows chosen taught deep; do
+        is_quick && [[ $name == windows || $name == chosen || $name == deep ]] && continue
         rm -rf hf again before after truth
         rows 19 >in
         go --config $name.json --export-hf hf --probe in --probe-out before
         check "$name: a probe has logits, both losses and the gradient of every tensor but tables" \
             test "$(tensors before '^grad\.' | wc -l) $(tensors before '^(logits|loss|cross_entropy)$' | wc -l)" = "$(shapes hf | grep -vc tid2eid) 3"
+        check "... the module's loss, and of each indexer that learns" test "$(tensors before '^(mtp_loss|index_loss)$' | cut -d' ' -f1 | sort | xargs)" = "$([[ $name == taught || $name == deep ]] && echo index_loss mtp_loss)"
         "$python" "$root/dev/ref/deepseek_v4.py" --from hf --probe in --probe-out truth 2>&1 && cmp <(tensors before .) <(tensors truth .)
         verdict $? "... which are to the last bit those of dev/ref/deepseek_v4.py" "$(<err)"
         go --from hf --probe in --probe-out after --threads 3 --head-rows 4 --recompute 3 --export-hf again && cmp before after && cmp {hf,again}/model.safetensors && cmp {hf,again}/config.json
@@ -262,7 +286,7 @@ files() {
 }
 
 # of a folder a line for each tensor: its name, type and shape; its name and sum
-shapes() { "$python" - "$1/model.safetensors" <<'PYTHON'
+shapes() { "$python" - "$1/${2-model}.safetensors" <<'PYTHON'
 import json, struct, sys
 data = open(sys.argv[1], "rb").read()
 for name, t in sorted(json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]]).items()):
@@ -306,6 +330,9 @@ PYTHON
         learn --config mtp.json --indexer $i --indexer-alone 1
         check "... --indexer-alone: they alone" test "$(moved | grep -c indexer) $(moved | grep -vc indexer)" = "6 0"
     done
+    learn --config tiny.json --indexer dense --val-fraction 0.1 --eval-every 2
+    check "--indexer dense: validations are of the model that is saved, which chooses index_topk entries" \
+        test "$(go --from with --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value with 4 val_loss)")"
     is_quick && return
     rm -rf longer && go "${start[@]}" --indexer kl --indexer-alone 1 --steps 60 --run longer
     check "... whose loss falls" below "$(value longer 60 index_loss)" "$(value longer 1 index_loss)"
@@ -327,14 +354,41 @@ for r in map(json.loads, open("with/metrics.jsonl")):
 
 # ---- adapters ----
 
+# By PEFT's rules target_modules of this folder finds, of the linear layers that transformers' tiny.json has, those in its file
+peft_finds() { "$python" - "$1" <<'PYTHON'
+import json, re, struct, sys
+targets = json.load(open(sys.argv[1] + "/adapter_config.json"))["target_modules"]
+data = open(sys.argv[1] + "/adapter_model.safetensors", "rb").read()
+names = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
+has = {n[len("base_model.model."):-len(".lora_A.weight")] for n in names if n.endswith(".lora_A.weight")}
+of_all = ["self_attn." + x for x in ("q_a_proj", "q_b_proj", "kv_proj", "o_a_proj", "o_b_proj")] + [f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")]
+entries = ["self_attn.compressor.kv_proj", "self_attn.compressor.gate_proj"]
+indexer = ["self_attn.compressor.indexer." + x for x in ("kv_proj", "gate_proj", "q_b_proj", "scorer.weights_proj")]
+modules = {f"model.layers.{l}.{x}" for l, of in enumerate(([], entries + indexer, entries)) for x in of_all + of}
+found = {m for m in modules if (re.fullmatch(targets, m) if isinstance(targets, str) else any(m == x or m.endswith("." + x) for x in targets))}
+assert found == has, (targets, sorted(found ^ has))
+PYTHON
+}
+
 adapters() {
     echo "# adapters"
     go "${start[@]}" --config mtp.json --steps 40 --export-hf base --run book
     local tune=(--from base --lora-rank 3 --train text --seq-len 16 --batch-size 2 --lr 3e-2 --steps 8)
     go "${tune[@]}" --run adapter
-    check "beside q_a, q_b, kv, o_a and o_b of each layer, by the names that PEFT has" \
-        test "$(tensors "$(last adapter)/adapter_model.safetensors" '^base_model\.model\.model\.layers\.[012]\.self_attn\.(q_a|q_b|kv|o_a|o_b)_proj\.lora_B\.weight$' | wc -l) $(tensors "$(last adapter)/adapter_model.safetensors" lora_B | wc -l)" = "15 15"
-    check "... which adapter_config.json says in full, as compressors have a kv_proj, too" grep -q '"target_modules": ".*self_attn.*q_a_proj|q_b_proj|kv_proj|o_a_proj|o_b_proj' "$(last adapter)/adapter_config.json"
+    check "beside q_a, q_b, kv and o_b of each layer, by the names that PEFT has, not a word" \
+        test "$(tensors "$(last adapter)/adapter_model.safetensors" '^base_model\.model\.model\.layers\.[012]\.self_attn\.(q_a|q_b|kv|o_b)_proj\.lora_B\.weight$' | wc -l) $(tensors "$(last adapter)/adapter_model.safetensors" lora_B | wc -l) $(wc -l <err)" = "12 12 0"
+    check "... which adapter_config.json says in full, as compressors have a kv_proj, too" grep -q '"target_modules": ".*self_attn.*q_a_proj|q_b_proj|kv_proj|o_b_proj' "$(last adapter)/adapter_config.json"
+    check "... and README.md has PEFT's line" grep -q 'PeftModel.from_pretrained' "$(last adapter)/README.md"
+    go "${tune[@]}" --config chosen.json --from "" --steps 1 --run single
+    check "... in one group o_a, too" test "$(tensors "$(last single)/adapter_model.safetensors" 'o_a_proj\.lora_B' | wc -l) $(wc -l <err)" = "2 0"
+    go "${tune[@]}" --lora-targets o_a_proj --steps 1 --run grouped --export-lora grouped_peft
+    check "--lora-targets o_a_proj in two groups: a line says that PEFT cannot run it" \
+        grep -qx 'train_deepseek_v4: --lora-targets: model.layers.0.self_attn.o_a_proj and its like, in 2 groups: PEFT 0.21 cannot run this adapter; --merge makes a model of it' err
+    check "... its README.md, too" test "$(grep -c 'cannot run it, for$' grouped_peft/README.md) $(grep -c PeftModel grouped_peft/README.md)" = "1 0"
+    go --from base --lora grouped_peft --generate "line 7" --max-new-tokens 2
+    check "... a text without that line" test ! -s err
+    go --from base --lora grouped_peft --export-lora again
+    check "... an export of it with that line" test "$(wc -l <err) $(grep -c 'grouped_peft/adapter_config.json: .*cannot run this adapter' err)" = "1 1"
     write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" "$@" && cat out; }
     go --from base --lora adapter --merge 1 --export-hf merged
     check "... merged: the text that base and adapter write, and not the base's" \
@@ -343,12 +397,34 @@ adapters() {
     rm -rf other && go "${tune[@]}" --recompute 3 --head-rows 5 --threads 2 --run other
     check "--recompute 3 --head-rows 5 --threads 2: the same adapter" same_run adapter other
     go "${tune[@]}" --lora-targets all-linear --lora-parameters mlp.experts.gate_up_proj,mlp.gate.weight --run wide
-    check "--lora-targets all-linear, experts and routers" test "$(tensors "$(last wide)/adapter_model.safetensors" 'shared_experts\..*lora_B' | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" 'mlp\.(experts|gate)\..*lora_B' | wc -l)" = "9 6"
+    check "--lora-targets all-linear, experts and routers" test "$(tensors "$(last wide)/adapter_model.safetensors" 'shared_experts\..*lora_B' | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" o_a_proj | wc -l) $(tensors "$(last wide)/adapter_model.safetensors" 'mlp\.(experts|gate)\..*lora_B' | wc -l)" = "9 0 6"
+    for i in kv_proj q_a_proj,q_b_proj '.*\.[lk].*b_proj' o_b_proj all-linear; do
+        rm -rf named && go "${tune[@]}" --steps 1 --lora-targets "$i" --run named
+        check "--lora-targets $i: by adapter_config.json PEFT finds the layers of the file, and no indexer's" peft_finds "$(last named)"
+    done
+    mkdir peft && cp "$(last adapter)/adapter_model.safetensors" peft/model.safetensors && edit "$(last adapter)/adapter_config.json" peft/adapter_config.json target_modules '["q_a_proj","q_b_proj"]'
+    rewrite peft peft_made 't = {n: x for n, x in t.items() if ".q_" in n}; a = "base_model.model.model.layers.1.self_attn."
+for x in "AB": t[a + f"compressor.indexer.q_b_proj.lora_{x}.weight"] = t[a + f"q_b_proj.lora_{x}.weight"]'
+    mv peft_made/model.safetensors peft_made/adapter_model.safetensors
+    refuse "an adapter of PEFT's, of indexers, too" 'compressor.indexer.q_b_proj.lora_A.weight": this layer takes no adapter here: train one without it, by target_modules=(?!.*\.self_attn\.compressor\.indexer\.q_b_proj$)(.*\.)?(q_a_proj|q_b_proj)' \
+        --from base --lora peft_made --generate a
     rewrite base rounded 't = {n: (d, s, b"".join(b"\0\0" + x[i + 2:i + 4] for i in range(0, len(x), 4))) if d == "F32" else (d, s, x) for n, (d, s, x) in t.items()}'
     rows 16 >in
     mkdir alone && cp "$(last adapter)"/adapter_* alone
     for i in fp32 bf16; do go --from rounded --lora alone --base-dtype $i --probe in --probe-out $i.out; done
     check "a base in bf16 that fits: the same probe as in fp32" cmp fp32.out bf16.out
+    shown() { grep -oE '^\| (mtp-weight|indexer|bias-rate|seq-balance) *\| [^ ]*' out | tr -d '|' | xargs; }  # that are not as --help has them
+    go "${tune[@]}" --from "" --config taught.json --steps 1 --run beside
+    check "what an adapter leaves as it is, the table of settings has as off or 0" test "$(shown)" = "mtp-weight 0 seq-balance 0.1"
+    check "... and settings.json" test "$(grep -cE '"(mtp-weight": 0.0|indexer": "off"|bias-rate": 0.0|seq-balance": 0.1)' beside/settings.json)" = 4
+    go "${start[@]}" --config taught.json --steps 1 --run whole
+    check "... of a whole model it has what config.json says" test "$(shown)" = "mtp-weight 0.5 indexer kl bias-rate 0.01 seq-balance 0.1"
+    go --config taught.json --probe in --probe-out alone.out
+    check "... of a probe all but biases, which an update moves" test "$(shown)" = "mtp-weight 0.5 indexer kl seq-balance 0.1"
+    go --from whole --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && go --from whole --export-hf exported
+    check "... of an export nothing, whose config.json keeps all" test "$(shown) $(grep -cE '"(mtp_weight": 0.5|indexer_train": "kl|bias_update_rate": 0.01|seq_balance_coef": 0.1)' exported/config.json)" = "mtp-weight 0 4"
+    edit windows.json unread.json indexer_train '"kl"' && go "${start[@]}" --config unread.json --steps 1 --run unread
+    check "... of a model without indexers none that learn" test "$(shown)" = ""
     for i in indexer mtp-weight bias-rate; do
         refuse "--$i beside an adapter" "--$i: is not for adapters, beside which" "${tune[@]}" --$i $([ $i = indexer ] && echo kl || echo 0.5)
     done
@@ -403,6 +479,7 @@ ranks() {
     rm -rf several/step_000008
     "$launch" -n 2 "$trainer" --resume --run several --pp 1 --ep 2 >out 2>err </dev/null && same_run whole several
     verdict $? "written by 2 ranks, --pp 2, resumed by 2, --ep 2: the bytes of one rank" "$(tail -n 1 err)"
+    refused "Muon with --zero 2" "--optimizer: muon needs whole matrices: several ranks want --zero 0 or 1, without --ep" "$launch" -n 2 "$trainer" "${mixed[@]}" --optimizer muon --zero 2
     refused "--ep that does not divide the experts" "--ep: 4: expected a number that divides the 6 experts" "$launch" -n 4 "$trainer" "${mixed[@]}" --config six.json --ep 4
     refused "more stages than layers" "--pp: 4: expected at most one stage for each of the 3 layers" "$launch" -n 4 "$trainer" "${mixed[@]}" --pp 4
 }

@@ -111,6 +111,7 @@ OF_DEEPSEEK = {
 }
 OURS_DEEPSEEK = {
     "begun by us: as it comes": (ONE_GROUP, []),
+    "begun by us: three groups, as it comes": (ODD, []),
     "begun by us: experts and routers": (ODD, [
         "--lora-targets", ATTENTION + ")", "--lora-parameters", ",".join([*BOTH, "mlp.gate.weight"])]),
 }

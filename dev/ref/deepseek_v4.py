@@ -598,7 +598,8 @@ def level_biases(p, numbers, cfg):
 
 
 MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, numbers=numbers,
-                      after_update=level_biases, fit=fit, losses=("loss", "cross_entropy"), count=count)
+                      after_update=level_biases, fit=fit, losses=("loss", "cross_entropy"),
+                      other_losses=("mtp_loss", "index_loss"), count=count)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

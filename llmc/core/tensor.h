@@ -17,7 +17,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_stored          in which type releases have it
     tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never
                            learns
-    tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_modules_under: what their names begin with
+    tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_modules_under: what their names begin with;
+                           tensor_closed: of a linear layer that takes none
 A *slice* is the matrix of a layer, of one of its experts, or a part of one that has a name of its own on disk. There
 each is a tensor, but for experts that are one tensor together, in which slices of one name follow each other
 (tensor_joined). A tensor of the table holds its slices one after the other, row-major: (layers that have it, experts,
@@ -99,6 +100,7 @@ typedef struct {
     int whole_below;                 // tensor_whole_numbers; 0: any numbers
     const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter
     const char* modules_under;       // tensor_modules_under; NULL: what the name begins with
+    const char* closed;              // tensor_closed; NULL: it is adaptable, or no linear layer
 } Tensor;
 
 static inline Tensor tensor(const char* name, size_t field, int layers, int rows, int columns, Init init, float std,
@@ -253,6 +255,12 @@ static inline void tensor_adaptable(Tensor* t, const char* module, const char* p
     assert(t->layers > 0 && t->on_disk == AS_IS && (module || parameter));
     t->module = module;
     t->parameter = parameter;
+}
+
+// A linear layer that takes no adapter here, under PEFT's name for it, which puts one there if it is asked for
+static inline void tensor_closed(Tensor* t, const char* module) {
+    assert(t->layers > 0 && !t->module && !t->parameter);
+    t->closed = module;
 }
 
 // of files whose names are not those of the modules

@@ -50,14 +50,18 @@ static inline Adapted* adapted_of(const Run* r) { return (Adapted*)decoder_of(r)
 // the first row of the base
 static inline Tensor* adapted_base_rows_(const Run* r) { return r->model->table + adapted_of(r)->adapters->n_table; }
 
+#define ADAPTED_WEIGHTS "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): " \
+    "bf16 in half the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for " \
+    "each block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, " \
+    "which is then the default"
+
+// behind --tp, where the trainer has it
 static inline void adapted_options(Run* r, Adapted* x) {
 #ifndef __CUDACC__
+    const int has_tp = options_at(r->table, r->n_options, "tp") != NULL;
     const Option own[] = {
         {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, "fp32", 0, 0, "fp32|bf16|fp8",
-         "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
-         "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
-         "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, "
-         "which is then the default, but with --tp", OPTION_BEGINS},
+         has_tp ? ADAPTED_WEIGHTS ", but with --tp" : ADAPTED_WEIGHTS, OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
 #endif
@@ -172,7 +176,8 @@ static inline void adapted_box(const Run* r, int tied) {
 // ---- files ----
 
 static inline void adapted_write_(const Run* r, const float* params, const char* folder, SavedFiles* files) {
-    adapter_save(folder, adapted_of(r)->adapters, adapted_base_rows_(r), r->o.from, params, files);
+    const Adapters* x = adapted_of(r)->adapters;
+    adapter_save(folder, x, adapted_base_rows_(r), r->model->n_table - x->n_table, r->o.from, params, files);
 }
 
 static inline void adapted_merge_(const Run* r, const float* params, int i, int k, float* slice) {

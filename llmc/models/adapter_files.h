@@ -8,7 +8,8 @@ PEFT's files of an adapter, in a folder:
 Where a file has adapters its keys say, and of two parameters of a module, where only one has, target_parameters. Every
 A and B of a place must be there, in the shape that config and base ask for; a tensor that belongs to no place is
 refused, for without it this would be another model. target_modules, layers_to_transform and what else is in the config
-and changes nothing here goes along into the config that is written.
+and changes nothing here goes along into the config that is written; but where PEFT would find layers that take no
+adapter here (tensor_closed) by its target_modules, an expression without them takes their place.
 What PEFT 0.21 does otherwise: of older files, with matrices for each expert, it doubles the rank of gate and up, and so
 with rslora it scales them by sqrt 2 more.
 Errors: fail_input names folder or file, key or tensor, what was expected and what was found; fail_run when writing
@@ -99,12 +100,79 @@ static inline void adapter_check_tensor_(SafeSet* set, const Tensor* t, int k) {
                shape_text_(found->shape, found->n_dims).s);
 }
 
+// is that a tensor of one of the layers that take no adapter?
+static inline int adapter_is_closed_(const char* name, const Tensor* base, int n) {
+    for (int row = 0; row < n; row++) {
+        for (int layer = 0; layer < base[row].layers && base[row].closed; layer++) {
+            char path[ADAPTER_NAME_BYTES], begin[2 * ADAPTER_NAME_BYTES];
+            if (!tensor_has_layer(&base[row], layer)) { continue; }
+            snprintf(begin, sizeof begin, ADAPTER_PREFIX "%s.lora_", adapter_closed_path(path, &base[row], layer));
+            if (strncmp(name, begin, strlen(begin)) == 0) { return 1; }
+        }
+    }
+    return 0;
+}
+
+// do these names, a list of ends or an expression, find what takes no adapter, in any layer that has it?
+static inline int adapter_finds_closed_(const AdapterSettings* s, const json_t* names, const Tensor* row) {
+    for (int layer = 0; layer < row->layers && row->closed; layer++) {
+        char path[ADAPTER_NAME_BYTES];
+        if (!tensor_has_layer(row, layer)) { continue; }
+        adapter_closed_path(path, row, layer);
+        if (json_is_array(names) ? adapter_is_in_list_(names, path)
+                                 : adapter_full_match_(s, "target_modules", json_string_value(names), path)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static inline void adapter_print_escaped_(FILE* out, const char* text) {
+    for (; *text; text++) { fprintf(out, strchr(".\\*+?^$()[]{}|", *text) ? "\\%c" : "%c", *text); }
+}
+
+// These names as an expression without what takes no adapter, on the heap, such as
+//     (?!.*\.compressor\.indexer\.kv_proj$)(.*\.)?(kv_proj)
+// NULL: they find nothing of it; or layers_to_transform stands beside them, which PEFT has for a list alone
+static inline char* adapter_open_targets_(const AdapterSettings* s, const json_t* names, const Tensor* base, int n) {
+    const json_t *layers = json_object_get(s->json, "layers_to_transform"), *name;
+    const int is_list = json_is_array(names);
+    char* text = NULL;
+    size_t n_bytes, i;
+    int n_left_out = 0;
+    if (json_is_integer(layers) || json_array_size(layers) > 0) { return NULL; }
+    FILE* out = open_memstream(&text, &n_bytes);
+    if (!out) { fail_run("target_modules: no memory"); }
+    for (int row = 0; row < n; row++) {
+        if (!adapter_finds_closed_(s, names, &base[row])) { continue; }
+        fputs("(?!.*\\.", out);
+        adapter_print_escaped_(out, base[row].closed);
+        fputs("$)", out);
+        n_left_out++;
+    }
+    fputs(is_list ? "(.*\\.)?(" : "(", out);
+    json_array_foreach(names, i, name) {
+        fputs(i > 0 ? "|" : "", out);
+        adapter_print_escaped_(out, json_string_value(name));
+    }
+    fprintf(out, "%s)", is_list ? "" : json_string_value(names));
+    fclose(out);
+    if (n_left_out > 0) { return text; }
+    free(text);
+    return NULL;
+}
+
 // tensors of other methods, of layers that take no adapter, of another model
-static inline void adapter_refuse_tensors_(const SafeSet* set) {
+static inline void adapter_refuse_tensors_(const SafeSet* set, const AdapterSettings* s, const Tensor* base, int n) {
     for (int i = 0; i < set->n_tensors; i++) {
         const char* name = set->by_name[i]->name;
         const char* why = "this model has no such layer, or it takes no adapter (embeddings and the head take none)";
         if (set->used[i]) { continue; }
+        if (adapter_is_closed_(name, base, n)) {
+            char* open = s->targets ? adapter_open_targets_(s, s->targets, base, n) : NULL;
+            fail_input("%s: tensor \"%.160s\": this layer takes no adapter here: train one without it%s%s", set->path,
+                       name, open ? ", by target_modules=" : "", open ? open : "");
+        }
         if (strncmp(name, ADAPTER_PREFIX, strlen(ADAPTER_PREFIX)) != 0) {
             why = "expected names that begin with " ADAPTER_PREFIX;
         } else if (!ends_with(name, ".lora_A.weight") && !ends_with(name, ".lora_B.weight")) {
@@ -191,7 +259,7 @@ static inline void adapter_open(Adapters* x, SafeSet* set, const char* path, con
             adapter_check_tensor_(set, &x->table[i], k);
         }
     }
-    adapter_refuse_tensors_(set);
+    adapter_refuse_tensors_(set, &x->settings, base, n);
     if (x->n_places == 0) { fail_input("%s: expected an adapter, found no tensor", weights); }
     adapter_check_targets_(x, base, weights);
     if (adapter_is_old_rslora_(x, base)) {
@@ -217,50 +285,62 @@ static inline json_t* adapter_module_names_(const Adapters* x, const Tensor* bas
     return names;
 }
 
-// adapter_config.json for an adapter of the model `from`, as --from names it. A new reference
-static inline json_t* adapter_config_json(const Adapters* x, const Tensor* base, const char* from) {
+// adapter_config.json for an adapter of the model `from`, as --from names it, whose table has n rows. A new reference
+static inline json_t* adapter_config_json(const Adapters* x, const Tensor* base, int n, const char* from) {
     const AdapterSettings* s = &x->settings;
     json_t* json = json_deep_copy(s->json);
     json_object_set_new(json, "base_model_name_or_path", *from ? json_string(from) : json_null());
     json_object_set_new(json, "lora_dropout", json_real(shortest_double(s->dropout)));
     json_object_set_new(json, "inference_mode", json_true());
-    if (adapter_is_all_linear(s)) {
-        json_object_set_new(json, "target_modules", adapter_module_names_(x, base));
-    }
+    json_t* last_names = adapter_is_all_linear(s) ? adapter_module_names_(x, base) : NULL;
+    const json_t* targets = last_names ? last_names : s->targets;
+    char* open = targets ? adapter_open_targets_(s, targets, base, n) : NULL;
+    if (last_names) { json_object_set_new(json, "target_modules", last_names); }
+    if (open) { json_object_set_new(json, "target_modules", json_string(open)); }
+    free(open);
     return json;
 }
 
 // what Hugging Face's readers show of an adapter; it also says who wrote the folder (hf_folder.h)
-static inline FileSum adapter_write_card_(const char* path, const Adapters* x, const char* from) {
-    json_t* base = json_string(from);
-    char* quoted = base ? json_dumps(base, JSON_ENCODE_ANY) : NULL;
+static inline FileSum adapter_write_card_(const char* path, const Adapters* x, const Tensor* base, const char* from) {
+    const AdapterPlace* in_blocks = adapter_in_blocks(x, base);
+    json_t* model = json_string(from);
+    char* quoted = model ? json_dumps(model, JSON_ENCODE_ANY) : NULL;
     char* text = NULL;
     size_t n_bytes;
     OutFile out;
     FILE* memory = open_memstream(&text, &n_bytes);
     if (!memory) { fail_run("%s: no memory", path); }
     fprintf(memory, "---\nlibrary_name: peft\nbase_model: %s" HF_CARD_WRITTEN_BY "tags:\n- lora\n---\n\n"
-            "An adapter (LoRA) of rank %d beside %d matrices of its base model. With PEFT:\n\n"
-            "    model = PeftModel.from_pretrained(base_model, \"THIS_FOLDER\")\n", quoted ? quoted : "\"\"",
+            "An adapter (LoRA) of rank %d beside %d matrices of its base model. ", quoted ? quoted : "\"\"",
             x->settings.rank, x->n_places);
+    if (in_blocks) {
+        char name[ADAPTER_NAME_BYTES];
+        fprintf(memory, "PEFT 0.21 loads it and cannot run it, for\n%s and its like are in %d groups. The trainer that "
+                "wrote it can, and makes a model of both:\n\n"
+                "    --from BASE_MODEL --lora THIS_FOLDER --merge 1 --export-hf NEW_FOLDER\n",
+                adapter_path(name, base, in_blocks, 0), base[in_blocks->row].blocks);
+    } else {
+        fprintf(memory, "With PEFT:\n\n    model = PeftModel.from_pretrained(base_model, \"THIS_FOLDER\")\n");
+    }
     fclose(memory);
     outfile_open(&out, path);
     outfile_write(&out, text, n_bytes);
     free(text);
     free(quoted);
-    json_decref(base);
+    json_decref(model);
     return outfile_close(&out);
 }
 
-// the files, into a folder that is there; arena begins with the adapter's rows
-static inline void adapter_save(const char* folder, const Adapters* x, const Tensor* base, const char* from,
+// the files, into a folder that is there; n: rows of the base; arena begins with the adapter's
+static inline void adapter_save(const char* folder, const Adapters* x, const Tensor* base, int n, const char* from,
                                 const float* arena, SavedFiles* files) {
     char path[PATH_BYTES];
     // first: by it the next export knows what one has left that was killed
-    saved_files_add(files, adapter_write_card_(path_join(path, folder, HF_ADAPTER_CARD), x, from));
+    saved_files_add(files, adapter_write_card_(path_join(path, folder, HF_ADAPTER_CARD), x, base, from));
     path_join(path, folder, ADAPTER_WEIGHTS);
     saved_files_add(files, tensors_save(path, x->table, x->n_table, arena));
-    json_t* config = adapter_config_json(x, base, from);
+    json_t* config = adapter_config_json(x, base, n, from);
     saved_files_add(files, json_write_doubles(path_join(path, folder, ADAPTER_CONFIG), config));
 }
 #endif  // LLMC_ADAPTER_FILES_H

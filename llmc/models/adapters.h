@@ -22,11 +22,14 @@ Names   base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight: the path
         the path of its module; of two parameters of one module the first is inside: gate_up_proj's A is
         "...mlp.experts.base_layer.lora_A.weight", down_proj's "...mlp.experts.lora_A.weight". One alone is the latter.
         Older files have modules for each expert, "...mlp.experts.7.up_proj.lora_A.weight", and are continued so.
+Layers that take none (tensor_closed) may be called as others are, and PEFT would find them by the same names: where it
+would, the config that is written has an expression without them (adapter_files.h).
 Paths are matched as PEFT does it: an item of a list is the end of a path, after a dot; a regular expression is that of
 all of it; so is a key K of rank_pattern and alpha_pattern, as (.*\.)?(K), and the first that matches counts.
         PEFT 0.21 takes every module that is called as an expert's for one: where some layers have experts, the MLPs of
         the others (gate_proj, up_proj, down_proj) have no adapters there. all-linear leaves them out, then; where they
-        are named, adapter_warn_of_peft says so.
+        are named, adapter_warn_of_peft says so. The same of matrices in several blocks (tensor_blocks), whose adapters
+        it loads and cannot run.
 Start:  A uniform in +-1 / sqrt(in), B zeros: at first the model computes what its base does.
 Order:  W + s B A: for each element one chain over j from 0, one product by s, one sum.
 Errors: fail_input names the option, or the file and its key, what was expected and what was found.
@@ -279,6 +282,14 @@ static inline const char* adapter_path(char path[ADAPTER_NAME_BYTES], const Tens
     return tensor_slice_name(path, ADAPTER_NAME_BYTES, &named, slice);
 }
 
+// of a linear layer that takes no adapter
+static inline const char* adapter_closed_path(char path[ADAPTER_NAME_BYTES], const Tensor* row, int layer) {
+    Tensor named = *row;
+    named.module = row->closed;
+    named = adapter_named_(&named, 0);
+    return tensor_slice_name(path, ADAPTER_NAME_BYTES, &named, tensor_slice(&named, layer));
+}
+
 // does a path end with these names?
 static inline int adapter_is_end_(const char* path, const char* end) {
     const size_t n = strlen(path), n_end = strlen(end);
@@ -521,22 +532,37 @@ static inline int adapter_is_called_as_experts_(const Tensor* base, int n, const
     return 0;
 }
 
+// the first place beside a matrix in several blocks, which PEFT takes for a whole one, whose B A does not fit; NULL: none
+static inline const AdapterPlace* adapter_in_blocks(const Adapters* x, const Tensor* base) {
+    for (int i = 0; i < x->n_places; i++) {
+        if (base[x->places[i].row].blocks > 1) { return &x->places[i]; }
+    }
+    return NULL;
+}
+
 // context: the number of rows
 static inline int adapter_wants_(const void* context, const AdapterSettings* s, const Tensor* base,
                                  const AdapterPlace* p) {
     const int n = *(const int*)context;
     if (!adapter_is_wanted_(s, base, p)) { return 0; }
-    return p->is_parameter || !adapter_is_all_linear(s) || !adapter_is_called_as_experts_(base, n, p);
+    if (p->is_parameter || !adapter_is_all_linear(s)) { return 1; }
+    return base[p->row].blocks <= 1 && !adapter_is_called_as_experts_(base, n, p);
 }
 
-// one line on stderr where a new adapter has places that PEFT cannot load
+// one line on stderr where an adapter has places that PEFT cannot load or run
 static inline void adapter_warn_of_peft(const Adapters* x, const Tensor* base, int n) {
+    const char* where = x->settings.where ? x->settings.where : "--lora-targets";
+    const AdapterPlace* in_blocks = adapter_in_blocks(x, base);
+    char path[ADAPTER_NAME_BYTES];
     for (int i = 0; i < x->n_places; i++) {
-        char path[ADAPTER_NAME_BYTES];
         if (!adapter_is_called_as_experts_(base, n, &x->places[i])) { continue; }
-        warn_line("--lora-targets: %s and its like, in layers without experts: PEFT 0.21 cannot load their adapters",
+        warn_line("%s: %s and its like, in layers without experts: PEFT 0.21 cannot load their adapters", where,
                   adapter_path(path, base, &x->places[i], 0));
         return;
+    }
+    if (in_blocks) {
+        warn_line("%s: %s and its like, in %d groups: PEFT 0.21 cannot run this adapter; --merge makes a model of it",
+                  where, adapter_path(path, base, in_blocks, 0), base[in_blocks->row].blocks);
     }
 }
 

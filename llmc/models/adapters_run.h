@@ -86,7 +86,7 @@ static inline int adapters_choose(Run* r, Adapters* x, const AdapterOptions* o, 
     }
     // ranks that were given the same path may find another adapter_config.json there
     ranks_same(r->comm, "adapter", XXH3_64bits(x->places, sizeof *x->places * (size_t)x->n_places));
-    if (r->comm->rank == 0) { adapter_warn_of_peft(x, base, n); }
+    if (r->comm->rank == 0 && (run_is_training(r) || *o->export_lora)) { adapter_warn_of_peft(x, base, n); }
     r->export_adapter = o->export_lora;
     return 1;
 }

@@ -4,6 +4,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_trainer          a Trainer whose passes are these: a micro-batch, with --pp its halves; without gradients
                              forward, logits, losses, texts side by side; the memory for them. The rest is the trainer's
     decoder_open, decoder_close   of these: the memory, for a trainer that has more to open
+    decoder_forward          ... a pass without gradients, for one that has more to do
     decoder_of, decoder_activations   of a run
     decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
@@ -170,7 +171,7 @@ static inline int decoder_texts_(Run* r, const CachedText* texts, int n_texts) {
 }
 
 // TO_GENERATE: of the text in row 0 of the cache
-static inline void decoder_forward_(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T,
+static inline void decoder_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T,
                                     int t0) {
     Decoder* d = decoder_of(r);
     const CachedText text = {tokens, 0, t0, T, NULL};
@@ -218,7 +219,7 @@ static inline Trainer decoder_trainer(size_t decoder) {
     t.takes_conversations = 1;
     t.activation_bytes = decoder_activation_bytes;
     t.open = decoder_open;
-    t.forward = decoder_forward_;
+    t.forward = decoder_forward;
     t.logits = decoder_logits_;
     t.losses = decoder_losses_;
     t.next_of_each = decoder_next_of_each;

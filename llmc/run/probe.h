@@ -4,7 +4,8 @@ The input of --probe (doc/files.md): one batch that somebody wants computed, eve
                      pixel_values F32 (P, columns), image_grid_thw (n, 3), I32, I64 or F32   of a model that reads
                      images, or absent; pixel_values_videos, video_grid_thw: the same of videos
 What comes out (tasks.h): logits, loss and grad.<name> of every tensor, under its name and shape on disk. Where a model
-adds a loss of its own to that of the targets, the latter too, under the name that its trainer gives it.
+adds a loss of its own to that of the targets, the latter too, under the name that its trainer gives it; and others that
+it names (OtherLoss), whose gradients are among the others.
 */
 #ifndef LLMC_PROBE_H
 #define LLMC_PROBE_H
@@ -21,6 +22,17 @@ typedef struct {
 } ProbeBatch;
 
 enum { PROBE_MOST_SIDE = 1 << 14 };  // patches
+
+struct Run;
+
+// a loss of n numbers, as of so many layers: number i once a leaf is summed
+typedef struct {
+    const char* name;
+    int n;
+    float (*number)(const struct Run* r, int i);
+} OtherLoss;
+
+enum { MAX_OTHER_LOSSES = 4 };
 
 // a number of a grid; some programs write it as a float
 static inline int probe_grid_(const SafeFile* file, const SafeTensor* grids, const char* name, size_t i) {
@@ -92,10 +104,26 @@ static inline void probe_images_(ProbeBatch* batch, const SafeFile* file, const 
     memcpy(batch->pixels + before, pixels->data, pixels->n_bytes);
 }
 
+// instead of tokens the file has a tensor of this name that is none of them, or NULL
+__attribute__((noreturn))
+static inline void probe_fail_tokens_(const SafeFile* file, const char* name, const SafeTensor* found) {
+    char names[80] = "no tensor";
+    size_t used = 0;
+    if (found) {
+        fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T), found %s of shape %s", file->path, name,
+                   dtype_name(found->dtype), shape_text_(found->shape, found->n_dims).s);
+    }
+    for (int i = 0; i < file->n_tensors && used < sizeof names - 1; i++) {
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", file->by_name[i]->name);
+    }
+    fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T), found none of that name: the file has %s", file->path,
+               name, format_text(names).s);
+}
+
 static inline int* probe_tokens_(const SafeFile* file, const char* name, ProbeBatch* batch, int low, int V) {
     const SafeTensor* t = safetensors_find(file, name);
     if (!t || t->dtype != DTYPE_I32 || t->n_dims != 2 || t->n == 0 || t->n > INT32_MAX) {
-        fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T)", file->path, name);
+        probe_fail_tokens_(file, name, t);
     }
     if (batch->B > 0 && (t->shape[0] != batch->B || t->shape[1] != batch->T)) {
         fail_input("%s: expected targets of the shape of inputs, (%d, %d), found (%lld, %lld)", file->path, batch->B,
@@ -131,15 +159,20 @@ static inline void probe_read(ProbeBatch* batch, const char* path, int V, int cl
     safetensors_close(&file);
 }
 
-// The file of the result: logits, loss, the loss named `without_more` unless that is NULL, then the gradients of a
-// table come into it, in this order
+// The file of the result: logits, loss, the loss named `without_more` unless that is NULL, n_others others, then the
+// gradients of a table come into it, in this order
 static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V,
-                              const char* without_more, const Tensor* table, int n) {
+                              const char* without_more, const OtherLoss* others, int n_others, const Tensor* table,
+                              int n) {
     const int64_t logits_shape[] = {batch->B, batch->T, V}, loss_shape[] = {1};
     safewriter_init(out);
     safewriter_declare(out, "logits", DTYPE_F32, 3, logits_shape);
     safewriter_declare(out, "loss", DTYPE_F32, 1, loss_shape);
     if (without_more) { safewriter_declare(out, without_more, DTYPE_F32, 1, loss_shape); }
+    for (int i = 0; i < n_others; i++) {
+        const int64_t shape[] = {others[i].n};
+        safewriter_declare(out, others[i].name, DTYPE_F32, 1, shape);
+    }
     tensors_declare(out, table, n, "grad.");
     safewriter_open(out, path);
 }

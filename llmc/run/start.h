@@ -327,6 +327,19 @@ static inline void start_check_names_(const Run* r) {
     }
 }
 
+// --zero 2 and what brings it, or shares matrices, leave no rank a whole one
+__attribute__((noreturn))
+static inline void start_fail_muon_(const Run* r) {
+    static const char* const names[] = {"tp", "ep", "cp"};
+    char without[64] = "";
+    size_t used = 0;
+    for (int i = 0; i < 3; i++) {
+        if (!options_at(r->table, r->n_options, names[i])) { continue; }
+        used += (size_t)snprintf(without + used, sizeof without - used, "%s--%s", used > 0 ? ", " : ", without ", names[i]);
+    }
+    options_fail("optimizer", "muon needs whole matrices: several ranks want --zero 0 or 1%s", without);
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
@@ -342,8 +355,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     options_refuse(run_is_training(r) && o->ema > 0.0f && r->trainer->stored_bytes < sizeof(float) && !r->has_masters,
                    "ema", "averages float weights: give --master-weights 1");
     const int has_muon = run_is_training(r) && o->optimizer == OPTIMIZER_MUON;
-    options_refuse(has_muon && r->comm->size > 1 && (o->zero == 2 || model_has_tp(r->model)), "optimizer",
-                   "muon needs whole matrices: several ranks want --zero 0 or 1, without --tp, --ep and --cp");
+    if (has_muon && r->comm->size > 1 && (o->zero == 2 || model_has_tp(r->model))) { start_fail_muon_(r); }
     options_refuse(run_is_typed(r, "momentum") && o->optimizer != OPTIMIZER_MUON, "momentum",
                    "is for --optimizer muon");
     const int averages = run_is_training(r) && o->ema > 0.0f;

@@ -270,13 +270,15 @@ static inline void task_probe(Run* r) {
     const int N = x.B * x.T;
     Model* m = r->model;
     SafeWriter out;
+    OtherLoss others[MAX_OTHER_LOSSES];
+    const int n_others = r->trainer->other_losses ? r->trainer->other_losses(r, others) : 0;
     outfile_check("probe-out", r->o.probe_out, "a safetensors file");
     free(m->frozen);  // every gradient is asked for
     m->frozen = NULL;
     model_freeze_base(m);
     model_init_training(m, NULL, 1, 0, 0);
     r->trainer->open(r, TO_TRAIN, x.B, x.T);
-    probe_open(&out, r->o.probe_out, &x, r->classes, r->trainer->without_more, m->table, m->n_saved);
+    probe_open(&out, r->o.probe_out, &x, r->classes, r->trainer->without_more, others, n_others, m->table, m->n_saved);
 
     if (r->trainer->images) { r->trainer->images(r, &x); }
     else if (x.n_images > 0) { fail_input("%s: this model reads no images", r->o.probe); }
@@ -299,6 +301,12 @@ static inline void task_probe(Run* r) {
     device_download(host, grads, n_bytes, &r->dev);
     safewriter_put(&out, &loss, sizeof loss);
     if (r->trainer->without_more) { safewriter_put(&out, &of_targets, sizeof of_targets); }
+    for (int k = 0; k < n_others; k++) {
+        for (int i = 0; i < others[k].n; i++) {
+            const float number = others[k].number(r, i);
+            safewriter_put(&out, &number, sizeof number);
+        }
+    }
     tensors_put(&out, m->table, m->n_saved, host);
     safewriter_close(&out);
     probe_print(&x, loss, r->trainer->without_more, of_targets, r->o.probe_out);

@@ -90,6 +90,8 @@ typedef struct {
     // dp_sums
     float (*more_loss)(Run* r, float* grads);
     const char* without_more;                      // or NULL: a name for the loss without it, which --probe writes too
+    int (*other_losses)(const Run* r, OtherLoss* others);  // or NULL: which others it writes, at most MAX_OTHER_LOSSES;
+                                                           // returns how many
     BatchScores scores;                            // or NULL: what else a validation counts, behind `losses`
     int n_scores;
     // or NULL: log_extra, a line more
