@@ -846,12 +846,12 @@ static void deepseek_v4_options(Run* r) {
          "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
          "out. Where it is not typed, as the files or the preset have it: 1 of deepseek-v4-flash and -pro", 0},
         {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
-         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight or the "
-         "preset's", 0},
+         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight or "
+         "the preset's", 0},
         {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
          "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
-         "as it weighs all entries, which all are chosen meanwhile, but in validations and texts. off: they stay as they are. Where it is not typed, "
-         "config.json's indexer_train or the preset's", 0},
+         "as it weighs all entries, which all are chosen meanwhile, but in validations and texts. off: they stay as "
+         "they are. Where it is not typed, config.json's indexer_train or the preset's", 0},
         {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
          "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
         {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "0", 0, 1, "F",
@@ -873,10 +873,9 @@ static void deepseek_v4_options(Run* r) {
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
-                   "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but never "
-                   "indexers; all-linear; empty: those of "
-                   "attention, without compressors and, in several groups, without o_a_proj, which PEFT cannot run; "
-                   "none with --lora-parameters");
+                   "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but "
+                   "never indexers; all-linear; empty: those of attention, without compressors and, in several groups, "
+                   "without o_a_proj, which PEFT cannot run; none with --lora-parameters");
     options_reword(r->table, r->n_options, "lora-rank-pattern", "another rank where a name ends with this: "
                    "'layers\\.0\\..*=4,kv_proj=16'; the first that matches counts");
     options_reword(r->table, r->n_options, "freeze", "no updates of tensors with such names, of all layers, of one or "
@@ -1002,12 +1001,13 @@ static void check_indexers(const Run* r) {
     const int entries = r->T / c->csa;
     if (r->model->index_ratio == 0 || !run_is_training(r)) { return; }
     if (entries == 0) {
-        options_fail("seq-len", "expected at least the %d tokens of an entry, among which indexers learn to choose, found "
-                     "%d: give more, or --indexer off", c->csa, r->T);
+        options_fail("seq-len", "expected at least the %d tokens of an entry, among which indexers learn to choose, "
+                     "found %d: give more, or --indexer off", c->csa, r->T);
     }
     if (workplace(r)->indexer_alone && r->o.early_stop > 0 && entries <= c->topk) {
-        options_fail("early-stop", "with --indexer-alone no validation gets better in rows of %d positions: all of their %d "
-                     "entries are chosen (index_topk is %d): leave it out, or give more --seq-len", r->T, entries, c->topk);
+        options_fail("early-stop", "with --indexer-alone no validation gets better in rows of %d positions: all of "
+                     "their %d entries are chosen (index_topk is %d): leave it out, or give more --seq-len", r->T,
+                     entries, c->topk);
     }
 }
 

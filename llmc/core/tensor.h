@@ -17,8 +17,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_stored          in which type releases have it
     tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never
                            learns
-    tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_modules_under: what their names begin with;
-                           tensor_closed: of a linear layer that takes none
+    tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_closed: of a linear layer that takes none;
+                           tensor_modules_under: what their names begin with
 A *slice* is the matrix of a layer, of one of its experts, or a part of one that has a name of its own on disk. There
 each is a tensor, but for experts that are one tensor together, in which slices of one name follow each other
 (tensor_joined). A tensor of the table holds its slices one after the other, row-major: (layers that have it, experts,

@@ -50,10 +50,11 @@ static inline Adapted* adapted_of(const Run* r) { return (Adapted*)decoder_of(r)
 // the first row of the base
 static inline Tensor* adapted_base_rows_(const Run* r) { return r->model->table + adapted_of(r)->adapters->n_table; }
 
-#define ADAPTED_WEIGHTS "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): " \
-    "bf16 in half the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for " \
-    "each block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, " \
-    "which is then the default"
+#define ADAPTED_WEIGHTS \
+    "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half the " \
+    "memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each block of " \
+    "128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, which is then " \
+    "the default"
 
 // behind --tp, where the trainer has it
 static inline void adapted_options(Run* r, Adapted* x) {

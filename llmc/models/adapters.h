@@ -532,7 +532,7 @@ static inline int adapter_is_called_as_experts_(const Tensor* base, int n, const
     return 0;
 }
 
-// the first place beside a matrix in several blocks, which PEFT takes for a whole one, whose B A does not fit; NULL: none
+// the first place beside a matrix in several blocks, which PEFT takes for a whole one, whose B A does not fit, or NULL
 static inline const AdapterPlace* adapter_in_blocks(const Adapters* x, const Tensor* base) {
     for (int i = 0; i < x->n_places; i++) {
         if (base[x->places[i].row].blocks > 1) { return &x->places[i]; }

@@ -116,8 +116,8 @@ static inline void probe_fail_tokens_(const SafeFile* file, const char* name, co
     for (int i = 0; i < file->n_tensors && used < sizeof names - 1; i++) {
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", file->by_name[i]->name);
     }
-    fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T), found none of that name: the file has %s", file->path,
-               name, format_text(names).s);
+    fail_input("%s: expected a tensor \"%s\", I32 of shape (B, T), found none of that name: the file has %s",
+               file->path, name, format_text(names).s);
 }
 
 static inline int* probe_tokens_(const SafeFile* file, const char* name, ProbeBatch* batch, int low, int V) {

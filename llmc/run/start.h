@@ -335,7 +335,8 @@ static inline void start_fail_muon_(const Run* r) {
     size_t used = 0;
     for (int i = 0; i < 3; i++) {
         if (!options_at(r->table, r->n_options, names[i])) { continue; }
-        used += (size_t)snprintf(without + used, sizeof without - used, "%s--%s", used > 0 ? ", " : ", without ", names[i]);
+        const char* before = used > 0 ? ", --" : ", without --";
+        used += (size_t)snprintf(without + used, sizeof without - used, "%s%s", before, names[i]);
     }
     options_fail("optimizer", "muon needs whole matrices: several ranks want --zero 0 or 1%s", without);
 }
