@@ -150,10 +150,10 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
     const double rows = most.rows / (1e9 * gb_rows), parts = most.parts / (1e9 * gb_parts),
                  keys = most.keys / (1e9 * gb_keys);
     const double update = products + idle + data + rows + parts + keys + streams;
-    const int is_large = flops >= 1e15;
+    const int size = flops < 1e15 ? 0 : flops < 1e18 ? 1 : 2;
     box_row("products", "%s%s, at %.0f%% of %g TFLOP/s; in all %.3g %cFLOP on %d x %s", plan_seconds_(products).s,
             n_places > 1 ? " in the place with most" : "", 100.0 * r->o.plan_rate, card->tflops,
-            flops / (is_large ? 1e15 : 1e12), is_large ? 'P' : 'T', W, card->name);
+            flops / (1e12 * pow(1000.0, size)), "TPE"[size], W, card->name);
     if (idle > 0.0) { box_row("stages wait", "%s", plan_seconds_(idle).s); }
     plan_row_time_("gradients", most.data, gb_data, data);
     plan_row_time_("streams", most.streams, gb_streams, streams);
