@@ -923,7 +923,8 @@ static void deepseek_v4_choose(Run* r) {
     Tensor base[MAX_PARAMETERS];
     SafeSet set;
     if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
-    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r))
+                      : config_load(r->config, !*r->weights && !run_is_typed(r, "mtp"));
     if (*r->weights) {
         safeset_open(&set, r->weights);
         config_fit(&c, &set);

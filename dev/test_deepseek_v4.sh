@@ -135,6 +135,7 @@ configs() {
     becomes "the form of the published models: labels, of which it takes as many as there are layers" 'sliding_attention"|compressed_sparse_attention"|heavily_compressed_attention"' 5 \
         tiny layer_types - mlp_layer_types - compress_rates - compress_ratios '[0,4,128,4,0]' num_hash_layers 1 compress_rate_csa 3 compress_rate_hca 7
     check "... with the bytes of the other form" test "$(go --config some.json --export-hf one && go --config tiny.json --export-hf other && cmp one/model.safetensors other/model.safetensors && cmp one/config.json other/config.json; echo $?)" = 0
+    becomes "without indexers all channels may turn" 'qk_rope_head_dim": 8,' 1 windows qk_rope_head_dim 8
     becomes "YaRN of layers with entries" 'rope_type": "yarn"|factor": 4.0|beta_fast": 8.0' 3 chosen
 
     echo "# mistakes in config.json"
@@ -147,8 +148,11 @@ configs() {
     changed "no layers" 'expected "layer_types" or "compress_ratios", a list of 3, one for each layer' layer_types -
     changed "another label" '"compress_ratios": expected 0, 4 or 128 for each layer, found 8' layer_types - compress_ratios '[0,8,128]'
     changed "an entry of no token" '"compressed_sparse_attention": expected an integer 1..65536, found 0' compress_rates '{"compressed_sparse_attention":0}'
-    changed "an odd number of channels that turn" '"qk_rope_head_dim": expected an even number 2..6, found 3' qk_rope_head_dim 3
-    changed "more than an index head has" '"qk_rope_head_dim": expected an even number 2..6, found 8' qk_rope_head_dim 8
+    changed "an odd number of channels that turn" '"qk_rope_head_dim": expected an even number of channels 2..6, at most "index_head_dim", found 3' qk_rope_head_dim 3
+    changed "more than an index head has" '"qk_rope_head_dim": expected an even number of channels 2..6, at most "index_head_dim", found 8' qk_rope_head_dim 8
+    changed "a share of the channels that is odd" '"partial_rotary_factor" of "head_dim": expected an even number of channels 2..6, at most "index_head_dim", found 3' qk_rope_head_dim - partial_rotary_factor 0.4
+    changed "neither channels that turn nor their share" 'expected "qk_rope_head_dim", channels of a head that turn, or "partial_rotary_factor", their share, found neither' qk_rope_head_dim -
+    base=windows.json changed "more than a head has, without indexers" '"qk_rope_head_dim": expected an even number of channels 2..8, at most "head_dim", found 10' qk_rope_head_dim 10
     changed "YaRN of windows" '"rope_type": expected default, found yarn' rope_parameters '{"main":{"rope_type":"yarn","factor":2},"compress":{}}'
     changed "another kind of RoPE" '"rope_type": expected default or yarn, found linear' rope_parameters '{"main":{},"compress":{"rope_type":"linear","factor":2}}'
     changed "YaRN without a factor's length" '"original_max_position_embeddings": expected an integer 1..16777216, found nothing' rope_scaling '{"type":"yarn","factor":4}'
@@ -156,6 +160,12 @@ configs() {
     changed "a tied head" '"tie_word_embeddings": this trainer computes false, found true' tie_word_embeddings true
     changed "two shared experts" '"n_shared_experts": this trainer computes 1, found 2' n_shared_experts 2
     changed "keys of several heads" '"num_key_value_heads": this trainer computes 1, found 2' num_key_value_heads 2
+    changed "two modules of a new model" '"num_nextn_predict_layers": expected 0 or 1 of a new model, which predicts one token further at most, found 2: write 1, or give --mtp 0 or 1' num_nextn_predict_layers 2
+    edit tiny.json two.json num_nextn_predict_layers 2
+    for i in 0 1; do
+        go --config two.json --mtp $i --export-hf with_$i
+        check "... --mtp $i says how many" grep -q "\"num_nextn_predict_layers\": $i" with_$i/config.json
+    done
     changed "another way to teach indexers" '"indexer_train": expected off|kl|dense, found "fast"' indexer_train '"fast"'
     changed "a rate below 0" '"bias_update_rate": expected a number 0..1' bias_update_rate -1
     changed "more experts for a token than there are" '"num_experts_per_tok": expected at most 4, found 5' num_experts_per_tok 5

@@ -219,6 +219,15 @@ static inline int config_parse_theta_(double* theta, const json_t* top, const ch
     return json_number(theta, top, key, 1.0, 1e12, error) && json_number(theta, set, "rope_theta", 1.0, 1e12, error);
 }
 
+// channels of a head that RoPE turns; so many of an index head turn, too, where a layer has one. key: what says it
+static inline int config_check_turn_(const Config* c, const char* key, ErrorText* error) {
+    const int has_index = config_layers(c, CSA_LAYER) > 0, by_index = has_index && c->dI < c->d;
+    const int most = by_index ? c->dI : c->d;
+    return (c->rotated >= 2 && c->rotated % 2 == 0 && c->rotated <= most) ||
+           error_set(error, "%s: expected an even number of channels 2..%d, at most \"%s\", found %d", key, most,
+                     by_index ? "index_head_dim" : "head_dim", c->rotated);
+}
+
 // rope_parameters has a set for layers without entries and one for the others, of which the published form has one
 static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* error) {
     const json_t *turn = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
@@ -235,13 +244,15 @@ static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* e
     if (!config_parse_yarn_(c, others, 0, error)) { return 0; }
     if (!config_is_absent(json, "qk_rope_head_dim")) {
         if (!json_ints(json, rotated, 1, error)) { return 0; }
-    } else {
-        if (!json_number(&factor, json, "partial_rotary_factor", 0.0, 1.0, error)) { return 0; }
-        c->rotated = (int)(c->d * factor);
+        return config_check_turn_(c, "\"qk_rope_head_dim\"", error);
     }
-    return (c->rotated >= 2 && c->rotated % 2 == 0 && c->rotated <= c->d && c->rotated <= c->dI) ||
-           error_set(error, "\"qk_rope_head_dim\": expected an even number 2..%d, found %d",
-                     c->d < c->dI ? c->d : c->dI, c->rotated);
+    if (config_is_absent(json, "partial_rotary_factor")) {
+        return error_set(error, "expected \"qk_rope_head_dim\", channels of a head that turn, or "
+                         "\"partial_rotary_factor\", their share, found neither");
+    }
+    if (!json_number(&factor, json, "partial_rotary_factor", 0.0, 1.0, error)) { return 0; }
+    c->rotated = (int)(c->d * factor);
+    return config_check_turn_(c, "\"partial_rotary_factor\" of \"head_dim\"", error);
 }
 
 // keys of our own, and how many modules there are
@@ -323,11 +334,17 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     return json_agrees(json, same, error);
 }
 
-static inline Config config_load(const char* path) {
+// is_new: no files say how many modules there are, and a new model has one at most
+static inline Config config_load(const char* path, int is_new) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    const json_int_t modules = json_integer_value(json_object_get(json, "num_nextn_predict_layers"));
+    if (is_new && modules > 1) {
+        fail_input("%s: \"num_nextn_predict_layers\": expected 0 or 1 of a new model, which predicts one token further "
+                   "at most, found %lld: write 1, or give --mtp 0 or 1", path, (long long)modules);
+    }
     json_decref(json);
     return c;
 }
