@@ -374,8 +374,9 @@ static inline int config_has_tensors_(const SafeSet* set, const char* begin) {
 }
 
 static inline void config_fit(Config* c, SafeSet* set) {
-    c->names = safeset_find(set, "embed.weight") ? NAMES_OFFICIAL
-             : safeset_find(set, "head.weight") ? NAMES_WRITTEN : NAMES_IN_MEMORY;
+    // by what there are many of: of a file that lacks a tensor, messages name that one
+    c->names = config_has_tensors_(set, "model.layers.0.attn.") ? NAMES_WRITTEN
+             : config_has_tensors_(set, "model.layers.0.") ? NAMES_IN_MEMORY : NAMES_OFFICIAL;
     c->fused = safeset_find(set, "model.layers.0.mlp.experts.gate_up_proj") != NULL;
     c->mtp = config_has_tensors_(set, MTP);
     for (int l = 0; l < c->L; l++) {
