@@ -281,6 +281,7 @@ static double activations_layout(Activations* acts, const DeepseekV4* v4, int B,
     acts->yarn = c->has_yarn ? &c->yarn : NULL;
     acts->has_mtp = holds_mtp(v4, purpose);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    if (acts->N > INT_MAX / (c->H > c->hc ? c->H : c->hc)) { return INFINITY; }  // rows of norms: heads, streams
     const int n_tensors = activation_table(acts->tensors.table, v4, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, v4, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);
@@ -1115,7 +1116,7 @@ static double workspace_bytes(const Run* r, int B) {
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, TO_TRAIN, how);
     const EntrySizes entries = entry_sizes(&workplace(r)->v4, TO_TRAIN);
-    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, B * r->T, r->T) : 0.0;
+    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, (double)B * r->T, r->T) : 0.0;
     return fmax(of_entries, decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->d, 1, &experts));
 }
 

@@ -215,6 +215,11 @@ files() {
     check "a new model has official names, and of a module what doc/deepseek_v4.md says" \
         test "$(shapes hf | grep -cE '^(embed|norm|head)\.weight|^hc_head_(fn|base|scale)|^layers\.[012]\.(attn|ffn|hc)|^mtp\.0\.') $(shapes hf | grep -c '^mtp')" = "$(shapes hf | wc -l) 41"
     check "... tables of whole numbers" test "$(shapes hf | grep tid2eid)" = "layers.0.ffn.gate.tid2eid I64 257 2"
+    changed "groups whose outputs no int counts" '"o_lora_rank": expected at most 1024 of each of the 4096 "o_groups", found 1048576' \
+        num_attention_heads 4096 o_groups 4096 o_lora_rank 1048576
+    edit tiny.json long.json max_position_embeddings 16777216 head_dim 1024 compress_rates '{"compressed_sparse_attention":1,"heavily_compressed_attention":1}'
+    memory() { timeout 60 "$trainer" --config long.json --generate a --max-new-tokens $1 --dry-run >out 2>err </dev/null; sed -n 's/^| memory *| \([0-9.]*\) GiB of .*/\1/p' out; }
+    check "entries of a text that no int counts: 2.2 times the text needs 2.2 times the memory" test "$(awk "BEGIN { x = $(memory 2200000) / $(memory 1000000); print (x > 2.15 && x < 2.25) }")" = 1
     rewrite hf written "$written"
     rewrite hf in_memory "$in_memory"
     rewrite in_memory older 't = {n.replace("indexer.scorer.", "indexer."): x for n, x in t.items()}'

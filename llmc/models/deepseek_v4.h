@@ -38,6 +38,9 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 // ---- 1. Config ----
 
 enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024, CONFIG_MOST_HEAD = 1024, CONFIG_MOST_WINDOW = 1 << 16 };
+// of G R, rows of a matrix. By their own bounds H d and nI dI are no more, hc D and 2 F no more than twice that: what
+// two numbers of config.json give, an int holds
+enum { CONFIG_MOST_WIDE = 1 << 22 };
 enum { HASH_LAYER = 'T', CHOICE_LAYER = 'R' };                  // Config.routers
 typedef enum { NAMES_OFFICIAL, NAMES_WRITTEN, NAMES_IN_MEMORY } NameFamily;
 #define INDEXER_NAMES "off|kl|dense"  // IndexerTraining
@@ -418,6 +421,10 @@ static inline json_t* config_turn_json_(const Config* c) {
         json_decref(yarn);
     }
     return json_pack("{s:{s:s, s:f, s:f}, s:o}", "main", "rope_type", "default", "rope_theta", c->theta,
+    if ((int64_t)c->G * c->R > CONFIG_MOST_WIDE) {
+        return error_set(error, "\"o_lora_rank\": expected at most %d of each of the %d \"o_groups\", found %d",
+                         CONFIG_MOST_WIDE / c->G, c->G, c->R);
+    }
                      "partial_rotary_factor", (double)c->rotated / c->d, "compress", entries);
 }
 
