@@ -115,6 +115,18 @@ options() {
     for name in tiny chosen; do flag other 2 --doc-reset 1 --train documents --config $name.json; done
     flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
 
+    echo "# FLOP per token"
+    flop() { edit tiny.json some.json "$@" && go --config some.json --seq-len 16 --batch-size 1 "${how[@]}" --train text --dry-run 1 >&2; sed -n 's/.*, \([^ ]*\) FLOP per token.*/\1/p' out; }
+    how=(--indexer dense)
+    check "--indexer dense: of all entries, whatever index_topk" test "$(flop index_topk 1 head_dim 64)" = "$(flop index_topk 40 head_dim 64)"
+    how=(--indexer kl)
+    check "... kl: of those that are chosen" test "$(flop index_topk 1 head_dim 64)" != "$(flop index_topk 40 head_dim 64)"
+    how=(--indexer off)
+    check "an indexer without scores does nothing; with scores it does" test "$(flop index_topk 40 index_n_heads 3)" = "$(flop index_topk 40 index_n_heads 300)" -a \
+        "$(flop index_topk 1 index_n_heads 3)" != "$(flop index_topk 1 index_n_heads 300)"
+    check "ape is no matrix that is multiplied by" test \
+        "$(flop compress_rates '{"heavily_compressed_attention":17}')" = "$(flop compress_rates '{"heavily_compressed_attention":17000}')"
+
     echo "# what learns"
     frozen tiny 'first:1' 'layers\.0\.|indexer|gate\.(bias|tid2eid)'
     frozen tiny '*.attn.compressor.*' 'attn\.compressor|indexer|gate\.(bias|tid2eid)'
