@@ -492,6 +492,9 @@ text() {
     done
     write_prompts >short.jsonl
     at_once --from book
+    for name in "line 7: the plain" "line 7: the plain loop is" "line 7: the plain loop is the law"; do echo "{\"prompt\":\"$name\"}"; done >longer.jsonl
+    go --from book --generate-file longer.jsonl --max-new-tokens 10 --generate-batch 1 && mv out alone && go --from book --generate-file longer.jsonl --max-new-tokens 10 --generate-batch 3
+    check "texts that begin with what another row has: they say what each says alone" cmp out alone
     is_quick && return
     go --from book --generate "line 7" --temperature 0 --max-new-tokens 150 --generate-batch 1 && mv out once
     check "150 tokens in 48 positions: they begin as 40 do" test "$(head -c ${#one} once)" = "$one"
