@@ -281,6 +281,7 @@ static double activations_layout(Activations* acts, const DeepseekV4* v4, int B,
     acts->yarn = c->has_yarn ? &c->yarn : NULL;
     acts->has_mtp = holds_mtp(v4, purpose);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    if (acts->N > INT_MAX / (c->H > c->hc ? c->H : c->hc)) { return INFINITY; }  // rows of norms: heads, streams
     const int n_tensors = activation_table(acts->tensors.table, v4, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, v4, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);
@@ -1110,23 +1111,41 @@ static double deepseek_v4_rows_sent(const Run* r) {
 // entries of r tokens that stand before a position of a row of T, on average
 static double entries_before(int r, int T) { return T < r ? 0.0 : 0.5 * (T + 1.0 - r) / r; }
 
-// ... and those that it sees in layer l
-static double entries_seen(const Config* c, int l, int T) {
-    const int r = config_ratio(c, l);
-    const double all = r == 0 ? 0.0 : entries_before(r, T), full = (double)c->topk * r;
-    if (c->kinds[l] != CSA_LAYER || T <= full) { return all; }
-    return c->topk * (1.0 - 0.5 * full / T);
+// ... and those that it sees in layer l; of what an indexer chooses all of them while that learns so
+static double entries_seen(const Run* r, int l) {
+    const Config* c = config_of(r);
+    const int ratio = config_ratio(c, l), is_dense = c->indexer == INDEXER_DENSE && r->model->index_ratio > 0;
+    const double all = ratio == 0 ? 0.0 : entries_before(ratio, r->T), full = (double)c->topk * ratio;
+    if (c->kinds[l] != CSA_LAYER || is_dense || r->T <= full) { return all; }
+    return c->topk * (1.0 - 0.5 * full / r->T);
+}
+
+// do indexers compute scores?
+static int has_scores(const Run* r) {
+    const Config* c = config_of(r);
+    return r->model->index_ratio > 0 || r->T / c->csa > c->topk;
 }
 
 // of a token in layer l, forward and backward; of the indexer's scores forward alone, and both where it learns
 static double attention_flops(const Run* r, int l) {
     const Config* c = config_of(r);
     const double of_window = decoder_attention_flops(c->H * c->d, c->window, r->T);
-    const double n = of_window + 12.0 * c->H * c->d * entries_seen(c, l, r->T);
-    const int learns = r->model->index_ratio > 0;
-    const int scores = c->kinds[l] == CSA_LAYER && (learns || r->T / c->csa > c->topk);
-    const double scored = 2.0 * entries_before(c->csa, r->T) + (learns ? 4.0 * entries_seen(c, l, r->T) : 0.0);
-    return scores ? n + scored * c->nI * (c->dI + 1.0) : n;
+    const double seen = entries_seen(r, l), n = of_window + 12.0 * c->H * c->d * seen;
+    const double scored = 2.0 * entries_before(c->csa, r->T) + (r->model->index_ratio > 0 ? 4.0 * seen : 0.0);
+    return c->kinds[l] == CSA_LAYER && has_scores(r) ? n + scored * c->nI * (c->dI + 1.0) : n;
+}
+
+// of what model_flops counts for row i: ape is added, not multiplied; indexers send nothing back to what they read, and
+// without scores nothing goes through them
+static double flops_not_done(const Run* r, int i) {
+    const Model* m = r->model;
+    const Tensor* t = &m->table[i];
+    const size_t of_ape = offsetof(CompressorParameters, ape);
+    const int is_ape = t->field == AT(csa) + of_ape || t->field == AT(hca) + of_ape || t->field == AT(index) + of_ape;
+    const int reached = tensor_layers_below(t, t->layers) - tensor_layers_below(t, m->lowest);
+    if (is_ape) { return model_flops(m, i); }
+    if (!parameter_is_index(t) || t->on_disk == VECTOR) { return 0.0; }
+    return has_scores(r) ? 2.0 * reached * (double)tensor_slice_elements(t) : model_flops(m, i);
 }
 
 static double deepseek_v4_flops_per_token(const Run* r) {
@@ -1139,6 +1158,7 @@ static double deepseek_v4_flops_per_token(const Run* r) {
         sum += model_flops(r->model, model_row(r->model, AT(head), 0));
         sum += (c->hc - 1.0) * model_flops(r->model, model_row(r->model, AT(mtp_h_proj), 0));
     }
+    for (int i = 0; i < n; i++) { sum -= flops_not_done(r, i); }
     return sum + decoder_flops(r, n, model_row(r->model, AT(embedding), 0), c->k, c->E);
 }
 
@@ -1150,7 +1170,7 @@ static double workspace_bytes(const Run* r, int B) {
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, TO_TRAIN, how);
     const EntrySizes entries = entry_sizes(&workplace(r)->v4, TO_TRAIN);
-    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, B * r->T, r->T) : 0.0;
+    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, (double)B * r->T, r->T) : 0.0;
     return fmax(of_entries, decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->d, 1, &experts));
 }
 

@@ -124,6 +124,18 @@ options() {
     for name in tiny chosen; do flag other 2 --doc-reset 1 --train documents --config $name.json; done
     flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
 
+    echo "# FLOP per token"
+    flop() { edit tiny.json some.json "$@" && go --config some.json --seq-len 16 --batch-size 1 "${how[@]}" --train text --dry-run 1 >&2; sed -n 's/.*, \([^ ]*\) FLOP per token.*/\1/p' out; }
+    how=(--indexer dense)
+    check "--indexer dense: of all entries, whatever index_topk" test "$(flop index_topk 1 head_dim 64)" = "$(flop index_topk 40 head_dim 64)"
+    how=(--indexer kl)
+    check "... kl: of those that are chosen" test "$(flop index_topk 1 head_dim 64)" != "$(flop index_topk 40 head_dim 64)"
+    how=(--indexer off)
+    check "an indexer without scores does nothing; with scores it does" test "$(flop index_topk 40 index_n_heads 3)" = "$(flop index_topk 40 index_n_heads 300)" -a \
+        "$(flop index_topk 1 index_n_heads 3)" != "$(flop index_topk 1 index_n_heads 300)"
+    check "ape is no matrix that is multiplied by" test \
+        "$(flop compress_rates '{"heavily_compressed_attention":17}')" = "$(flop compress_rates '{"heavily_compressed_attention":17000}')"
+
     echo "# what learns"
     frozen tiny 'first:1' 'layers\.0\.|indexer|gate\.(bias|tid2eid)'
     frozen tiny '*.attn.compressor.*' 'attn\.compressor|indexer|gate\.(bias|tid2eid)'
@@ -149,6 +161,13 @@ configs() {
         tiny layer_types - mlp_layer_types - compress_rates - compress_ratios '[0,4,128,4,0]' num_hash_layers 1 compress_rate_csa 3 compress_rate_hca 7
     check "... with the bytes of the other form" test "$(go --config some.json --export-hf one && go --config tiny.json --export-hf other && cmp one/model.safetensors other/model.safetensors && cmp one/config.json other/config.json; echo $?)" = 0
     becomes "without indexers all channels may turn" 'qk_rope_head_dim": 8,' 1 windows qk_rope_head_dim 8
+    becomes "the share of channels that turn, of both sets of RoPE's settings" 'qk_rope_head_dim": 4,|partial_rotary_factor": 0.5' 4 \
+        chosen qk_rope_head_dim - rope_parameters '{"main":{"partial_rotary_factor":0.5},"compress":{"partial_rotary_factor":0.5}}'
+    becomes "what is said twice, alike" 'qk_rope_head_dim": 4,|compressed_sparse_attention": 3,|n_routed_experts": 4,|moe_intermediate_size": 8,|factor": 4.0' 5 tiny \
+        partial_rotary_factor 0.5 compress_rate_csa 3 num_local_experts 4 intermediate_size 8 num_hash_layers 1 compress_ratios '[0,4,128,0]' \
+        rope_scaling '{"type":"yarn","rope_type":"yarn","factor":4,"original_max_position_embeddings":64,"rope_theta":10000,"mscale":1,"mscale_all_dim":1}'
+    check "a share that is a little less than channels (98 times 6/98 is below 6): its own export is read" test "$(
+        edit tiny.json some.json head_dim 98 qk_rope_head_dim 6 && go --config some.json --export-hf share && go --config share/config.json --export-hf again && cmp {share,again}/config.json; echo $?)" = 0
     becomes "YaRN of layers with entries" 'rope_type": "yarn"|factor": 4.0|beta_fast": 8.0' 3 chosen
 
     echo "# mistakes in config.json"
@@ -166,9 +185,20 @@ configs() {
     changed "a share of the channels that is odd" '"partial_rotary_factor" of "head_dim": expected an even number of channels 2..6, at most "index_head_dim", found 3' qk_rope_head_dim - partial_rotary_factor 0.4
     changed "neither channels that turn nor their share" 'expected "qk_rope_head_dim", channels of a head that turn, or "partial_rotary_factor", their share, found neither' qk_rope_head_dim -
     base=windows.json changed "more than a head has, without indexers" '"qk_rope_head_dim": expected an even number of channels 2..8, at most "head_dim", found 10' qk_rope_head_dim 10
-    changed "YaRN of windows" '"rope_type": expected default, found yarn' rope_parameters '{"main":{"rope_type":"yarn","factor":2},"compress":{}}'
-    changed "another kind of RoPE" '"rope_type": expected default or yarn, found linear' rope_parameters '{"main":{},"compress":{"rope_type":"linear","factor":2}}'
+    changed "YaRN of windows" '"rope_type": expected default, found "yarn"' rope_parameters '{"main":{"rope_type":"yarn","factor":2},"compress":{}}'
+    changed "another kind of RoPE" '"rope_type": expected default|yarn, found "linear"' rope_parameters '{"main":{},"compress":{"rope_type":"linear","factor":2}}'
     changed "YaRN without a factor's length" '"original_max_position_embeddings": expected an integer 1..16777216, found nothing' rope_scaling '{"type":"yarn","factor":4}'
+    yarn='"factor":4,"original_max_position_embeddings":16'
+    changed "RoPE that is no set" '"rope_parameters": expected an object or null, found [1, 2, 3]' rope_parameters '[1,2,3]'
+    changed "... in rope_scaling" '"rope_scaling": expected an object or null, found "yarn"' rope_scaling '"yarn"'
+    changed "... in one of two" '"main": expected an object or null, found 5' rope_parameters '{"main":5,"compress":7}'
+    changed "one set of two" '"rope_parameters": expected both "main" and "compress", or neither, found {"main": {}}' rope_parameters '{"main":{}}'
+    changed "two sets in rope_scaling" '"rope_scaling": expected one set, that of layers with entries, found {"main": {}' rope_scaling '{"main":{},"compress":{}}'
+    changed "a type that is no name" '"type": expected default|yarn, found 7' rope_scaling '{"type":7,"factor":4}'
+    changed "YaRN without its type" '"rope_scaling": expected "rope_type" beside "factor", found none' rope_scaling "{$yarn}"
+    changed "YaRN that is not cut to whole pairs" '"truncate": this trainer computes true, found false' rope_scaling "{\"type\":\"yarn\",\"truncate\":false,$yarn}"
+    changed "a base that is of no layers" '"rope_theta" of "rope_parameters": expected 10000 or 160000, as "rope_theta" and "compress_rope_theta" say, found 500: set these instead' \
+        rope_parameters "{\"rope_type\":\"yarn\",\"rope_theta\":500,$yarn}"
     changed "another score" '"scoring_func": this trainer computes "sqrtsoftplus", found "sigmoid"' scoring_func '"sigmoid"'
     changed "a tied head" '"tie_word_embeddings": this trainer computes false, found true' tie_word_embeddings true
     changed "two shared experts" '"n_shared_experts": this trainer computes 1, found 2' n_shared_experts 2
@@ -198,7 +228,28 @@ index_topk 1 16777216
 n_routed_experts 1 1024
 moe_intermediate_size 1 4194304
 KEYS
+    changed "groups whose outputs no int counts" '"o_lora_rank": expected at most 1024 of each of the 4096 "o_groups", found 1048576' \
+        num_attention_heads 4096 o_groups 4096 o_lora_rank 1048576
+    edit tiny.json long.json max_position_embeddings 16777216 head_dim 1024 compress_rates '{"compressed_sparse_attention":1,"heavily_compressed_attention":1}'
+    memory() { timeout 60 "$trainer" --config long.json --generate a --max-new-tokens $1 --dry-run >out 2>err </dev/null; sed -n 's/^| memory *| \([0-9.]*\) GiB of .*/\1/p' out; }
+    check "entries of a text that no int counts: 2.2 times the text needs 2.2 times the memory" test "$(awk "BEGIN { x = $(memory 2200000) / $(memory 1000000); print (x > 2.15 && x < 2.25) }")" = 1
     changed "hc_mult beyond 8" '"hc_mult": expected an integer 1..8, found 9' hc_mult 9
+
+    echo "# config.json says a thing twice, and otherwise"
+    changed "two types" '"type": expected yarn, as "rope_type" says, found default: leave one of them out' rope_scaling "{\"rope_type\":\"yarn\",\"type\":\"default\",$yarn}"
+    changed "two YaRNs" '"rope_scaling": expected the same RoPE as in "compress", found another: leave one of them out' \
+        rope_scaling "{\"type\":\"yarn\",$yarn}" rope_parameters '{"main":{},"compress":{}}'
+    changed "channels that turn, and their share" '"partial_rotary_factor" of "head_dim": expected 4 channels of 8, as "qk_rope_head_dim" says, found 0.25, which is 2' partial_rotary_factor 0.25
+    changed "... of a kind of layers" '"partial_rotary_factor" of "main": expected 4 channels of 8, as "qk_rope_head_dim" says, found 0.25, which is 2' \
+        rope_parameters '{"main":{"partial_rotary_factor":0.25},"compress":{}}'
+    changed "layers" '"compress_ratios": expected compressed_sparse_attention of layer 1, as "layer_types" says, found sliding_attention: leave one' compress_ratios '[0,0,0]'
+    changed "labels of too few layers" '"compress_ratios": expected a list of 3 or more, one for each layer' compress_ratios '[0,4]'
+    changed "routers" '"num_hash_layers": expected moe of layer 1, as "mlp_layer_types" says, found hash_moe: leave one' num_hash_layers 3
+    changed "experts" '"num_local_experts": expected 4, as "n_routed_experts" says, found 8: leave one' num_local_experts 8
+    changed "widths" '"intermediate_size": expected 8, as "moe_intermediate_size" says, found 9: leave one' intermediate_size 9
+    changed "tokens of an entry" '"compress_rate_csa": expected 3, as "compressed_sparse_attention" says, found 4: leave one' compress_rate_csa 4
+    changed "... of layers that nobody knows" '"compress_rates": expected compressed_sparse_attention and heavily_compressed_attention, found "compressed_attention"' \
+        compress_rates '{"compressed_attention":3}'
 }
 
 # ---- files: probes, folders of the three families of names ----
@@ -267,6 +318,10 @@ files() {
         broken "$name is missing" "\"$name\" is missing" "t.pop('$name')"
         is_quick && break
         broken "... has another shape" "\"$name\": expected " "d, s, x = t['$name']; t['$name'] = d, [*s, 2], x * 2"
+    done
+    for name in hf:embed.weight written:model.embed_tokens.weight written:head.weight in_memory:lm_head.weight; do
+        rewrite ${name%:*} broken "t.pop('${name#*:}')"
+        refuse "${name%:*}: without ${name#*:} it keeps its family of names" "\"${name#*:}\" is missing" --from broken --train text --seq-len 16
     done
     broken "a table that is missing" '"layers.0.ffn.gate.tid2eid" is missing' 't.pop("layers.0.ffn.gate.tid2eid")'
     broken "a table of floats" '"layers.0.ffn.gate.tid2eid": expected I64 or I32, found F32' 'd, s, x = t["layers.0.ffn.gate.tid2eid"]; t["layers.0.ffn.gate.tid2eid"] = "F32", s, bytes(len(x) // 2)'
@@ -504,6 +559,9 @@ text() {
     done
     write_prompts >short.jsonl
     at_once --from book
+    for name in "line 7: the plain" "line 7: the plain loop is" "line 7: the plain loop is the law"; do echo "{\"prompt\":\"$name\"}"; done >longer.jsonl
+    go --from book --generate-file longer.jsonl --max-new-tokens 10 --generate-batch 1 && mv out alone && go --from book --generate-file longer.jsonl --max-new-tokens 10 --generate-batch 3
+    check "texts that begin with what another row has: they say what each says alone" cmp out alone
     is_quick && return
     go --from book --generate "line 7" --temperature 0 --max-new-tokens 150 --generate-batch 1 && mv out once
     check "150 tokens in 48 positions: they begin as 40 do" test "$(head -c ${#one} once)" = "$one"

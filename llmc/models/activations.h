@@ -97,7 +97,7 @@ static inline Tensor cached_activation(const char* name, size_t field, int layer
     return t;
 }
 
-// a state of `rows` texts, one row for each
+// of states of all texts, each of which has its share of the rows
 static inline Tensor state_activation(const char* name, size_t field, int layers, int rows, int columns) {
     Tensor t = activation(name, field, layers, rows, columns);
     t.is_state = 1;
@@ -218,14 +218,16 @@ static inline void activations_turn_to_chunk(Activations* acts, int chunk) {
 }
 
 // what an arena keeps of texts
-static inline void activations_share_in_(const TensorArena* a, int room, int to, int from, int n, const Device* dev) {
+static inline void activations_share_in_(const TensorArena* a, int texts, int room, int to, int from, int n,
+                                         const Device* dev) {
     for (int i = 0; i < a->n_table; i++) {
         const Tensor* t = &a->table[i];
         const size_t width = t->stored_bytes * (size_t)t->columns;
+        const int each = t->rows / texts;  // of a state
         for (int l = 0; (t->is_cache || t->is_state) && l < t->layers; l++) {
             if (!tensor_has_layer(t, l) || !tensor_is_held(t, l)) { continue; }
             void* x = tensor_arena_at(a, t, l);
-            if (t->is_state) { cached_text_copy(x, width, 1, to, from, 1, dev); }
+            if (t->is_state) { cached_text_copy(x, width, each, to, from, each, dev); }
             else { cached_text_copy(x, width, room, to, from, n, dev); }
         }
     }
@@ -233,8 +235,8 @@ static inline void activations_share_in_(const TensorArena* a, int room, int to,
 
 // the first n positions of row `from` of the cache go to another row, in all layers; states: that row has n
 static inline void activations_share_text(const Activations* acts, int to, int from, int n, const Device* dev) {
-    activations_share_in_(&acts->tensors, acts->T, to, from, n, dev);
-    activations_share_in_(&acts->statistics, acts->T, to, from, n, dev);
+    activations_share_in_(&acts->tensors, acts->texts, acts->T, to, from, n, dev);
+    activations_share_in_(&acts->statistics, acts->texts, acts->T, to, from, n, dev);
 }
 
 static inline void activations_free(Activations* acts) {

@@ -16,15 +16,15 @@ Names   official, layers.3.attn.wq_a.weight; those that transformers writes, mod
         it has in memory, model.layers.3.self_attn.q_a_proj.weight. A model keeps those it came with; a new one has the
         official ones, which transformers reads, too. The MTP module, mtp.0., has official names in all of them.
 The MTP module has a layer of its own, number L, behind all others: a WINDOW_LAYER and CHOICE_LAYER.
-config.json is read in the form of the published models and in transformers' own; it is written in the latter. Keys of
-our own: mtp_weight, indexer_train, seq_balance_coef, bias_update_rate.
+config.json is read in the form of the published models and in transformers' own; it is written in the latter. What it
+says in both it has to say alike. Keys of our own: mtp_weight, indexer_train, seq_balance_coef, bias_update_rate.
 Errors: fail_input names file, key, expected and found.
 Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, models/deepseek_v4; doc/deepseek_v4.md
 */
 #ifndef LLMC_DEEPSEEK_V4_H
 #define LLMC_DEEPSEEK_V4_H
 #include "../core/choice.h"      // choice_find
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
+#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice, json_refuse_value
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
@@ -38,6 +38,9 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 // ---- 1. Config ----
 
 enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024, CONFIG_MOST_HEAD = 1024, CONFIG_MOST_WINDOW = 1 << 16 };
+// of G R, rows of a matrix. By their own bounds H d and nI dI are no more, hc D and 2 F no more than twice that: what
+// two numbers of config.json give, an int holds
+enum { CONFIG_MOST_WIDE = 1 << 22 };
 enum { HASH_LAYER = 'T', CHOICE_LAYER = 'R' };                  // Config.routers
 typedef enum { NAMES_OFFICIAL, NAMES_WRITTEN, NAMES_IN_MEMORY } NameFamily;
 #define INDEXER_NAMES "off|kl|dense"  // IndexerTraining
@@ -143,80 +146,154 @@ static inline Config config_preset(const char* name, int V) {
 #define ROUTER_NAMES "hash_moe|moe"
 #define ROUTER_LETTERS "TR"
 
-// the published form: a number for each layer, which is a label; it may have more entries than layers
-static inline int config_parse_ratios_(Config* c, const json_t* json, ErrorText* error) {
-    const json_t* list = json_object_get(json, "compress_ratios");
-    if (!json_is_array(list) || (int)json_array_size(list) < c->L) {
-        return error_set(error, "expected \"layer_types\" or \"compress_ratios\", a list of %d, one for each layer",
-                         c->L);
+// A number that stands under one of two keys, or under both, which must agree. Where neither is there *to stays as it
+// is; 0: one of them is needed
+static inline int config_parse_either_(int* to, int most, const json_t* json, const char* key, const json_t* other_json,
+                                       const char* other, ErrorText* error) {
+    const int has_one = !config_is_absent(json, key), has_other = !config_is_absent(other_json, other);
+    int one = *to, second = 0;
+    const JsonInt first[] = {{key, &one, 1, most}}, last[] = {{other, &second, 1, most}};
+    if ((has_one || (!has_other && *to == 0)) && !json_ints(json, first, 1, error)) { return 0; }
+    if (has_other && !json_ints(other_json, last, 1, error)) { return 0; }
+    if (has_one && has_other && one != second) {
+        return error_set(error, "\"%s\": expected %d, as \"%s\" says, found %d: leave one of them out", other, one, key,
+                         second);
     }
-    for (int l = 0; l < c->L; l++) {
+    *to = has_other ? second : one;
+    return 1;
+}
+
+// The published form: a number for each layer, which is a label; it may have more entries than layers
+static inline int config_parse_ratios_(char* kinds, int L, const json_t* json, ErrorText* error) {
+    const json_t* list = json_object_get(json, "compress_ratios");
+    if (config_is_absent(json, "compress_ratios")) {
+        return error_set(error, "expected \"layer_types\" or \"compress_ratios\", a list of %d, one for each layer", L);
+    }
+    if (!json_is_array(list) || (int)json_array_size(list) < L) {
+        return error_set(error, "\"compress_ratios\": expected a list of %d or more, one for each layer", L);
+    }
+    for (int l = 0; l < L; l++) {
         const json_t* found = json_array_get(list, (size_t)l);
         const json_int_t label = json_is_integer(found) ? json_integer_value(found) : -1;
         if (label != 0 && label != 4 && label != 128) {
             return json_refuse_value(error, "compress_ratios", "0, 4 or 128 for each layer", found);
         }
-        c->kinds[l] = label == 0 ? WINDOW_LAYER : label == 4 ? CSA_LAYER : HCA_LAYER;
+        kinds[l] = label == 0 ? WINDOW_LAYER : label == 4 ? CSA_LAYER : HCA_LAYER;
+    }
+    return 1;
+}
+
+// What each layer is by a list of names, `key`, or else as it is in `published`; where the key of that is there, too,
+// both must agree
+static inline int config_parse_both_(char* kinds, const char* published, const char* published_key, int L,
+                                     const json_t* json, const char* key, const char* names, const char* letters,
+                                     ErrorText* error) {
+    if (config_is_absent(json, key)) {
+        memcpy(kinds, published, (size_t)L);
+        return 1;
+    }
+    if (!config_parse_kinds(kinds, L, json, key, names, letters, error)) { return 0; }
+    for (int l = 0; l < L && !config_is_absent(json, published_key); l++) {
+        if (kinds[l] == published[l]) { continue; }
+        return error_set(error, "\"%s\": expected %s of layer %d, as \"%s\" says, found %s: leave one of them out",
+                         published_key, choice_name(names, (int)(strchr(letters, kinds[l]) - letters)).s, l, key,
+                         choice_name(names, (int)(strchr(letters, published[l]) - letters)).s);
     }
     return 1;
 }
 
 static inline int config_parse_layers_(Config* c, const json_t* json, ErrorText* error) {
-    const json_t* rates = json_object_get(json, "compress_rates");
+    char published[CONFIG_MAX_LAYERS];
     int hash = 3;
     const JsonInt counts[] = {{"num_hash_layers", &hash, 0, 1 << 20}};
-    const JsonInt csa[] = {{"compressed_sparse_attention", &c->csa, 1, CONFIG_MOST_WINDOW}};
-    const JsonInt hca[] = {{"heavily_compressed_attention", &c->hca, 1, CONFIG_MOST_WINDOW}};
-    const JsonInt own_csa[] = {{"compress_rate_csa", &c->csa, 1, CONFIG_MOST_WINDOW}};
-    const JsonInt own_hca[] = {{"compress_rate_hca", &c->hca, 1, CONFIG_MOST_WINDOW}};
-    c->csa = 4, c->hca = 128;
-    if (rates && !json_is_null(rates) && !json_is_object(rates)) {
-        return json_refuse_value(error, "compress_rates", "an object", rates);
-    }
-    if ((!config_is_absent(rates, csa[0].key) && !json_ints(rates, csa, 1, error)) ||
-        (!config_is_absent(rates, hca[0].key) && !json_ints(rates, hca, 1, error)) ||
-        (!config_is_absent(json, own_csa[0].key) && !json_ints(json, own_csa, 1, error)) ||
-        (!config_is_absent(json, own_hca[0].key) && !json_ints(json, own_hca, 1, error)) ||
-        (!config_is_absent(json, counts[0].key) && !json_ints(json, counts, 1, error))) {
+    if (!config_is_absent(json, counts[0].key) && !json_ints(json, counts, 1, error)) { return 0; }
+    for (int l = 0; l < c->L; l++) { published[l] = l < hash ? HASH_LAYER : CHOICE_LAYER; }
+    if (!config_parse_both_(c->routers, published, counts[0].key, c->L, json, "mlp_layer_types", ROUTER_NAMES,
+                            ROUTER_LETTERS, error)) {
         return 0;
     }
-    for (int l = 0; l < c->L; l++) { c->routers[l] = l < hash ? HASH_LAYER : CHOICE_LAYER; }
-    if (!config_is_absent(json, "mlp_layer_types") &&
-        !config_parse_kinds(c->routers, c->L, json, "mlp_layer_types", ROUTER_NAMES, ROUTER_LETTERS, error)) {
+    if ((config_is_absent(json, "layer_types") || !config_is_absent(json, "compress_ratios")) &&
+        !config_parse_ratios_(published, c->L, json, error)) {
         return 0;
     }
-    const int good = config_is_absent(json, "layer_types")
-                         ? config_parse_ratios_(c, json, error)
-                         : config_parse_kinds(c->kinds, c->L, json, "layer_types", KIND_NAMES, KIND_LETTERS, error);
+    const int good = config_parse_both_(c->kinds, published, "compress_ratios", c->L, json, "layer_types", KIND_NAMES,
+                                        KIND_LETTERS, error);
     config_end_kinds_(c);
     return good;
 }
 
-// of one set of RoPE's settings; `turn` may be NULL. is_main: of layers without entries, which have no YaRN
-static inline int config_parse_yarn_(Config* c, const json_t* turn, int is_main, ErrorText* error) {
-    const char* type = json_string_value(json_object_get(turn, "rope_type"));
-    double factor = 1.0, fast = 32.0, slow = 1.0;
-    const JsonInt original[] = {{"original_max_position_embeddings", &c->yarn.original, 1, CONFIG_MAX_T}};
-    if (!type) { type = json_string_value(json_object_get(turn, "type")); }
-    if (!json_agrees(turn, json_pack("{s:f, s:f}", "attention_factor", 1.0, "mscale", 1.0), error)) { return 0; }
-    if (!type || strcmp(type, "default") == 0) { return 1; }
-    if (is_main || strcmp(type, "yarn") != 0) {
-        return error_set(error, "\"rope_type\": expected %s, found %.60s", is_main ? "default" : "default or yarn",
-                         type);
+// tokens of an entry
+static inline int config_parse_rates_(Config* c, const json_t* json, ErrorText* error) {
+    static const char of_csa[] = "compressed_sparse_attention", of_hca[] = "heavily_compressed_attention";
+    json_t *rates = json_object_get(json, "compress_rates"), *rate;
+    const char* key;
+    if (!config_is_absent(json, "compress_rates") && !json_is_object(rates)) {
+        return json_refuse_value(error, "compress_rates", "an object", rates);
     }
-    if (!json_number(&factor, turn, "factor", 1.0, 1e6, error) || !json_ints(turn, original, 1, error) ||
-        !json_number(&fast, turn, "beta_fast", 1e-3, 1e6, error) ||
-        !json_number(&slow, turn, "beta_slow", 1e-3, 1e6, error)) {
+    json_object_foreach(rates, key, rate) {
+        if (strcmp(key, of_csa) == 0 || strcmp(key, of_hca) == 0) { continue; }
+        return error_set(error, "\"compress_rates\": expected %s and %s, found \"%.60s\"", of_csa, of_hca, key);
+    }
+    c->csa = 4, c->hca = 128;
+    return config_parse_either_(&c->csa, CONFIG_MOST_WINDOW, rates, of_csa, json, "compress_rate_csa", error) &&
+           config_parse_either_(&c->hca, CONFIG_MOST_WINDOW, rates, of_hca, json, "compress_rate_hca", error);
+}
+
+// ---- config.json, read: RoPE ----
+// Files of transformers have "rope_parameters": {"main": a set, "compress": a set}, of layers without and with entries.
+// Published ones have a set for those with entries alone, "rope_scaling", which may be "rope_parameters" itself, too.
+
+// what a set says; has_type, theta, share 0: nothing
+typedef struct {
+    int has_type, has_yarn;
+    RopeYarn yarn;
+    double theta, share;  // RoPE's base; of the channels of a head that turn
+} TurnSet;
+
+static inline int config_parse_yarn_(RopeYarn* yarn, const json_t* set, ErrorText* error) {
+    double factor = 1.0, fast = 32.0, slow = 1.0;
+    const JsonInt original[] = {{"original_max_position_embeddings", &yarn->original, 1, CONFIG_MAX_T}};
+    if (!json_number(&factor, set, "factor", 1.0, 1e6, error) || !json_ints(set, original, 1, error) ||
+        !json_number(&fast, set, "beta_fast", 1e-3, 1e6, error) ||
+        !json_number(&slow, set, "beta_slow", 1e-3, 1e6, error)) {
         return 0;
     }
-    c->has_yarn = 1;
-    c->yarn.factor = (float)factor, c->yarn.beta_fast = (float)fast, c->yarn.beta_slow = (float)slow;
+    yarn->factor = (float)factor, yarn->beta_fast = (float)fast, yarn->beta_slow = (float)slow;
     return 1;
 }
 
-static inline int config_parse_theta_(double* theta, const json_t* top, const char* key, const json_t* set,
-                                      ErrorText* error) {
-    return json_number(theta, top, key, 1.0, 1e12, error) && json_number(theta, set, "rope_theta", 1.0, 1e12, error);
+// "rope_type" or, in published files, "type"; without one nothing of YaRN may be there. where: the key of the set
+static inline int config_parse_type_(TurnSet* t, const json_t* set, const char* where, const char* types,
+                                     ErrorText* error) {
+    static const char* const of_yarn[] = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"};
+    int type = -1, older = -1;
+    if ((!config_is_absent(set, "rope_type") && !json_choice(&type, set, "rope_type", types, error)) ||
+        (!config_is_absent(set, "type") && !json_choice(&older, set, "type", types, error))) {
+        return 0;
+    }
+    if (type >= 0 && older >= 0 && type != older) {
+        return error_set(error, "\"type\": expected %s, as \"rope_type\" says, found %s: leave one of them out",
+                         choice_name(types, type).s, choice_name(types, older).s);
+    }
+    t->has_type = type >= 0 || older >= 0, t->has_yarn = type > 0 || older > 0;
+    for (int i = 0; i < 4 && !t->has_type; i++) {
+        if (config_is_absent(set, of_yarn[i])) { continue; }
+        return error_set(error, "\"%s\": expected \"rope_type\" beside \"%s\", found none", where, of_yarn[i]);
+    }
+    return 1;
+}
+
+// is_main: of layers without entries, which have no YaRN
+static inline int config_parse_set_(TurnSet* t, const json_t* set, const char* where, int is_main, ErrorText* error) {
+    memset(t, 0, sizeof *t);
+    if (!set || json_is_null(set)) { return 1; }
+    if (!json_is_object(set)) { return json_refuse_value(error, where, "an object or null", set); }
+    json_t* same = json_pack("{s:f, s:f, s:b}", "attention_factor", 1.0, "mscale", 1.0, "truncate", 1);
+    return json_agrees(set, same, error) &&
+           config_parse_type_(t, set, where, is_main ? "default" : "default|yarn", error) &&
+           (!t->has_yarn || config_parse_yarn_(&t->yarn, set, error)) &&
+           json_number(&t->theta, set, "rope_theta", 1.0, 1e12, error) &&
+           json_number(&t->share, set, "partial_rotary_factor", 1e-6, 1.0, error);
 }
 
 // channels of a head that RoPE turns; so many of an index head turn, too, where a layer has one. key: what says it
@@ -228,31 +305,90 @@ static inline int config_check_turn_(const Config* c, const char* key, ErrorText
                      by_index ? "index_head_dim" : "head_dim", c->rotated);
 }
 
-// rope_parameters has a set for layers without entries and one for the others, of which the published form has one
-static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* error) {
-    const json_t *turn = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
-    const json_t *main = json_object_get(turn, "main"), *entries = json_object_get(turn, "compress");
-    double factor = 0.0;
+enum { TURN_MAIN, TURN_ENTRIES, TURN_SCALING, TURN_FLAT, TURN_SETS };
+
+// "qk_rope_head_dim" or shares of "head_dim"; all that are there must agree
+static inline int config_parse_rotated_(Config* c, const json_t* json, const TurnSet sets[TURN_SETS],
+                                        ErrorText* error) {
+    static const char* const names[] = {
+        "\"partial_rotary_factor\" of \"main\"", "\"partial_rotary_factor\" of \"compress\"",
+        "\"partial_rotary_factor\" of \"rope_scaling\"", "\"partial_rotary_factor\" of \"rope_parameters\"",
+        "\"partial_rotary_factor\" of \"head_dim\""};
     const JsonInt rotated[] = {{"qk_rope_head_dim", &c->rotated, 2, CONFIG_MOST_HEAD}};
-    c->theta = 1e4, c->entry_theta = 1.6e5;
-    if (!config_parse_theta_(&c->theta, json, "rope_theta", main, error) ||
-        !config_parse_theta_(&c->entry_theta, json, "compress_rope_theta", entries, error) ||
-        !config_parse_yarn_(c, main, 1, error)) {
-        return 0;
-    }
-    const json_t* others = entries ? entries : json_is_object(scaling) ? scaling : main ? NULL : turn;
-    if (!config_parse_yarn_(c, others, 0, error)) { return 0; }
-    if (!config_is_absent(json, "qk_rope_head_dim")) {
+    const char* said = NULL;  // what has said it
+    double top = 0.0;
+    if (!json_number(&top, json, "partial_rotary_factor", 1e-6, 1.0, error)) { return 0; }
+    if (!config_is_absent(json, rotated[0].key)) {
         if (!json_ints(json, rotated, 1, error)) { return 0; }
-        return config_check_turn_(c, "\"qk_rope_head_dim\"", error);
+        said = "\"qk_rope_head_dim\"";
     }
-    if (config_is_absent(json, "partial_rotary_factor")) {
+    for (int i = TURN_SETS; i >= 0; i--) {
+        const double share = i == TURN_SETS ? top : sets[i].share;
+        const int n = (int)(c->d * share + 1e-6);  // 98 * (6 / 98) is below 6
+        if (share == 0.0) { continue; }
+        if (said && n != c->rotated) {
+            return error_set(error, "%s: expected %d channels of %d, as %s says, found %g, which is %d", names[i],
+                             c->rotated, c->d, said, share, n);
+        }
+        c->rotated = n;
+        said = said ? said : names[i];
+    }
+    if (!said) {
         return error_set(error, "expected \"qk_rope_head_dim\", channels of a head that turn, or "
                          "\"partial_rotary_factor\", their share, found neither");
     }
-    if (!json_number(&factor, json, "partial_rotary_factor", 0.0, 1.0, error)) { return 0; }
-    c->rotated = (int)(c->d * factor);
-    return config_check_turn_(c, "\"partial_rotary_factor\" of \"head_dim\"", error);
+    return config_check_turn_(c, said, error);
+}
+
+// a set that no kind of layer has to itself may repeat the base of one of them, as files of transformers do
+static inline int config_check_theta_(const Config* c, const TurnSet* t, const char* where, ErrorText* error) {
+    return t->theta == 0.0 || t->theta == c->theta || t->theta == c->entry_theta ||
+           error_set(error, "\"rope_theta\" of \"%s\": expected %.9g or %.9g, as \"rope_theta\" and "
+                     "\"compress_rope_theta\" say, found %.9g: set these instead", where, c->theta, c->entry_theta,
+                     t->theta);
+}
+
+// of layers with entries
+static inline int config_choose_yarn_(Config* c, const TurnSet sets[TURN_SETS], int is_nested, ErrorText* error) {
+    static const char* const names[] = {"main", "compress", "rope_scaling", "rope_parameters"};
+    const TurnSet* taken = is_nested ? &sets[TURN_ENTRIES] : NULL;
+    for (int i = TURN_SCALING; i <= TURN_FLAT; i++) {
+        const TurnSet* t = &sets[i];
+        const int says = i == TURN_FLAT && is_nested ? t->has_yarn : t->has_type;  // "default" may be left over there
+        if (says && taken && (t->has_yarn != taken->has_yarn || memcmp(&t->yarn, &taken->yarn, sizeof t->yarn) != 0)) {
+            return error_set(error, "\"%s\": expected the same RoPE as in \"%s\", found another: leave one of them out",
+                             names[i], names[taken - sets]);
+        }
+        if (says && !taken) { taken = t; }
+    }
+    if (taken && taken->has_yarn) { c->has_yarn = 1, c->yarn = taken->yarn; }
+    return 1;
+}
+
+static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* error) {
+    const json_t *turn = json_object_get(json, "rope_parameters"), *scaling = json_object_get(json, "rope_scaling");
+    const int is_nested = !config_is_absent(turn, "main");
+    TurnSet sets[TURN_SETS];
+    c->theta = 1e4, c->entry_theta = 1.6e5;
+    if (!config_parse_set_(&sets[TURN_MAIN], json_object_get(turn, "main"), "main", 1, error) ||
+        !config_parse_set_(&sets[TURN_ENTRIES], json_object_get(turn, "compress"), "compress", 0, error) ||
+        !config_parse_set_(&sets[TURN_SCALING], scaling, "rope_scaling", 0, error) ||
+        !config_parse_set_(&sets[TURN_FLAT], turn, "rope_parameters", 0, error) ||
+        !json_number(&c->theta, json, "rope_theta", 1.0, 1e12, error) ||
+        !json_number(&c->entry_theta, json, "compress_rope_theta", 1.0, 1e12, error)) {
+        return 0;
+    }
+    if (!config_is_absent(scaling, "main") || !config_is_absent(scaling, "compress")) {
+        return json_refuse_value(error, "rope_scaling", "one set, that of layers with entries", scaling);
+    }
+    if (is_nested == config_is_absent(turn, "compress")) {
+        return json_refuse_value(error, "rope_parameters", "both \"main\" and \"compress\", or neither", turn);
+    }
+    if (sets[TURN_MAIN].theta > 0.0) { c->theta = sets[TURN_MAIN].theta; }
+    if (sets[TURN_ENTRIES].theta > 0.0) { c->entry_theta = sets[TURN_ENTRIES].theta; }
+    return config_check_theta_(c, &sets[TURN_SCALING], "rope_scaling", error) &&
+           config_check_theta_(c, &sets[TURN_FLAT], "rope_parameters", error) &&
+           config_choose_yarn_(c, sets, is_nested, error) && config_parse_rotated_(c, json, sets, error);
 }
 
 // keys of our own, and how many modules there are
@@ -284,16 +420,13 @@ static inline int config_parse_numbers_(Config* c, const json_t* json, ErrorText
     return 1;
 }
 
-// under the first of two names that is there
-static inline int config_parse_either_(int* to, const json_t* json, const char* key, const char* other, int most,
-                                       ErrorText* error) {
-    const JsonInt size[] = {{config_is_absent(json, key) && !config_is_absent(json, other) ? other : key, to, 1, most}};
-    return json_ints(json, size, 1, error);
-}
-
 static inline int config_check_sizes_(const Config* c, ErrorText* error) {
     if (c->H % c->G != 0) {
         return error_set(error, "\"num_attention_heads\" %d: expected a multiple of \"o_groups\" %d", c->H, c->G);
+    }
+    if ((int64_t)c->G * c->R > CONFIG_MOST_WIDE) {
+        return error_set(error, "\"o_lora_rank\": expected at most %d of each of the %d \"o_groups\", found %d",
+                         CONFIG_MOST_WIDE / c->G, c->G, c->R);
     }
     return c->k <= c->E || error_set(error, "\"num_experts_per_tok\": expected at most %d, found %d", c->E, c->k);
 }
@@ -315,16 +448,16 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     if (!json_choice(&type, json, "model_type", "deepseek_v4", error)) { return 0; }
     if (type < 0) { return error_set(error, "\"model_type\": expected deepseek_v4, found nothing"); }
     if (!config_check_quantized(json, error) || !json_ints(json, sizes, sizeof sizes / sizeof sizes[0], error) ||
-        !config_parse_either_(&c->E, json, "n_routed_experts", "num_local_experts", ROUTER_MOST_EXPERTS, error) ||
-        !config_parse_either_(&c->F, json, "moe_intermediate_size", "intermediate_size", 1 << 22, error) ||
+        !config_parse_either_(&c->E, ROUTER_MOST_EXPERTS, json, "n_routed_experts", json, "num_local_experts", error) ||
+        !config_parse_either_(&c->F, 1 << 22, json, "moe_intermediate_size", json, "intermediate_size", error) ||
         (!config_is_absent(json, streams[0].key) && !json_ints(json, streams, 1, error)) ||
         (!config_is_absent(json, iters[0].key) && !json_ints(json, iters, 1, error))) {
         return 0;
     }
     config_set_vocabulary_(c, c->V);
     if (!config_check_sizes_(c, error) || !config_parse_layers_(c, json, error) ||
-        !config_parse_turn_(c, json, error) || !config_parse_numbers_(c, json, error) ||
-        !config_parse_training_(c, json, error)) {
+        !config_parse_rates_(c, json, error) || !config_parse_turn_(c, json, error) ||
+        !config_parse_numbers_(c, json, error) || !config_parse_training_(c, json, error)) {
         return 0;
     }
     json_t* same = json_pack("{s:s, s:s, s:i, s:i, s:b, s:b, s:b, s:b, s:b, s:f}", "scoring_func", "sqrtsoftplus",
@@ -374,8 +507,9 @@ static inline int config_has_tensors_(const SafeSet* set, const char* begin) {
 }
 
 static inline void config_fit(Config* c, SafeSet* set) {
-    c->names = safeset_find(set, "embed.weight") ? NAMES_OFFICIAL
-             : safeset_find(set, "head.weight") ? NAMES_WRITTEN : NAMES_IN_MEMORY;
+    // by what there are many of: of a file that lacks a tensor, messages name that one
+    c->names = config_has_tensors_(set, "model.layers.0.attn.") ? NAMES_WRITTEN
+             : config_has_tensors_(set, "model.layers.0.") ? NAMES_IN_MEMORY : NAMES_OFFICIAL;
     c->fused = safeset_find(set, "model.layers.0.mlp.experts.gate_up_proj") != NULL;
     c->mtp = config_has_tensors_(set, MTP);
     for (int l = 0; l < c->L; l++) {

@@ -131,9 +131,9 @@ static inline Tensor* compressor_tensor_rows_(Tensor* t, const char* const names
     if (!generates) { return t; }
     *t++ = entry_row_(s, kinds, FIELD(new_v),   0, x->N, C);
     *t++ = entry_row_(s, kinds, FIELD(new_g),   0, x->N, C);
-    *t++ = entry_state_(s, kinds, FIELD(waiting_v), x->B, most * C);
-    *t++ = entry_state_(s, kinds, FIELD(waiting_g), x->B, most * C);
-    *t++ = entry_state_(s, kinds, FIELD(cache),     x->B, x->T / r * d);
+    *t++ = entry_state_(s, kinds, FIELD(waiting_v), waiting, C);
+    *t++ = entry_state_(s, kinds, FIELD(waiting_g), waiting, C);
+    *t++ = entry_state_(s, kinds, FIELD(cache),     x->B * (x->T / r), d);
 #undef FIELD
     return t;
 }
@@ -225,14 +225,14 @@ static inline Tensor* entry_statistic_rows(Tensor* t, size_t at, const EntrySize
 
 // Of a pass without kernels over N positions, rows of T: the largest scratch that an op asks for, which is that of
 // sparse_attention_backward or of index_loss_backward. Without that of single threads
-static inline double entry_workspace_bytes(const EntrySizes* s, int N, int T) {
+static inline double entry_workspace_bytes(const EntrySizes* s, double N, int T) {
     const double csa = entry_has_(s, CSA_LAYER) ? entry_chosen(s, T) : 0;
     const double hca = entry_has_(s, HCA_LAYER) ? T / s->hca : 0;
     const double keys = (s->window < T ? s->window : T) + (csa > hca ? csa : hca);
     const double of_head = 2.0 * sizeof(float) * N * (keys + 32.0), all = of_head * s->H;
     const double kept = all < (double)SPARSE_KEPT ? all : fmax((double)SPARSE_KEPT, 16.0 * of_head);
-    const double of_attention = fmin(all, kept) + sizeof(float) * (double)N * (s->H + 2.0 * s->d);
-    const double pairs = (double)N * csa * (3.0 + (s->nI + 31.0) / 32.0) + (double)N * s->nI;
+    const double of_attention = fmin(all, kept) + sizeof(float) * N * (s->H + 2.0 * s->d);
+    const double pairs = N * csa * (3.0 + (s->nI + 31.0) / 32.0) + N * s->nI;
     return s->indexer == INDEXER_OFF ? of_attention : fmax(of_attention, sizeof(float) * pairs);
 }
 
