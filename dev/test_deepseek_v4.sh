@@ -233,6 +233,11 @@ files() {
     verdict $? "--export-dtype bf16, read and written again: the same tensors" "$(<err)"
     check "... sites, sinks, position biases and biases of routers stay floats, as in published files" \
         test "$(shapes half | grep ' F32 ' | grep -vcE 'hc_|attn_sink|\.ape |gate\.bias') $(shapes half | grep ' BF16 ' | grep -cE 'hc_|attn_sink|\.ape |gate\.bias')" = "0 0"
+    rewrite hf f16 't |= {n: ("F16", s, b"\1\x3c" * s[0]) for n, (d, s, x) in t.items() if n.endswith("norm.weight")}'
+    rm -rf as_read && go "${start[@]:2}" --from f16 --steps 2 --freeze first:1 --export-hf as_read --export-dtype as-read && go --from as_read --eval-only --val text --seq-len 16
+    verdict $? "--export-dtype as-read after training: a folder that is read again" "$(<err)"
+    check "... the table and what was frozen have the folder's bytes, vectors too, but for biases of routers" \
+        test "$(comm -23 <(numbers f16 | sort) <(numbers as_read | sort) | grep -cE '^layers\.0\.|tid2eid') $(shapes as_read | grep -c 'tid2eid I64')" = "0 1"
 
     broken() {  # PROMISE TEXT PYTHON
         rewrite hf broken "$3"

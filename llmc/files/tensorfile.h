@@ -859,7 +859,7 @@ static inline void slices_add_as_read_(TensorSlices* to, const TensorSlice* slic
 }
 
 // What has not learnt is the file's tensor, and its scales are one more; what has is bf16, floats where the file has
-// floats
+// floats; whole numbers stay whole
 static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
     TensorSlices to = {(TensorSlice*)malloc_check(2 * sizeof(TensorSlice) * (size_t)s->n, "names of tensors"), 0};
     for (int i = 0, n; i < s->n; i += n) {
@@ -872,8 +872,10 @@ static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
             continue;
         }
         for (int k = 0; k < n; k++) {
-            to.slice[to.n] = s->slice[i + k];
-            to.slice[to.n++].dtype = !found || found->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+            TensorSlice* learnt = &to.slice[to.n++];
+            *learnt = s->slice[i + k];
+            if (learnt->tensor->whole_below > 0) { continue; }
+            learnt->dtype = !found || found->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
         }
     }
     free(s->slice);

@@ -570,6 +570,7 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
     t = vector_row_(t, config_name(c, ON "gate.bias", NULL, IN "gate.e_score_correction_bias"), AT(router_bias), c->L,
                     c->E, INIT_ZEROS);
     tensor_stored(&t[-1], STORED_F32);
+    tensor_counted(&t[-1]);
     tensor_in_kinds(&t[-1], c->routers, "R");
     if (config_hash_layers(c) > 0) {
         *t++ = tensor(config_name(c, ON "gate.tid2eid", NULL, IN "gate.tid2eid"), AT(tid2eid), c->L, c->V, c->k,
