@@ -400,6 +400,13 @@ check "--from huge.bin, of the largest float: no update, status 1, the first bad
     test $? = 1 -a "$(grep -cE 'step 2: 2 updates .*loss -*(nan|inf), norm -*nan, first bad gradient: transformer.wte.weight' err)" = 1
 run --from hf --export-bin again.bin
 check "--export-bin of an exported folder: the same file" cmp model.bin again.bin
+cp -r hf was
+for i in hf hf/model.safetensors; do
+    refuse "an export in the place of what --from $i reads" "--export-hf: is the folder of the model that is read: choose another" --from $i --export-hf ./hf/ --export-dtype bf16
+done
+refuse "a new run in a model's folder, which --from would read from then on" "--run: hf holds a model, model.safetensors, in whose place" "${start[@]}" --steps 1 --run hf
+refuse "... with --continue" "--run: hf holds a model" "${start[@]}" --steps 1 --run hf --continue
+check "... and the folder stays as it was" diff -r hf was
 
 # ---- files that go along ----
 

@@ -244,13 +244,16 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
 }
 
 // A folder that an export replaces is an earlier one of the same kind: a model does not give way to an adapter, nor an
-// adapter to a model. `other`: a file of the other kind. What an adapter learns beside has to stay as it is
+// adapter to a model. `other`: a file of the other kind. What is read, or what an adapter learns beside, stays as it is:
+// it may be the only copy with all its digits
 static inline void start_check_export_(const Run* r, const char* option, const char* folder, const char* other,
                                        const char* kind) {
     char path[PATH_BYTES], base[PATH_BYTES];
     hf_export_check(option, folder);
-    options_refuse(model_is_adapter(r->model) && path_is_same(folder, path_parent(base, r->weights)), option,
+    const int is_read = *r->weights && path_is_same(folder, path_parent(base, r->weights));
+    options_refuse(is_read && model_is_adapter(r->model), option,
                    "is the model beside which the adapter learns: choose another folder");
+    options_refuse(is_read, option, "is the folder of the model that is read: choose another");
     if (path_exists(path_join(path, folder, other))) {
         options_fail(option, "%s: holds %s: choose another folder", folder, kind);
     }

@@ -270,7 +270,7 @@ static inline void task_probe(Run* r) {
     const int N = x.B * x.T;
     Model* m = r->model;
     SafeWriter out;
-    outfile_check("probe-out", r->o.probe_out, "a safetensors file");
+    probe_check_out(r->o.probe_out);
     free(m->frozen);  // every gradient is asked for
     m->frozen = NULL;
     model_freeze_base(m);
