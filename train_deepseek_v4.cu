@@ -844,7 +844,7 @@ static void deepseek_v4_options(Run* r) {
     const Option own[] = {
         {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
          "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
-         "out. Where it is not typed, as the files have it", 0},
+         "out. Where it is not typed, as the files have it", OPTION_BEGINS},
         {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
          "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
         {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,

@@ -131,7 +131,8 @@ static inline void run_check_model_(const Option* table, int n, const RunOptions
     }
 }
 
-// what only a beginning can choose, as the rank of an adapter, is what it was, whether typed or not
+// What only a beginning can choose, as the rank of an adapter or a module that a model has or not, is what it was,
+// whether typed or not
 static inline void run_check_begun_(const Option* table, int n, const json_t* before) {
     json_t* typed = options_to_json(table, n);
     for (int i = 0; i < n; i++) {
@@ -139,7 +140,8 @@ static inline void run_check_begun_(const Option* table, int n, const json_t* be
         if (!(table[i].flags & OPTION_BEGINS) || options_given(table, n, table[i].name) != 1) { continue; }
         if (!was || json_equal(was, now)) { continue; }
         char* text = json_dumps(was, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
-        options_fail(table[i].name, "the run began with %s: choose another --run, or leave it out", text ? text : "");
+        const char* begun = json_is_boolean(was) ? (json_is_true(was) ? "1" : "0") : text ? text : "";
+        options_fail(table[i].name, "the run began with %s: choose another --run, or leave it out", begun);
     }
     json_decref(typed);
 }
