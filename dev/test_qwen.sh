@@ -787,6 +787,9 @@ fp4() {
         verdict $? "--export-hf: the same folder of floats" "$(<err)"
         go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') && text=$(same_tensors as_read release '^$') && grep -q '"weight_block_size"' as_read/config.json
         verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
+        counted() { go --from $1 --export-hf $1_shards --export-dtype $2 --shard-gb 2e-4 && grep '"total_parameters"' $1_shards/*.index.json; }
+        rm -rf {floats,release}_shards
+        check "... in shards: their index counts parameters, of which scales are none" test "$(counted floats fp32)" = "$(counted release as-read)"
         go "${adapted[@]}" --from release --lora-targets q_proj --merge --export-hf merged --export-dtype as-read && text=$(same_tensors release merged 'q_proj')
         verdict $? "... merged with an adapter: what it has changed is bf16, all else has its bytes" "$text $(<err)"
         check "... which is read again" test -n "$(evaluated --from merged)"
@@ -808,6 +811,7 @@ fp4() {
         rewrite release broken 'N = "'$up'"; W = N + ".weight"; S = N + ".scale"; d, s, x = t[S]; '"$3"
         for i in fp8 fp32; do refuse "$1, --weights $i" "broken/model.safetensors: tensor \"$2" --from broken --weights $i --generate x; done
     }
+    broken "scales of both names" "$up.weight\": expected scales \"$up.weight_scale_inv\" or \"$up.scale\", found both: remove those that are not its" 't[N + ".weight_scale_inv"] = d, s, x'
     broken "no scales" "$up.weight\" is I8 and has no scales \"$up.weight_scale_inv\" or \"$up.scale\"" 'del t[S]'
     broken "scales alone" "$up.scale\" has the scales of \"$up.weight\", which is missing" 'del t[W]'
     broken "scales beside floats" "$up.weight\": expected F8_E4M3 or I8, for \"$up.scale\" has scales of it, found BF16" 't[W] = "BF16", [96, 160], bytes(2 * 96 * 160)'
