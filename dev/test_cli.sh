@@ -458,6 +458,9 @@ run --config odd.json --train text --tokenizer four.json --seq-len 13 --doc-rese
 check "a padded vocabulary: end of text is the tokenizer's" grep -q '"eos_token_id": 3' padded/config.json
 run --from padded --generate ab --max-new-tokens 3
 check "... and the tokenizer that came with the model encodes and decodes" test "$status" = 0 -a "$(head -c 2 out)" = ab
+refuse "a probe and a text" "--probe: is another task than --generate: give one at a time" --from odd --probe probe --probe-out new --generate a
+refuse "a probe and a validation" "--probe: is another task than --eval-only" --from odd --probe probe --probe-out new --eval-only 1 --val text
+refuse "a validation and a text" "--eval-only: is another task than --generate" --from odd --eval-only 1 --val text --generate a
 run --from odd --probe probe --probe-out ours.safetensors
 check "--probe ends with status 0 and says where the result is" grep -qE '^probe: 3 rows of 13 positions, [0-9]+ targets counted, loss [0-9.]+, written to ours.safetensors$' out
 if "$python" -c 'import numpy' 2>/dev/null; then
@@ -612,6 +615,8 @@ check "a prompt longer than the model's 24 positions" test $status = 0 -a "$(wc 
 echo "# memory"
 shard $(tokens 400 50257) >big.bin
 big=(--model d6 --train big.bin --batch-size 4 --seq-len 64 --steps 1000)
+run --config tiny.json --train text --seq-len 4 --dry-run
+check "the largest batch-size of the box is one that the option takes" test "$(awk '/largest batch-size/ { print $5 <= 65536 }' out)" = 1
 run "${big[@]}" --dry-run
 check "--dry-run: status 0 and no folder" test $status = 0 -a ! -e runs
 mib() { awk '/^\| memory  / { print int($4 * ($5 == "GiB" ? 1024 : 1)) }' out; }

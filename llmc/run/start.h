@@ -48,6 +48,18 @@ static inline void start_check_alone_(const Run* r, const char* name) {
     options_refuse(r->o.resume || r->o.go_on, name, "takes a model as it is: give --from PATH");
 }
 
+// of several of these a run does one, and the others would be dropped
+static inline void start_check_task_(const Run* r) {
+    const struct { const char* name; int is_on; } tasks[] = {
+        {"generate", run_is_typed(r, "generate")}, {"eval-only", r->o.eval_only}, {"probe", *r->o.probe != '\0'}};
+    const char* first = NULL;
+    for (size_t i = 0; i < sizeof tasks / sizeof tasks[0]; i++) {
+        if (!tasks[i].is_on) { continue; }
+        if (first) { options_fail(tasks[i].name, "is another task than --%s: give one at a time", first); }
+        first = tasks[i].name;
+    }
+}
+
 static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
     start_check_trainer_(t);
@@ -63,6 +75,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     options_refuse(r->o.resume && r->o.go_on, "continue", "means --resume where there is a checkpoint: leave that out");
     if (run_is_chatting(r)) { start_check_alone_(r, "chat"); }
     if (run_answers_file(r)) { start_check_alone_(r, "generate-file"); }
+    start_check_task_(r);
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     if (r->o.plan > 0) { plan_begin(r); }
     options_refuse(r->o.plan == 0 && *r->o.plan_card, "plan-card", "is for --plan W");
@@ -461,11 +474,12 @@ static inline double start_batch_bytes_(const Run* r, int B, int sparing) {
     return t->activation_bytes(r, purpose, B, r->T, sparing) + rooms + start_workspace_(r, B);
 }
 
-// the largest --batch-size whose activations and scratch fit in n_bytes
+// the largest --batch-size that the option takes and whose activations and scratch fit in n_bytes
 static inline int start_largest_batch_(const Run* r, double n_bytes, int sparing) {
+    const double most = options_at(r->table, r->n_options, "batch-size")->high;
     int B = 0;
     for (int more = 1 << 20; more > 0; more /= 2) {
-        if ((int64_t)(B + more) * r->T > INT_MAX / 4) { continue; }  // as run_leaves refuses
+        if (B + more > most || (int64_t)(B + more) * r->T > INT_MAX / 4) { continue; }  // as run_leaves refuses
         if (start_batch_bytes_(r, B + more, sparing) <= n_bytes) { B += more; }
     }
     return B;
