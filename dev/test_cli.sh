@@ -630,6 +630,11 @@ else
     peak=$(awk '/VmHWM/ { print int($2 / 1024) }' /proc/$pid/status)
     { kill -KILL $pid && wait $pid; } 2>/dev/null
     check "--dry-run: $predicted MiB predicted, $peak MiB used, within 2%" test $((100 * predicted)) -le $((102 * peak)) -a $((100 * predicted)) -ge $((98 * peak))
+    run "${start[@]}" --dry-run && predicted=$(mib)
+    peak=$("$python" -c 'import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)' "$trainer" "${start[@]}" --steps 4 --run small)
+    check "of a tiny model: $predicted MiB predicted, $peak MiB used, no more" test "$peak" -gt 0 -a "$peak" -le $((predicted + 2))
 fi
 timeout 60 "$trainer" --model gpt3:c12288 --dry-run >out 2>err
 check "--dry-run of 175 billion parameters: status 1, memory by class, what to change" \
