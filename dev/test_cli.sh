@@ -404,8 +404,8 @@ cp -r hf was
 for i in hf hf/model.safetensors; do
     refuse "an export in the place of what --from $i reads" "--export-hf: is the folder of the model that is read: choose another" --from $i --export-hf ./hf/ --export-dtype bf16
 done
-refuse "a new run in a model's folder, which --from would read from then on" "--run: hf holds a model, model.safetensors, in whose place" "${start[@]}" --steps 1 --run hf
-refuse "... with --continue" "--run: hf holds a model" "${start[@]}" --steps 1 --run hf --continue
+refuse "a new run in a model's folder, which --from would read from then on" "--run: hf holds model.safetensors, in whose place" "${start[@]}" --steps 1 --run hf
+refuse "... with --continue" "--run: hf holds model.safetensors" "${start[@]}" --steps 1 --run hf --continue
 check "... and the folder stays as it was" diff -r hf was
 
 # ---- files that go along ----

@@ -484,7 +484,7 @@ PYTHON
         "${start[@]}" --chat-template chatml --eval-generate asked.jsonl --eval-every 0
     for i in base adapter; do
         timeout 30 "$trainer" --from base --lora adapter --train text --seq-len 16 --steps 1 --run $i >out 2>err </dev/null
-        check "--run $i, the folder that is read: refused" test "$? $(grep -c -- '--run: is the folder of the model that is read' err) $(ls -d $i/step_* 2>/dev/null | wc -l)" = "2 1 0"
+        check "--run $i, the folder that is read: refused" test "$? $(grep -cE -- "--run: $i holds (adapter_)?model.safetensors" err) $(ls -d $i/step_* 2>/dev/null | wc -l)" = "2 1 0"
     done
     go "${start[@]}" --merge 1 --export-hf merged_too --run mergers && go --resume --run mergers --steps 6
     check "a run that began with --merge goes on without it" test $? = 0
@@ -525,8 +525,8 @@ PYTHON
         go "${steady[@]}" $i --steps 6 --threads 3 --run leg && go --resume --run leg --steps 12 --threads 2 --recompute 3
         verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" "resumed${i:+ ($i)}: the bytes of one run" "$(<err)"
     done
-    go "${start[@]}" --from rounded --run floats && go "${start[@]}" --from rounded --weights bf16 --run halves
-    check "--weights bf16 of numbers that bf16 holds: the adapter that floats give" same_run floats halves
+    go "${start[@]}" --from rounded --run floats && go "${start[@]}" --from rounded --weights bf16 --run rounded_run
+    check "--weights bf16 of numbers that bf16 holds: the adapter that floats give" same_run floats rounded_run
     mv base moved
     timeout 30 "$trainer" --resume --run run --steps 6 >/dev/null 2>err
     check "a base that has moved: one line" test "$? $(wc -l <err) $(grep -c -- '--resume: base, the model beside which the adapter learns, is not there: .*--resume --from DIR$' err)" = "2 1 1"

@@ -39,7 +39,7 @@ static inline void run_check_empty(const RunOptions* o) {
     char path[PATH_BYTES];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (!path_exists(path_join(path, o->run, names[i]))) { continue; }
-        options_fail("run", "%s holds a model, %s, in whose place its readers would find the run's checkpoints: choose "
+        options_fail("run", "%s holds %s, in whose place its readers would find the run's checkpoints: choose "
                      "another", o->run, names[i]);
     }
 }
