@@ -845,7 +845,8 @@ static void deepseek_v4_options(Run* r) {
     const Option own[] = {
         {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
          "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
-         "out. Where it is not typed, as the files or the preset have it: 1 of deepseek-v4-flash and -pro", 0},
+         "out. Where it is not typed, as the files or the preset have it: 1 of deepseek-v4-flash and -pro",
+         OPTION_BEGINS},
         {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
          "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight or "
          "the preset's", 0},

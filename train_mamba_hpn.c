@@ -495,7 +495,7 @@ static void mamba_check(Run* r) {
         options_fail("task", "the model chooses from %d classes, not from its %d tokens: --task cls", h->classes, r->V);
     }
     r->exports_more = *m->embeddings_out && (run_is_training(r) || r->o.eval_only);
-    if (r->exports_more) { outfile_check("embeddings-out", m->embeddings_out, "a safetensors file"); }
+    if (r->exports_more) { embeddings_check_out(m->embeddings_out); }
     if (run_is_typed(r, "proto-init") && *m->proto_init) { prototypes_check_name(m->proto_init); }
     if (places_prototypes(r)) { prototypes_check_fit(mamba_placement(h, m->proto_init), h->classes, h->Dp); }
 }

@@ -924,11 +924,11 @@ static void qwen36_options(Run* r) {
          "if output_router_logits is true there", 0},
         {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
          "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
-         "out. Where it is not typed, as the files have it", 0},
+         "out. Where it is not typed, as the files have it", OPTION_BEGINS},
         {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
          "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
         {"model", "vision", "", OPTION_SWITCH, &w->vision, "0", 0, 0, "0|1",
-         "the tower that reads images: 0 leaves it out. Where it is not typed, as the files have it", 0},
+         "the tower that reads images: 0 leaves it out. Where it is not typed, as the files have it", OPTION_BEGINS},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},

@@ -5,6 +5,7 @@
 # under nohup a hang-up is ignored, which is one of the things that are tried
 [ "${SIGNALS-}" = usual ] || SIGNALS=usual exec env --default-signal=HUP "$0" "$@"
 . "$(dirname "$0")/promises.sh"
+. "$root/dev/runs.sh"
 need_build trainer "" train_gpt2
 need_build launch "" launch
 tokenize=$(build "" tools/tokenize) || exit 1
@@ -340,6 +341,12 @@ refused "one of several texts" other.txt "${once[@]}" --train text.txt:1,other.t
 refused "one of several texts for validation" other.txt "${once[@]}" --train text.txt --val text.txt,other.txt --probe-out other.txt --export-bin other.txt
 refused "somebody's text under --export-bin's name" notes.txt "${once[@]}" --train text.txt --export-bin notes.txt
 refused "somebody's text under --probe-out's name" notes.txt --from run --probe nothing.safetensors --probe-out notes.txt
+examples 1 4 "1 2 3 4" "2 3 4 5" >in.safetensors
+cp -r hf other_hf
+refused "another model under --probe-out's name" other_hf/model.safetensors --from hf --probe in.safetensors --probe-out other_hf/model.safetensors
+check "... and the line says so" grep -qx 'train_gpt2: --probe-out: other_hf/model.safetensors: is there already, and not the result of a probe, which has a tensor "logits": give another name, or remove it' err
+run 60 --from hf --probe in.safetensors --probe-out probed && cp probed result && head -c 3000 result >probed && run 60 --from hf --probe in.safetensors --probe-out probed
+check "but over an earlier result it is, one that was cut short, too" cmp result probed
 cp text.txt notes.txt
 timeout 20 "$tokenize" --tokenizer bytes --out notes.txt text.txt >out 2>err
 check "nor does tokenize write over somebody's text" test $? = 2 -a "$(cmp -s text.txt notes.txt; echo $?)" = 0

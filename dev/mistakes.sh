@@ -446,6 +446,7 @@ row "a damaged checkpoint named to \`--from\`" train_gpt2 --from hurt/step_00000
 row "an export over a folder of somebody else's" train_gpt2 --from model --export-hf text
 mkdir download && cp tiny.json download/config.json
 row "an export over a downloaded model" train_gpt2 --from model --export-hf download
+row "an export over the model that is read" train_gpt2 --from model --export-hf model --export-dtype bf16
 
 row "\`--export-bin\` into a folder that is not there" "${train[@]}" --export-bin models/gpt2.bin
 row "an output over what the run reads" train_gpt2 --from model.bin --export-bin model.bin

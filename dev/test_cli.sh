@@ -400,6 +400,13 @@ check "--from huge.bin, of the largest float: no update, status 1, the first bad
     test $? = 1 -a "$(grep -cE 'step 2: 2 updates .*loss -*(nan|inf), norm -*nan, first bad gradient: transformer.wte.weight' err)" = 1
 run --from hf --export-bin again.bin
 check "--export-bin of an exported folder: the same file" cmp model.bin again.bin
+cp -r hf was
+for i in hf hf/model.safetensors; do
+    refuse "an export in the place of what --from $i reads" "--export-hf: is the folder of the model that is read: choose another" --from $i --export-hf ./hf/ --export-dtype bf16
+done
+refuse "a new run in a model's folder, which --from would read from then on" "--run: hf holds model.safetensors, in whose place" "${start[@]}" --steps 1 --run hf
+refuse "... with --continue" "--run: hf holds model.safetensors" "${start[@]}" --steps 1 --run hf --continue
+check "... and the folder stays as it was" diff -r hf was
 
 # ---- files that go along ----
 
@@ -451,6 +458,9 @@ run --config odd.json --train text --tokenizer four.json --seq-len 13 --doc-rese
 check "a padded vocabulary: end of text is the tokenizer's" grep -q '"eos_token_id": 3' padded/config.json
 run --from padded --generate ab --max-new-tokens 3
 check "... and the tokenizer that came with the model encodes and decodes" test "$status" = 0 -a "$(head -c 2 out)" = ab
+refuse "a probe and a text" "--probe: is another task than --generate: give one at a time" --from odd --probe probe --probe-out new --generate a
+refuse "a probe and a validation" "--probe: is another task than --eval-only" --from odd --probe probe --probe-out new --eval-only 1 --val text
+refuse "a validation and a text" "--eval-only: is another task than --generate" --from odd --eval-only 1 --val text --generate a
 run --from odd --probe probe --probe-out ours.safetensors
 check "--probe ends with status 0 and says where the result is" grep -qE '^probe: 3 rows of 13 positions, [0-9]+ targets counted, loss [0-9.]+, written to ours.safetensors$' out
 if "$python" -c 'import numpy' 2>/dev/null; then
@@ -605,6 +615,8 @@ check "a prompt longer than the model's 24 positions" test $status = 0 -a "$(wc 
 echo "# memory"
 shard $(tokens 400 50257) >big.bin
 big=(--model d6 --train big.bin --batch-size 4 --seq-len 64 --steps 1000)
+run --config tiny.json --train text --seq-len 4 --dry-run
+check "the largest batch-size of the box is one that the option takes" test "$(awk '/largest batch-size/ { print $5 <= 65536 }' out)" = 1
 run "${big[@]}" --dry-run
 check "--dry-run: status 0 and no folder" test $status = 0 -a ! -e runs
 mib() { awk '/^\| memory  / { print int($4 * ($5 == "GiB" ? 1024 : 1)) }' out; }
@@ -618,6 +630,11 @@ else
     peak=$(awk '/VmHWM/ { print int($2 / 1024) }' /proc/$pid/status)
     { kill -KILL $pid && wait $pid; } 2>/dev/null
     check "--dry-run: $predicted MiB predicted, $peak MiB used, within 2%" test $((100 * predicted)) -le $((102 * peak)) -a $((100 * predicted)) -ge $((98 * peak))
+    run "${start[@]}" --dry-run && predicted=$(mib)
+    peak=$("$python" -c 'import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)' "$trainer" "${start[@]}" --steps 4 --run small)
+    check "of a tiny model: $predicted MiB predicted, $peak MiB used, no more" test "$peak" -gt 0 -a "$peak" -le $((predicted + 2))
 fi
 timeout 60 "$trainer" --model gpt3:c12288 --dry-run >out 2>err
 check "--dry-run of 175 billion parameters: status 1, memory by class, what to change" \

@@ -308,6 +308,11 @@ files() {
     verdict $? "--export-dtype bf16, read and written again: the same tensors" "$(<err)"
     check "... sites, sinks, position biases and biases of routers stay floats, as in published files" \
         test "$(shapes half | grep ' F32 ' | grep -vcE 'hc_|attn_sink|\.ape |gate\.bias') $(shapes half | grep ' BF16 ' | grep -cE 'hc_|attn_sink|\.ape |gate\.bias')" = "0 0"
+    rewrite hf f16 't |= {n: ("F16", s, b"\1\x3c" * s[0]) for n, (d, s, x) in t.items() if n.endswith("norm.weight")}'
+    rm -rf as_read && go "${start[@]:2}" --from f16 --steps 2 --freeze first:1 --export-hf as_read --export-dtype as-read && go --from as_read --eval-only --val text --seq-len 16
+    verdict $? "--export-dtype as-read after training: a folder that is read again" "$(<err)"
+    check "... the table and what was frozen have the folder's bytes, vectors too, but for biases of routers" \
+        test "$(comm -23 <(numbers f16 | sort) <(numbers as_read | sort) | grep -cE '^layers\.0\.|tid2eid') $(shapes as_read | grep -c 'tid2eid I64')" = "0 1"
 
     broken() {  # PROMISE TEXT PYTHON
         rewrite hf broken "$3"
@@ -388,6 +393,9 @@ PYTHON
     learn --config tiny.json --indexer dense --val-fraction 0.1 --eval-every 2
     check "--indexer dense: validations are of the model that is saved, which chooses index_topk entries" \
         test "$(go --from with --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value with 4 val_loss)")"
+    refuse "a module that the run has learnt, left out on the way" "--mtp: the run began with 1: choose another --run, or leave it out" --resume --run with --mtp 0
+    go "${start[@]:2}" --from with --mtp 0 --steps 1 --run without
+    check "--mtp 0 of a folder that has it: a line" grep -q '/model.safetensors: 41 tensors of the module that predicts the token after the next are left out, as --mtp 0 says: keep this folder$' err
     is_quick && return
     rm -rf longer && go "${start[@]}" --indexer kl --indexer-alone 1 --steps 60 --run longer
     check "... whose loss falls" below "$(value longer 60 index_loss)" "$(value longer 1 index_loss)"

@@ -247,6 +247,9 @@ conflicts() {
     refuse "a language model of examples" "--task: found examples with targets of their own: --task cls" "${start[@]}" --train rows --seq-len 0
     refuse "both sizes of an update" "--grad-accum: says the same as --batch-tokens" "${start[@]}" --grad-accum 2 --batch-tokens 64
     refuse "text from a classifier" "--generate: a classifier has no text" "${start[@]}" --task cls --train rows --seq-len 0 --generate x
+    go --model tiny --d-model 16 --base-layers 1 --export-hf other
+    refuse "embeddings over another model" 'other/model.safetensors: is there already, and not a file of embeddings, which has a tensor "z"' "${start[@]}" --val-fraction 0.1 --embeddings-out other/model.safetensors
+    rm -rf other
     refuse "embeddings of nothing" "--embeddings-out: needs --val or --val-fraction" "${start[@]}" --embeddings-out e.safetensors
     refuse "answers of a head without probabilities" "--hellaswag: the head gives tokens no probabilities" "${start[@]}" --head hpn --hellaswag rows
     refuse "an unknown head" '--head: expected ce|hpn|hpn-softmax, found "softmax"' "${start[@]}" --head softmax

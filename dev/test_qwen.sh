@@ -484,7 +484,7 @@ PYTHON
         "${start[@]}" --chat-template chatml --eval-generate asked.jsonl --eval-every 0
     for i in base adapter; do
         timeout 30 "$trainer" --from base --lora adapter --train text --seq-len 16 --steps 1 --run $i >out 2>err </dev/null
-        check "--run $i, the folder that is read: refused" test "$? $(grep -c -- '--run: is the folder of the model that is read' err) $(ls -d $i/step_* 2>/dev/null | wc -l)" = "2 1 0"
+        check "--run $i, the folder that is read: refused" test "$? $(grep -cE -- "--run: $i holds (adapter_)?model.safetensors" err) $(ls -d $i/step_* 2>/dev/null | wc -l)" = "2 1 0"
     done
     go "${start[@]}" --merge 1 --export-hf merged_too --run mergers && go --resume --run mergers --steps 6
     check "a run that began with --merge goes on without it" test $? = 0
@@ -525,8 +525,8 @@ PYTHON
         go "${steady[@]}" $i --steps 6 --threads 3 --run leg && go --resume --run leg --steps 12 --threads 2 --recompute 3
         verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" "resumed${i:+ ($i)}: the bytes of one run" "$(<err)"
     done
-    go "${start[@]}" --from rounded --run floats && go "${start[@]}" --from rounded --weights bf16 --run halves
-    check "--weights bf16 of numbers that bf16 holds: the adapter that floats give" same_run floats halves
+    go "${start[@]}" --from rounded --run floats && go "${start[@]}" --from rounded --weights bf16 --run rounded_run
+    check "--weights bf16 of numbers that bf16 holds: the adapter that floats give" same_run floats rounded_run
     mv base moved
     timeout 30 "$trainer" --resume --run run --steps 6 >/dev/null 2>err
     check "a base that has moved: one line" test "$? $(wc -l <err) $(grep -c -- '--resume: base, the model beside which the adapter learns, is not there: .*--resume --from DIR$' err)" = "2 1 1"
@@ -787,6 +787,9 @@ fp4() {
         verdict $? "--export-hf: the same folder of floats" "$(<err)"
         go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') && text=$(same_tensors as_read release '^$') && grep -q '"weight_block_size"' as_read/config.json
         verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
+        counted() { go --from $1 --export-hf $1_shards --export-dtype $2 --shard-gb 2e-4 && grep '"total_parameters"' $1_shards/*.index.json; }
+        rm -rf {floats,release}_shards
+        check "... in shards: their index counts parameters, of which scales are none" test "$(counted floats fp32)" = "$(counted release as-read)"
         go "${adapted[@]}" --from release --lora-targets q_proj --merge --export-hf merged --export-dtype as-read && text=$(same_tensors release merged 'q_proj')
         verdict $? "... merged with an adapter: what it has changed is bf16, all else has its bytes" "$text $(<err)"
         check "... which is read again" test -n "$(evaluated --from merged)"
@@ -808,6 +811,7 @@ fp4() {
         rewrite release broken 'N = "'$up'"; W = N + ".weight"; S = N + ".scale"; d, s, x = t[S]; '"$3"
         for i in fp8 fp32; do refuse "$1, --weights $i" "broken/model.safetensors: tensor \"$2" --from broken --weights $i --generate x; done
     }
+    broken "scales of both names" "$up.weight\": expected scales \"$up.weight_scale_inv\" or \"$up.scale\", found both: remove those that are not its" 't[N + ".weight_scale_inv"] = d, s, x'
     broken "no scales" "$up.weight\" is I8 and has no scales \"$up.weight_scale_inv\" or \"$up.scale\"" 'del t[S]'
     broken "scales alone" "$up.scale\" has the scales of \"$up.weight\", which is missing" 'del t[W]'
     broken "scales beside floats" "$up.weight\": expected F8_E4M3 or I8, for \"$up.scale\" has scales of it, found BF16" 't[W] = "BF16", [96, 160], bytes(2 * 96 * 160)'

@@ -457,6 +457,7 @@ assert len(steps) == 12 and steps[-1]["mtp_loss"] < steps[0]["mtp_loss"]'
         folder=other learn --config mtp.json && learn --config mtp.json --recompute $i --head-rows 3 --threads 2
         check "--recompute $i --head-rows 3: the same bytes" same_run other with
     done
+    refuse "a module that the run has learnt, left out on the way" "--mtp: the run began with 1: choose another --run, or leave it out" --resume --run run --mtp 0
     rm -rf with && go "${start[@]:2}" --from hf --mtp 0 --run with
     check "--mtp 0 of a folder that has it: a line" grep -q '^train_qwen36: hf/model.safetensors: 32 tensors of the module that predicts the token after the next are left out, as --mtp 0 says: keep this folder$' err
     check "... a model without" test "$(tensors with/step_000004/model.safetensors mtp | wc -l) $(grep -c '"mtp_num_hidden_layers": 0' with/step_000004/config.json)" = "0 1"

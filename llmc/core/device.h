@@ -95,12 +95,12 @@ static inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 #endif
 #endif
 
-static inline size_t arena_round_(size_t n_bytes) {
-    const size_t huge = 2u << 20;
-    return (n_bytes + huge - 1) / huge * huge;
-}
+#define HUGE_PAGE ((size_t)2 << 20)
 
-// zeroed memory straight from the kernel, on huge pages where it offers them: pages that are never touched cost nothing
+static inline size_t arena_round_(size_t n_bytes) { return (n_bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
+
+// Zeroed memory straight from the kernel, on huge pages where it offers them: pages never touched cost nothing. What
+// fills no huge page lies on small ones, or each arena would take up to 2 MiB more than the box says
 static inline void* arena_alloc(size_t n_bytes, const char* what) {
 #ifdef ARENA_GUARDED
     void* p = NULL;
@@ -110,7 +110,7 @@ static inline void* arena_alloc(size_t n_bytes, const char* what) {
     size_t rounded = arena_round_(n_bytes ? n_bytes : 1);
     void* p = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) { fail_run("%s: no memory for %zu bytes: %s", what, n_bytes, strerror(errno)); }
-    madvise(p, rounded, MADV_HUGEPAGE);  // a wish: a kernel without huge pages may refuse it
+    madvise(p, n_bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);  // a wish: a kernel without them may refuse it
     return p;
 #endif
 }

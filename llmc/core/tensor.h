@@ -17,6 +17,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_stored          in which type releases have it
     tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never
                            learns
+    tensor_counted         its numbers follow counts, such as how often a router has chosen: frozen ones may move
     tensor_adaptable       where adapters (LoRA) may be put beside it; tensor_closed: of a linear layer that takes none;
                            tensor_modules_under: what their names begin with
 A *slice* is the matrix of a layer, of one of its experts, or a part of one that has a name of its own on disk. There
@@ -98,6 +99,7 @@ typedef struct {
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element, 0 where two share a
                                      // byte: tensors_store
     int whole_below;                 // tensor_whole_numbers; 0: any numbers
+    int is_counted;                  // tensor_counted
     const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter
     const char* modules_under;       // tensor_modules_under; NULL: what the name begins with
     const char* closed;              // tensor_closed; NULL: it is adaptable, or no linear layer
@@ -246,6 +248,9 @@ static inline void tensor_whole_numbers(Tensor* t, int below) {
     t->whole_below = below;
     tensor_stored(t, STORED_F32);
 }
+
+// of what moves in an update without a gradient, as biases of routers do
+static inline void tensor_counted(Tensor* t) { t->is_counted = 1; }
 
 // The weight of a linear layer, beside which adapters may learn, under the names that PEFT has for it, without the
 // prefix: of the module, as "self_attn.q_proj"; of what is no module there but a parameter, as "mlp.gate.weight". A

@@ -2,6 +2,7 @@
 Where a model puts its inputs, for pictures (dev/tools/plot_embeddings.py): unit vectors of positions with their labels,
 beside the unit vectors of the classes.
     embeddings_init, embeddings_add   positions that have a label, until `room` are full
+    embeddings_check_out              may they take this name?
     embeddings_write                  a safetensors file: z F32 (n, D), labels I32 (n), prototypes F32 (classes, D)
 Errors: fail_run names path and errno text when writing fails.
 */
@@ -35,6 +36,12 @@ static inline void embeddings_add(Embeddings* e, const float* z, const int* labe
         memcpy(e->z + (size_t)e->n * (size_t)e->D, z + (size_t)n * (size_t)e->D, sizeof(float) * (size_t)e->D);
         e->labels[e->n++] = labels[n];
     }
+}
+
+// before a run that ends with them
+static inline void embeddings_check_out(const char* path) {
+    static const char* const names[] = {"z", "labels", "prototypes", NULL};
+    safetensors_check_out("embeddings-out", path, "a file of embeddings", names);
 }
 
 static inline void embeddings_write(const char* path, const Embeddings* e, const float* prototypes, int classes) {

@@ -327,6 +327,28 @@ static inline void safetensors_close(SafeFile* f) {
     safetensors_free_(f);
 }
 
+// Can a file with tensors of these names be written here (outfile_check)? An earlier one, even cut short, gives way,
+// another's tensors do not. kind: what it is, for the message; names: up to NULL
+static inline void safetensors_check_out(const char* option, const char* path, const char* kind,
+                                         const char* const* names) {
+    MappedFile file;
+    ErrorText error;
+    json_error_t json_error;
+    size_t n_header = 0;
+    outfile_check(option, path, "a safetensors file");
+    if (!path_exists(path) || !file_map_or_not(&file, path, &error)) { return; }
+    const char* bytes = (const char*)file.bytes;
+    const int is_known = file.n_bytes > 0 && safetensors_length_(&n_header, file.bytes, file.n_bytes, &error);
+    json_t* header = is_known ? json_parse_bounded(bytes + 8, n_header, 3, &json_error) : NULL;
+    for (; *names && file.n_bytes > 0; names++) {
+        if (json_object_get(header, *names)) { continue; }
+        fail_input("--%s: %s: is there already, and not %s, which has a tensor \"%s\": give another name, or remove it",
+                   option, path, kind, *names);
+    }
+    json_decref(header);
+    file_unmap(&file);
+}
+
 // IEEE half to single: exact. Subnormals are multiples of 2^-24; the payload of a NaN is kept.
 static inline float safetensors_f16_(uint16_t half) {
     uint32_t exponent = half >> 10 & 31, mantissa = half & 1023u, u;

@@ -105,9 +105,10 @@ typedef struct {
     const Tensor* tensor;
     int k;                  // number of the slice in its tensor
     Dtype dtype;            // on disk
-    // the tensor of another file that it is, byte for byte, or its scales; of fused experts all of it. NULL: it is
+    // the tensor of another file that it is, byte for byte, or is_scales of it; of fused experts all of it. NULL: it is
     // made from floats, as F32 or BF16
     const SafeTensor* as_read;
+    int is_scales;
 } TensorSlice;
 
 typedef struct {
@@ -140,6 +141,7 @@ static inline TensorSlices tensors_sorted_(const Tensor* table, int n, int learn
             slice->k = k;
             slice->dtype = table[i].whole_below > 0 ? DTYPE_I64 : DTYPE_F32;
             slice->as_read = NULL;
+            slice->is_scales = 0;
             tensor_slice_name(slice->name, NAME_BYTES, &table[i], k);
         }
     }
@@ -282,12 +284,14 @@ static inline int shard_end_(const TensorSlices* s, int first, size_t shard_byte
     return end;
 }
 
+// parameters, of which scales are none, whatever they take in the file
 static inline FileSum index_write_(const char* path, json_t* weight_map, const TensorSlices* s) {
     size_t n_elements = 0, n_bytes = 0;
     for (int i = 0; i < s->n; i++) {
-        const SafeTensor* as_read = s->slice[i].as_read;
-        n_elements += as_read ? as_read->n : tensor_disk_elements(s->slice[i].tensor);
-        n_bytes += slice_bytes_(&s->slice[i]);
+        const TensorSlice* slice = &s->slice[i];
+        const int n_slices = slice->is_scales ? 0 : slice->as_read ? tensor_joined(slice->tensor) : 1;
+        n_elements += (size_t)n_slices * tensor_disk_elements(slice->tensor);
+        n_bytes += slice_bytes_(slice);
     }
     return json_write(path,
                       json_pack("{s:{s:I, s:I}, s:o}", "metadata", "total_parameters", (json_int_t)n_elements,
@@ -458,8 +462,12 @@ static inline const SafeTensor* find_scales_(SafeSet* set, const SafeTensor* t, 
     int64_t shape[SAFETENSORS_MAX_DIMS] = {0};
     const SafeTensor* found = NULL;
     for (int i = 0; i < SCALE_NAMES; i++) {
-        scale_name(names[i], t->name, i);
-        found = found ? found : safeset_find(set, names[i]);
+        const SafeTensor* scales = safeset_find(set, scale_name(names[i], t->name, i));
+        if (found && scales) {
+            fail_input("%s: tensor \"%s\": expected scales \"%s\" or \"%s\", found both: remove those that are not its",
+                       set->path, t->name, found->name, scales->name);
+        }
+        found = found ? found : scales;
     }
     if (!found) {
         fail_input("%s: tensor \"%s\" is %s and has no scales \"%s\" or \"%s\"", set->path, t->name,
@@ -850,16 +858,18 @@ static inline int as_read_has_learnt_(const AsRead* x, const TensorSlice* slice)
     return has_learnt;
 }
 
-static inline void slices_add_as_read_(TensorSlices* to, const TensorSlice* slice, const SafeTensor* t) {
+static inline void slices_add_as_read_(TensorSlices* to, const TensorSlice* slice, const SafeTensor* t,
+                                       int is_scales) {
     TensorSlice* x = &to->slice[to->n++];
     *x = *slice;
     snprintf(x->name, sizeof x->name, "%s", t->name);
     x->dtype = t->dtype;
     x->as_read = t;
+    x->is_scales = is_scales;
 }
 
 // What has not learnt is the file's tensor, and its scales are one more; what has is bf16, floats where the file has
-// floats
+// floats; whole numbers stay whole
 static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
     TensorSlices to = {(TensorSlice*)malloc_check(2 * sizeof(TensorSlice) * (size_t)s->n, "names of tensors"), 0};
     for (int i = 0, n; i < s->n; i += n) {
@@ -867,13 +877,16 @@ static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
         n = tensor_joined(s->slice[i].tensor);
         if (found && !as_read_has_learnt_(x, &s->slice[i])) {
             const Stored kind = scaled_as_(s->slice[i].tensor, found);
-            slices_add_as_read_(&to, &s->slice[i], found);
-            if (kind != STORED_BY_BUILD) { slices_add_as_read_(&to, &s->slice[i], find_scales_(x->set, found, kind)); }
+            const SafeTensor* scales = kind != STORED_BY_BUILD ? find_scales_(x->set, found, kind) : NULL;
+            slices_add_as_read_(&to, &s->slice[i], found, 0);
+            if (scales) { slices_add_as_read_(&to, &s->slice[i], scales, 1); }
             continue;
         }
         for (int k = 0; k < n; k++) {
-            to.slice[to.n] = s->slice[i + k];
-            to.slice[to.n++].dtype = !found || found->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+            TensorSlice* learnt = &to.slice[to.n++];
+            *learnt = s->slice[i + k];
+            if (learnt->tensor->whole_below > 0) { continue; }
+            learnt->dtype = !found || found->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
         }
     }
     free(s->slice);

@@ -519,21 +519,27 @@ static inline void config_fit(Config* c, SafeSet* set) {
     }
 }
 
-// Of what a file has beside this model: later releases bring more modules, for drafts of several tokens. The MTP module
-// has no embedding and no output matrix of its own, though files may have them once more
+// Of what a file has beside this model: the MTP module, where --mtp 0 leaves it out, and more modules of later
+// releases, for drafts of several tokens. The module has no embedding and no output matrix of its own, though files may
+// have them once more
 static inline void config_leave_rest(const Config* c, SafeSet* set) {
-    int n = 0;
+    int n_first = 0, n_later = 0;
     for (int i = 0; i < set->n_tensors; i++) {
         const char* name = set->by_name[i]->name;
         const int is_mtp = strncmp(name, "mtp.", 4) == 0, is_first = strncmp(name, MTP, sizeof MTP - 1) == 0;
         const int is_again = is_mtp && (strstr(name, "emb") || ends_with(name, "head.weight"));
         if (!is_mtp || (is_first && c->mtp && !is_again)) { continue; }
         set->used[i] = 1;
-        n += !is_again;
+        n_first += is_first && !is_again;
+        n_later += !is_first && !is_again;
     }
-    if (n > 0) {
+    if (n_first > 0) {
+        warn_alike("%s: %d tensors of the module that predicts the token after the next are left out, as --mtp 0 says: "
+                   "keep this folder", set->path, n_first);
+    }
+    if (n_later > 0) {
         warn_alike("%s: %d tensors of modules that predict tokens further ahead are left out: keep this folder",
-                   set->path, n);
+                   set->path, n_later);
     }
 }
 
@@ -725,6 +731,7 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
     t = vector_row_(t, config_name(c, ON "gate.bias", NULL, IN "gate.e_score_correction_bias"), AT(router_bias), c->L,
                     c->E, INIT_ZEROS);
     tensor_stored(&t[-1], STORED_F32);
+    tensor_counted(&t[-1]);
     tensor_in_kinds(&t[-1], c->routers, "R");
     if (config_hash_layers(c) > 0) {
         *t++ = tensor(config_name(c, ON "gate.tid2eid", NULL, IN "gate.tid2eid"), AT(tid2eid), c->L, c->V, c->k,

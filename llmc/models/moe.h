@@ -238,6 +238,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     if (c->balance == BALANCE_BIAS) {
         *t++ = tensor(MOE "gate.e_score_correction_bias", AT(bias), L, 1,   E,  INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
         tensor_stored(&t[-1], STORED_F32);  // steps of 1e-3 would be lost in a bf16
+        tensor_counted(&t[-1]);
     }
     *t++ = tensor(MOE "experts.%d.{w1,w3}.weight",   AT(gate_up), L, 2 * F, D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_experts(&t[-1], E, APART);

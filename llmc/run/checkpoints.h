@@ -1,6 +1,6 @@
 /*
 The checkpoints of a run: which one it goes on from, what comes back of it, which ones stay.
-    run_check_folder       is --run a folder, or nothing yet?
+    run_check_folder       is --run a folder, or nothing yet? run_check_empty: one that holds no model
     run_has_checkpoint, run_find_checkpoint   for --continue and --resume; from there on the caller is the run's only
                                               writer
     run_restore            options and state of it
@@ -13,6 +13,7 @@ The files of one checkpoint, and how it becomes whole: ../files/checkpoint.h. Ex
 #define LLMC_CHECKPOINTS_H
 #include "../core/tensor.h"        // Tensor
 #include "../files/checkpoint.h"  // checkpoint_newest_good, checkpoint_publish, manifest_write
+#include "../files/hf_folder.h"   // HF_WEIGHTS
 #include "../text/pathlist.h"     // path_from, path_list_from
 #include "state.h"                // RunState; run_options.h
 
@@ -29,6 +30,17 @@ static inline void run_check_folder(const RunOptions* o) {
             options_fail("run", "%s: is or lies in a checkpoint, which is deleted when others are newer: name another "
                          "folder", o->run);
         }
+    }
+}
+
+// A new run does not begin in the folder of a model or an adapter: --from and --lora would find its checkpoints there
+static inline void run_check_empty(const RunOptions* o) {
+    const char* const names[] = {HF_WEIGHTS, HF_INDEX, HF_ADAPTER_WEIGHTS};
+    char path[PATH_BYTES];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (!path_exists(path_join(path, o->run, names[i]))) { continue; }
+        options_fail("run", "%s holds %s, in whose place its readers would find the run's checkpoints: choose "
+                     "another", o->run, names[i]);
     }
 }
 
@@ -53,6 +65,8 @@ static inline void run_check_job_(const RunOptions* o) {
 static inline int run_has_checkpoint(const RunOptions* o, int begins) {
     if (!*o->run) { options_fail("continue", "needs the --run to begin or to go on with"); }
     run_check_folder(o);
+    const int is_new = checkpoint_newest(o->run, -1) < 0 && !checkpoint_is_aside(o->run);
+    if (begins && is_new) { run_check_empty(o); }
     if (begins) { make_folder(o->run); }
     if (!path_exists(o->run)) { return 0; }
     run_lock(o->run);
@@ -117,7 +131,8 @@ static inline void run_check_model_(const Option* table, int n, const RunOptions
     }
 }
 
-// what only a beginning can choose, as the rank of an adapter, is what it was, whether typed or not
+// What only a beginning can choose, as the rank of an adapter or a module that a model has or not, is what it was,
+// whether typed or not
 static inline void run_check_begun_(const Option* table, int n, const json_t* before) {
     json_t* typed = options_to_json(table, n);
     for (int i = 0; i < n; i++) {
@@ -125,7 +140,8 @@ static inline void run_check_begun_(const Option* table, int n, const json_t* be
         if (!(table[i].flags & OPTION_BEGINS) || options_given(table, n, table[i].name) != 1) { continue; }
         if (!was || json_equal(was, now)) { continue; }
         char* text = json_dumps(was, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
-        options_fail(table[i].name, "the run began with %s: choose another --run, or leave it out", text ? text : "");
+        const char* begun = json_is_boolean(was) ? (json_is_true(was) ? "1" : "0") : text ? text : "";
+        options_fail(table[i].name, "the run began with %s: choose another --run, or leave it out", begun);
     }
     json_decref(typed);
 }

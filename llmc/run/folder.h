@@ -1,7 +1,7 @@
 /*
 The folder of a run, beside its checkpoints.
     run_holds          does a path lie in the folder of a run?
-    run_check_unused   refuses a folder that holds another run, before any work
+    run_check_unused   refuses a folder that holds another run, or a model, before any work
     run_open           makes the folder, settings.json and the log
     run_show_sample    samples.txt
     run_open_answers   answers.jsonl
@@ -58,10 +58,14 @@ static inline void run_cut_answers_(const RunOptions* o, const RunState* s) {
     if (rename(temporary, path) != 0) { log_fail_(path); }
 }
 
-// a new run stands beside no other's checkpoints
+// a new run stands beside no other's checkpoints, and beside no model
 static inline void run_check_unused(const RunOptions* o) {
     run_check_folder(o);
-    if (o->resume || checkpoint_newest(o->run, -1) < 0) { return; }
+    if (o->resume) { return; }
+    if (checkpoint_newest(o->run, -1) < 0) {
+        run_check_empty(o);
+        return;
+    }
     fail_input("%s: there are checkpoints in this folder: choose another --run, or go on with them by --resume",
                o->run);
 }

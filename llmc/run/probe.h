@@ -159,6 +159,12 @@ static inline void probe_read(ProbeBatch* batch, const char* path, int V, int cl
     safetensors_close(&file);
 }
 
+// before it is computed: may the result take this name?
+static inline void probe_check_out(const char* path) {
+    static const char* const names[] = {"logits", "loss", NULL};
+    safetensors_check_out("probe-out", path, "the result of a probe", names);
+}
+
 // The file of the result: logits, loss, the loss named `without_more` unless that is NULL, n_others others, then the
 // gradients of a table come into it, in this order
 static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V,

@@ -642,14 +642,14 @@ static inline void save_let_change(Run* r) {
 // ---- exports ----
 
 // Does slice k leave otherwise than it came? Of an adapter's base what it is merged into; of a model that learns all
-// but frozen matrices: numbers of routers move that have no gradient
+// but what is frozen, of which biases of routers move without a gradient, and tables of whole numbers, which never do
 static inline int save_has_learnt_(const void* run, const Tensor* t, int k) {
     const Run* r = (const Run*)run;
     const Model* m = r->model;
     const int i = (int)(t - m->table);
     if (model_is_adapter(m)) { return r->trainer->adapter_changes(r, i, k); }
-    return run_is_training(r) &&
-           !(slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k) && tensor_is_matrix(t));
+    const int may_move = t->is_counted || !slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k);
+    return run_is_training(r) && t->whole_below == 0 && may_move;
 }
 
 // what the files of an export may take

@@ -48,6 +48,18 @@ static inline void start_check_alone_(const Run* r, const char* name) {
     options_refuse(r->o.resume || r->o.go_on, name, "takes a model as it is: give --from PATH");
 }
 
+// of several of these a run does one, and the others would be dropped
+static inline void start_check_task_(const Run* r) {
+    const struct { const char* name; int is_on; } tasks[] = {
+        {"generate", run_is_typed(r, "generate")}, {"eval-only", r->o.eval_only}, {"probe", *r->o.probe != '\0'}};
+    const char* first = NULL;
+    for (size_t i = 0; i < sizeof tasks / sizeof tasks[0]; i++) {
+        if (!tasks[i].is_on) { continue; }
+        if (first) { options_fail(tasks[i].name, "is another task than --%s: give one at a time", first); }
+        first = tasks[i].name;
+    }
+}
+
 static inline void start_parse_(Run* r, int argc, char** argv) {
     const Trainer* t = r->trainer;
     start_check_trainer_(t);
@@ -63,6 +75,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     options_refuse(r->o.resume && r->o.go_on, "continue", "means --resume where there is a checkpoint: leave that out");
     if (run_is_chatting(r)) { start_check_alone_(r, "chat"); }
     if (run_answers_file(r)) { start_check_alone_(r, "generate-file"); }
+    start_check_task_(r);
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     if (r->o.plan > 0) { plan_begin(r); }
     options_refuse(r->o.plan == 0 && *r->o.plan_card, "plan-card", "is for --plan W");
@@ -244,13 +257,16 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
 }
 
 // A folder that an export replaces is an earlier one of the same kind: a model does not give way to an adapter, nor an
-// adapter to a model. `other`: a file of the other kind. What an adapter learns beside has to stay as it is
+// adapter to a model. `other`: a file of the other kind. What is read, or what an adapter learns beside, stays as it
+// is: it may be the only copy with all its digits
 static inline void start_check_export_(const Run* r, const char* option, const char* folder, const char* other,
                                        const char* kind) {
     char path[PATH_BYTES], base[PATH_BYTES];
     hf_export_check(option, folder);
-    options_refuse(model_is_adapter(r->model) && path_is_same(folder, path_parent(base, r->weights)), option,
+    const int is_read = *r->weights && path_is_same(folder, path_parent(base, r->weights));
+    options_refuse(is_read && model_is_adapter(r->model), option,
                    "is the model beside which the adapter learns: choose another folder");
+    options_refuse(is_read, option, "is the folder of the model that is read: choose another");
     if (path_exists(path_join(path, folder, other))) {
         options_fail(option, "%s: holds %s: choose another folder", folder, kind);
     }
@@ -471,11 +487,12 @@ static inline double start_batch_bytes_(const Run* r, int B, int sparing) {
     return t->activation_bytes(r, purpose, B, r->T, sparing) + rooms + start_workspace_(r, B);
 }
 
-// the largest --batch-size whose activations and scratch fit in n_bytes
+// the largest --batch-size that the option takes and whose activations and scratch fit in n_bytes
 static inline int start_largest_batch_(const Run* r, double n_bytes, int sparing) {
+    const double most = options_at(r->table, r->n_options, "batch-size")->high;
     int B = 0;
     for (int more = 1 << 20; more > 0; more /= 2) {
-        if ((int64_t)(B + more) * r->T > INT_MAX / 4) { continue; }  // as run_leaves refuses
+        if (B + more > most || (int64_t)(B + more) * r->T > INT_MAX / 4) { continue; }  // as run_leaves refuses
         if (start_batch_bytes_(r, B + more, sparing) <= n_bytes) { B += more; }
     }
     return B;

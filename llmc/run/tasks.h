@@ -272,7 +272,7 @@ static inline void task_probe(Run* r) {
     SafeWriter out;
     OtherLoss others[MAX_OTHER_LOSSES];
     const int n_others = r->trainer->other_losses ? r->trainer->other_losses(r, others) : 0;
-    outfile_check("probe-out", r->o.probe_out, "a safetensors file");
+    probe_check_out(r->o.probe_out);
     free(m->frozen);  // every gradient is asked for
     m->frozen = NULL;
     model_freeze_base(m);
