@@ -390,12 +390,12 @@ PYTHON
         learn --config mtp.json --indexer $i --indexer-alone 1
         check "... --indexer-alone: they alone" test "$(moved | grep -c indexer) $(moved | grep -vc indexer)" = "6 0"
     done
-    learn --config tiny.json --indexer dense --val-fraction 0.1 --eval-every 2
-    check "--indexer dense: validations are of the model that is saved, which chooses index_topk entries" \
-        test "$(go --from with --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value with 4 val_loss)")"
     refuse "a module that the run has learnt, left out on the way" "--mtp: the run began with 1: choose another --run, or leave it out" --resume --run with --mtp 0
     go "${start[@]:2}" --from with --mtp 0 --steps 1 --run without
     check "--mtp 0 of a folder that has it: a line" grep -q '/model.safetensors: 41 tensors of the module that predicts the token after the next are left out, as --mtp 0 says: keep this folder$' err
+    learn --config tiny.json --indexer dense --val-fraction 0.1 --eval-every 2
+    check "--indexer dense: validations are of the model that is saved, which chooses index_topk entries" \
+        test "$(go --from with --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value with 4 val_loss)")"
     is_quick && return
     rm -rf longer && go "${start[@]}" --indexer kl --indexer-alone 1 --steps 60 --run longer
     check "... whose loss falls" below "$(value longer 60 index_loss)" "$(value longer 1 index_loss)"
