@@ -280,8 +280,8 @@ mutation "sparse: keys of a window end with their document" test_sparse_attentio
     sparse_attention.h:sparse_tile_ 't\.is_stairs &= t\.end\[m\] ==' 't.is_stairs \&= 1 | t.end[m] =='
 mutation "sparse: heads behind the first ones begin dkey anew" test_sparse_attention "sparse_attention backward" \
     sparse_attention.h:sparse_add_ 'to - from, 1, t->stair' 'to - from, b->first_head == 0, t->stair'
-mutation "sparse: lists are read from their first entry" test_sparse_attention "sparse_attention backward" \
-    sparse_attention.h:sparse_add_lists_ 'place\[n\] = k;' 'place[n] = 0;'
+mutation "sparse: lists are read from their first position" test_sparse_attention "sparse_attention backward" \
+    sparse_attention.h:sparse_add_lists_ 'place\[e - first\] = l\.end;' ''
 mutation "sparse: mass takes heads descending" test_sparse_attention "mass forward" \
     sparse_attention.h:sparse_attention_mass 'lanes\[k \* stride \+ h\]' 'lanes[k * stride + n_heads - 1 - h]'
 mutation "merge: the block before keeps its weight" test_attention_merge "merge forward" \

@@ -231,7 +231,7 @@ static inline double entry_workspace_bytes(const EntrySizes* s, double N, int T)
     const double keys = (s->window < T ? s->window : T) + (csa > hca ? csa : hca);
     const double of_head = 2.0 * sizeof(float) * N * (keys + 32.0), all = of_head * s->H;
     const double kept = all < (double)SPARSE_KEPT ? all : fmax((double)SPARSE_KEPT, 16.0 * of_head);
-    const double of_attention = fmin(all, kept) + sizeof(float) * N * (s->H + 2.0 * s->d);
+    const double of_attention = fmin(all, kept) + sizeof(float) * N * (s->H + 2.0 * s->d + 2.0 * csa);
     const double pairs = N * csa * (3.0 + (s->nI + 31.0) / 32.0) + N * s->nI;
     return s->indexer == INDEXER_OFF ? of_attention : fmax(of_attention, sizeof(float) * pairs);
 }

@@ -16,13 +16,15 @@ Backward, in training alone, where the key of position n is row n; everything is
     dsinks = sum over n of -(exp(sink - max) * inv) * D                           (H) float; NULL: nobody asks
 sparse_attention_mass: the sum over heads of att of each entry on a list, 0 behind the last: what teaches an indexer.
 Cost:   4*d flops for each head, position and key it sees, backward 10*d, mass 2*d. Beside the tensors backward keeps
-        att and ds of all positions, 8 bytes for each of their keys, of as many heads at a time as SPARSE_KEPT allows.
-        C, window 128, one thread, AVX2, gcc 12, AMD EPYC (Zen 4), its own time, the smallest of 7 or more on a busy
-        machine, GFLOP/s forward and backward; a product of 1024^3 (gemm.h) reached 70 beside it:
-            N 512, H 8, d 64     HCA, r 128: 45, 41    CSA, r 4, topk 64: 46, 34    the same, all entries: 49, 38
-            N 4096, H 8, d 64    HCA, r 128: 46, 37    CSA, r 4, topk 64: 46, 26 to 29
-            N 512, H 64, d 512   CSA, r 4, topk 64: 64, 34 to 40: 0.16 s and 0.7 s, 55 MB of scratch; mass 48
-        Not measured with more threads, with AVX-512, nor on a GPU yet.
+        att and ds of all positions, 8 bytes for each of their keys, of as many heads at a time as SPARSE_KEPT allows,
+        and of lists the positions of each entry (inverse_lists.h), 8 bytes for each entry on them.
+        C, window 128, one thread, AVX-512, gcc 12, AMD EPYC (Zen 5), its own time, the smallest of 2 or more on a
+        busy machine, GFLOP/s forward and backward; a product of 1024^3 (gemm.h) reached 238 beside it:
+            N 512, H 8, d 64     HCA, r 128: 106, 118    CSA, r 4, topk 64: 98, 97    the same, all entries: 109, 118
+            N 4096, H 8, d 64    HCA, r 128: 100, 79     CSA, r 4, topk 64: 93, 66
+            N 2048, H 8, d 512   CSA, r 4, topk 512: 140, 92
+            N 512, H 64, d 512   CSA, r 4, topk 64: 207, 119: 0.05 s and 0.23 s
+        Not measured with more threads, nor on a GPU yet.
 Order:  sums over keys take those of the window, then the entries, each ascending; scores and datt chain over channels;
         the sum of e chains over keys, then the sink; dkey are two chains, over heads and in each over positions, then
         their sum. Products by madd.
@@ -33,6 +35,7 @@ Source: DeepSeek-AI 2025, arXiv:2512.02556; sinks: Xiao et al. 2023, arXiv:2309.
 #include "../core/device.h"  // Device, device_workspace, ceil_div, thread_number
 #include "../core/fmath.h"   // fm_exp
 #include "../core/madd.h"    // madd
+#include "inverse_lists.h"   // inverse_lists
 #include "sparse_shape.h"    // SparseShape, Places, EntryWindows
 
 #ifndef SPARSE_KEPT
@@ -189,9 +192,10 @@ enum {
     SPARSE_KEYS = 8 * TILE_M,  // whose gradients are a task
     SPARSE_ROWS = 256,         // positions whose q and dout, of one head, a task copies at a time: where they lie, rows
                                // are often a power of two apart, and most of them in the same few lines of a cache
-    SPARSE_AHEAD = 8,          // positions between those whose rows are used and asked for
-    SPARSE_LISTED = 128,       // entries with lists whose gradients are a task...
-    SPARSE_CHANNELS = 64       // ...of so many channels: the sums should stay in the first cache
+    SPARSE_LISTED = 512,       // entries with lists whose gradients are a task, at most; at least an eighth of them...
+    SPARSE_CHANNELS = 4 * VLANES,  // ...of so many channels: an entry's sums of q and of dout fill eight registers...
+    SPARSE_LIST_ROWS = 64      // ...from so many positions at a time, whose rows should stay in the first cache; twice
+                               // as many where an entry has few of them
 };
 
 typedef struct {
@@ -396,6 +400,8 @@ typedef struct {
     float *att, *ds;      // (n_heads, N, row): the keys of the window end at column n_window, where the entries begin
     size_t row;
     int *begin, *end;     // (n_entries) positions that see an entry, where there are no lists
+    int *offsets, *positions, *pairs;  // inverse_lists.h, where there are lists
+    int listed, list_rows;             // of a task, at a time
     int n_entries;
     float* scratch;       // of all threads
 } SparseBackward_;
@@ -497,14 +503,15 @@ typedef struct {
     size_t step;
 } SparseRows_;
 
-// copies of them, into scratch: two times SPARSE_ROWS rows
-static inline SparseRows_ sparse_rows_(const SparseBackward_* b, int h, int first, int end, float* scratch) {
-    const size_t d = (size_t)b->x.s->d, step = d + GEMM_LINE;
-    float* dout = scratch + SPARSE_ROWS * step;
+// copies of n_channels of them from c on, into scratch: two times so many rows
+static inline SparseRows_ sparse_rows_(const SparseBackward_* b, int h, int first, int end, int c, int n_channels,
+                                       float* scratch) {
+    const size_t d = (size_t)b->x.s->d, step = (size_t)n_channels + GEMM_LINE;
+    float* dout = scratch + (size_t)(end - first) * step;
     for (int n = first; n < end; n++) {
-        const size_t from = ((size_t)n * b->x.s->H + b->first_head + h) * d, to = (size_t)(n - first) * step;
-        memcpy(scratch + to, b->x.q + from, sizeof(float) * d);
-        memcpy(dout + to, b->dout + from, sizeof(float) * d);
+        const size_t from = ((size_t)n * b->x.s->H + b->first_head + h) * d + c, to = (size_t)(n - first) * step;
+        memcpy(scratch + to, b->x.q + from, sizeof(float) * n_channels);
+        memcpy(dout + to, b->dout + from, sizeof(float) * n_channels);
     }
     const SparseRows_ rows = {h, first, end, scratch, dout, step};
     return rows;
@@ -570,59 +577,92 @@ static inline void sparse_add_keys_(const SparseBackward_* b, int is_entry, int 
     float* scratch = b->scratch + (size_t)thread_number() * b->plan.n_floats;
     for (int h = 0; h < b->n_heads; h++) {
         for (int from = begin_n; from < end_n; from += SPARSE_ROWS) {
-            const SparseRows_ rows = sparse_rows_(b, h, from, gemm_min_(from + SPARSE_ROWS, end_n), scratch);
+            const SparseRows_ rows = sparse_rows_(b, h, from, gemm_min_(from + SPARSE_ROWS, end_n), 0, b->x.s->d,
+                                                  scratch);
             for (int i = 0; i < n; i++) { sparse_add_tile_(b, &tile[i], &rows); }
         }
     }
 }
 
-// sums += a * x
-static inline __attribute__((always_inline)) void sparse_add_row_(float* sums, float a, const float* x, int n) {
-    #pragma omp simd
-    for (int i = 0; i < n; i++) { sums[i] = madd(a, x[i], sums[i]); }
+// where in its list an entry has positions, and where the weights of an entry and a position are kept
+typedef struct {
+    int begin, end;
+    const int *position, *pair;
+    const float *att, *ds;  // of position 0, of its first entry
+    ptrdiff_t row;          // ... and the number of a pair: from one position to the next
+} SparseListed_;
+
+// sums += what these positions add to the entry: SPARSE_CHANNELS channels in registers
+static inline void sparse_add_listed_(float* by_q, float* by_dout, const SparseListed_* l, const SparseRows_* rows) {
+    enum { WIDE = SPARSE_CHANNELS / VLANES };
+    vfloat of_q[WIDE], of_dout[WIDE];
+    for (int i = 0; i < WIDE; i++) { of_q[i] = v_load(by_q + i * VLANES), of_dout[i] = v_load(by_dout + i * VLANES); }
+    for (int k = l->begin; k < l->end; k++) {
+        const int n = l->position[k];
+        const ptrdiff_t at = n * l->row + l->pair[k];
+        const size_t from = (size_t)(n - rows->first) * rows->step;
+        const vfloat ds = v_fill(l->ds[at]), att = v_fill(l->att[at]);
+        for (int i = 0; i < WIDE; i++) {
+            of_q[i] = v_madd(ds, v_load(rows->q + from + i * VLANES), of_q[i]);
+            of_dout[i] = v_madd(att, v_load(rows->dout + from + i * VLANES), of_dout[i]);
+        }
+    }
+    for (int i = 0; i < WIDE; i++) { v_store(by_q + i * VLANES, of_q[i]), v_store(by_dout + i * VLANES, of_dout[i]); }
 }
 
-// what position n of head h adds to the entries on its list from place k to k_end, n_channels of them from c on. The
-// compiler makes a loop of its own for SPARSE_CHANNELS
-static inline __attribute__((always_inline)) void sparse_add_listed_(const SparseBackward_* b, int h, int n, int k,
-                                                                     int k_end, int c, int n_channels) {
-    const SparseShape* s = b->x.s;
-    const size_t d = (size_t)s->d, kept = ((size_t)h * s->N + n) * b->row + b->plan.n_window, row = s->H * d;
-    const size_t of_q = (size_t)n * row + (b->first_head + h) * d + c;
-    const float *q = b->x.q + of_q, *dout = b->dout + of_q, *att = b->att + kept, *ds = b->ds + kept;
-    for (int i = 0; i < n_channels; i += GEMM_LINE) {
-        __builtin_prefetch(q + SPARSE_AHEAD * row + i);
-        __builtin_prefetch(dout + SPARSE_AHEAD * row + i);
-    }
-    __builtin_prefetch(att + SPARSE_AHEAD * b->row + k);
-    __builtin_prefetch(ds + SPARSE_AHEAD * b->row + k);
-    for (; k < k_end; k++) {
-        const size_t at = (size_t)b->x.chosen[(size_t)n * s->topk + k] * d + c;
-        sparse_add_row_(b->entries_by_q + at, ds[k], q, n_channels);
-        sparse_add_row_(b->entries_by_dout + at, att[k], dout, n_channels);
+// the same of n_channels, fewer
+static inline void sparse_add_listed_few_(float* by_q, float* by_dout, const SparseListed_* l, const SparseRows_* rows,
+                                          int n_channels) {
+    for (int k = l->begin; k < l->end; k++) {
+        const int n = l->position[k];
+        const ptrdiff_t at = n * l->row + l->pair[k];
+        const size_t from = (size_t)(n - rows->first) * rows->step;
+        for (int c = 0; c < n_channels; c++) {
+            by_q[c] = madd(l->ds[at], rows->q[from + c], by_q[c]);
+            by_dout[c] = madd(l->att[at], rows->dout[from + c], by_dout[c]);
+        }
     }
 }
 
-// entries first..end, from lists. place (2, N): where in its list a position has the first of them, and behind the last
-static inline void sparse_add_lists_(const SparseBackward_* b, int first, int end, int c, int n_channels, int* place) {
+// entries first..end, from the lists of their positions: n_channels from c on
+static inline void sparse_add_lists_(const SparseBackward_* b, int first, int end, int c, int n_channels) {
     const SparseShape* s = b->x.s;
-    for (int n = 0; n < s->N; n++) {
-        const int* list = b->x.chosen + (size_t)n * s->topk;
-        int k = 0;
-        while (k < s->topk && list[k] >= 0 && list[k] < first) { k++; }
-        place[n] = k;
-        while (k < s->topk && list[k] >= 0 && list[k] < end) { k++; }
-        place[s->N + n] = k;
-    }
+    float* scratch = b->scratch + (size_t)thread_number() * b->plan.n_floats;
+    int place[SPARSE_LISTED];  // of each entry: how far its list has been read
     for (int h = 0; h < b->n_heads; h++) {
-        for (int n = 0; n < s->N; n++) {
-            if (n_channels == SPARSE_CHANNELS) {
-                sparse_add_listed_(b, h, n, place[n], place[s->N + n], c, SPARSE_CHANNELS);
-            } else {
-                sparse_add_listed_(b, h, n, place[n], place[s->N + n], c, n_channels);
+        const size_t kept = (size_t)h * s->N * b->row + b->plan.n_window;
+        SparseListed_ l = {0, 0, b->positions, b->pairs, b->att + kept, b->ds + kept, (ptrdiff_t)b->row - s->topk};
+        for (int e = first; e < end; e++) { place[e - first] = b->offsets[e]; }
+        for (int from = 0; from < s->N; from += b->list_rows) {
+            const int to = gemm_min_(from + b->list_rows, s->N);
+            const SparseRows_ rows = sparse_rows_(b, h, from, to, c, n_channels, scratch);
+            for (int e = first; e < end; e++) {
+                const size_t at = (size_t)e * s->d + c;
+                l.begin = l.end = place[e - first];
+                while (l.end < b->offsets[e + 1] && b->positions[l.end] < to) { l.end++; }
+                place[e - first] = l.end;
+                if (l.begin == l.end) { continue; }
+                if (n_channels == SPARSE_CHANNELS) {
+                    sparse_add_listed_(b->entries_by_q + at, b->entries_by_dout + at, &l, &rows);
+                } else {
+                    sparse_add_listed_few_(b->entries_by_q + at, b->entries_by_dout + at, &l, &rows, n_channels);
+                }
             }
         }
     }
+}
+
+// lists of positions, and how they are cut: into a few tasks for each thread. p: room for all that
+static inline void sparse_lists_(SparseBackward_* b, int* p, size_t n_pairs, const Device* dev) {
+    const SparseShape* s = b->x.s;
+    const int n_channels = (int)ceil_div(s->d, SPARSE_CHANNELS), few = SPARSE_LISTED / 8;
+    const int share = (int)ceil_div((int64_t)b->n_entries * n_channels, 2 * dev->n_threads);
+    b->offsets = p, b->positions = b->offsets + b->n_entries + 1, b->pairs = b->positions + n_pairs;
+    inverse_lists(b->offsets, b->positions, b->pairs, b->pairs + n_pairs, b->x.chosen, s->N, s->topk, b->n_entries,
+                  dev);
+    b->listed = share < few ? few : gemm_min_(share, SPARSE_LISTED);
+    b->list_rows = 8 * (int64_t)b->offsets[b->n_entries] < (int64_t)s->N * b->n_entries ? 2 * SPARSE_LIST_ROWS
+                                                                                       : SPARSE_LIST_ROWS;
 }
 
 // positions that see an entry, where there are no lists
@@ -643,7 +683,8 @@ static inline void sparse_backward_heads_(const SparseBackward_* b) {
     const int n_parts = (int)ceil_div(b->n_heads, b->plan.n_heads), P = b->plan.positions;
     const int n_strips = (int)ceil_div(s->N, P) * n_parts, n_keys = (int)ceil_div(s->N, SPARSE_KEYS);
     const int listed = b->x.chosen != NULL, n_channels = listed ? (int)ceil_div(s->d, SPARSE_CHANNELS) : 1;
-    const int n_entries = (int)ceil_div(b->n_entries, listed ? SPARSE_LISTED : SPARSE_KEYS) * n_channels;
+    const int of_task = listed ? b->listed : SPARSE_KEYS;
+    const int n_entries = (int)ceil_div(b->n_entries, of_task) * n_channels;
     #pragma omp parallel
     {
         #pragma omp for schedule(dynamic)
@@ -655,16 +696,15 @@ static inline void sparse_backward_heads_(const SparseBackward_* b) {
         #pragma omp for schedule(dynamic)
         for (int i = 0; i < n_entries + n_keys; i++) {
             const int key = (i - n_entries) * SPARSE_KEYS;
-            const int entry = i / n_channels * (listed ? SPARSE_LISTED : SPARSE_KEYS);
+            const int entry = i / n_channels * of_task;
             const int c = i % n_channels * SPARSE_CHANNELS;
             if (i >= n_entries) {
                 sparse_add_keys_(b, 0, key, gemm_min_(key + SPARSE_KEYS, s->N));
             } else if (listed) {
-                int* place = (int*)(b->scratch + (size_t)thread_number() * b->plan.n_floats);
-                sparse_add_lists_(b, entry, gemm_min_(entry + SPARSE_LISTED, b->n_entries), c,
-                                  gemm_min_(SPARSE_CHANNELS, s->d - c), place);
+                sparse_add_lists_(b, entry, gemm_min_(entry + of_task, b->n_entries), c,
+                                  gemm_min_(SPARSE_CHANNELS, s->d - c));
             } else {
-                sparse_add_keys_(b, 1, entry, gemm_min_(entry + SPARSE_KEYS, b->n_entries));
+                sparse_add_keys_(b, 1, entry, gemm_min_(entry + of_task, b->n_entries));
             }
         }
     }
@@ -713,19 +753,22 @@ static inline void sparse_attention_backward(float* dq, float* dkv, float* dentr
     const int strip_heads = gemm_min_(at_once, SPARSE_LANES);
     b.plan = sparse_plan_(&b.x, strip_heads, 2);
     const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b.n_entries * s->d;
-    const size_t n_place = 2 * (size_t)s->N, n_rows = 2 * SPARSE_ROWS * ((size_t)s->d + GEMM_LINE);
-    if (b.plan.n_floats < n_place) { b.plan.n_floats = n_place; }
+    const size_t n_rows = 2 * SPARSE_ROWS * ((size_t)s->d + GEMM_LINE);  // more than those of lists
     if (b.plan.n_floats < n_rows) { b.plan.n_floats = n_rows; }
     const size_t n_D = (size_t)s->N * s->H, n_kept = (size_t)at_once * of_head;
-    float* p = device_workspace(dev, sizeof(float) * (n_D + n_kept + n_kv + n_of_entries + 2 * (size_t)b.n_entries +
+    const size_t n_pairs = x.chosen ? (size_t)s->N * s->topk : 0, n_seen = 2 * (size_t)b.n_entries;
+    const size_t n_scan = inverse_lists_scratch(b.n_entries, dev);
+    const size_t n_lists = x.chosen ? (size_t)b.n_entries + 1 + 2 * n_pairs + n_scan : 0;
+    float* p = device_workspace(dev, sizeof(float) * (n_D + n_kept + n_kv + n_of_entries + n_seen + n_lists +
                                                       b.plan.n_floats * (size_t)dev->n_threads));
     b.D = p, p += n_D;
     b.att = p, p += n_kept / 2;
     b.ds = p, p += n_kept / 2;
     b.by_q = dkv, b.by_dout = p, p += n_kv;
     b.entries_by_q = dentries, b.entries_by_dout = p, p += n_of_entries;
-    b.begin = (int*)p, b.end = b.begin + b.n_entries, p += 2 * (size_t)b.n_entries;
-    b.scratch = p;
+    b.begin = (int*)p, b.end = b.begin + b.n_entries, p += n_seen;
+    if (x.chosen) { sparse_lists_(&b, (int*)p, n_pairs, dev); }
+    b.scratch = p + n_lists;
     device_zero(dkv, sizeof(float) * n_kv, dev);
     if (n_of_entries) { device_zero(dentries, sizeof(float) * n_of_entries, dev); }
     device_zero(b.by_dout, sizeof(float) * (n_kv + n_of_entries), dev);
