@@ -21,7 +21,7 @@ static Places places_of(float* const* a, const int* d) {
     return places;
 }
 static EntryWindows windows_of(float* const* a, const int* d) {
-    const EntryWindows w = {d['R'], 0, d['W'], NULL, NULL, NULL, (const int*)a[PLACES] + 3 * d['N']};
+    const EntryWindows w = {d['R'], 0, d['W'], NULL, NULL, (const int*)a[PLACES] + 3 * d['N']};
     return w;
 }
 #define THE_PROBLEM                                                                                     \
@@ -209,7 +209,7 @@ static void mass_ref(float* const* a, const int* d) {
 OP_STORED(X)
 static void mass(X* const* x, float* const* a, const int* d, const Device* dev) {
     const SparseShape s = {d['N'], d['H'], d['D'], 1, d['K'], 1.0f / sqrtf((float)d['D'])};
-    const EntryWindows w = {1, 0, d['W'], NULL, NULL, NULL, NULL};
+    const EntryWindows w = {1, 0, d['W'], NULL, NULL, NULL};
     sparse_attention_mass(a[M_MASS], x[M_Q], x[M_ENTRIES], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], &s, &w, dev);
 }
 
@@ -284,7 +284,7 @@ static void test_frozen(Test* t) {
     for (int n = 0; n < N; n++) { places[n] = n, places[N + n] = 0, places[2 * N + n] = N, places[3 * N + n] = 0; }
     const SparseShape s = {N, H, D, L, 0, scale};
     const Places where = {N, places, places + N, places + 2 * N};
-    const EntryWindows w = {R, 0, W, NULL, NULL, NULL, places + 3 * N};
+    const EntryWindows w = {R, 0, W, NULL, NULL, places + 3 * N};
     sparse_attention_forward_ref(out, max, inv, q, kv, entries, sinks, NULL, &s, &where, &w);
     sparse_attention_backward_ref(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks, NULL, W, &s, &where,
                                   &w);
@@ -402,7 +402,7 @@ static void check_generation(Test* t, int from, int with_lists, const Device* de
         int* where = ints_to_device(pass ? places : whole, 4 * (size_t)n_rows, dev);
         int* list = ints_to_device(pass ? chosen : lists, (size_t)n_rows * G_K, dev);
         const Places p = {n_rows, where, where + n_rows, pass ? NULL : where + 2 * n_rows};
-        const EntryWindows w = {G_R, 0, n_entries, NULL, NULL, NULL, where + (pass ? 2 : 3) * n_rows};
+        const EntryWindows w = {G_R, 0, n_entries, NULL, NULL, where + (pass ? 2 : 3) * n_rows};
         float *q_d = to_device(pass ? new_q : q, (size_t)n_rows * HD, dev), *sinks_d = to_device(sinks, G_H, dev);
         float* kv_d = to_device(pass ? cache : kv, (size_t)n_kv * G_D, dev);
         float* entries_d = to_device(pass ? entry_cache : entries, (size_t)n_entries * G_D, dev);

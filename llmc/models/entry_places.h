@@ -84,7 +84,7 @@ static inline EntryArrays entry_arrays_(EntryPlaces* x, int N) {
     for (int i = 0; i < ENTRY_KINDS; i++) {
         EntryWindows* w = &x->windows[i];
         if (x->ratio[i] == 0) { continue; }
-        w->r = x->ratio[i], w->overlap = x->overlap[i], w->slot = NULL;
+        w->r = x->ratio[i], w->overlap = x->overlap[i];
         a.token[i] = entry_array_(x, &w->token, &at, entry_places_most_(x, i));
         a.number[i] = entry_array_(x, &w->number, &at, entry_places_most_(x, i));
         a.turn[i] = entry_array_(x, &x->turns[i], &at, entry_places_most_(x, i));

@@ -12,7 +12,7 @@ one. Position t of a document sees its entries 0 .. (t + 1) / r - 1, whose last 
     entries_counted    how many positions of a batch see an entry
 All arrays are ints on the device. Their lengths depend on B and T alone, so that a graph may repeat what was recorded.
 In generation (cached_text.h) `first_key` and `first_entry` point into caches, `token` into the tokens that a pass has
-at hand, and `slot` says where in the cache an entry goes.
+at hand.
 Cost:   made on the host, a pass over N positions for each kind of window.
 Source: doc/deepseek_v4.md "Entries", "Order of sums"
 */
@@ -36,7 +36,6 @@ typedef struct {
     const int *token;        // (W) where the first token of the entry's own window lies among the rows of tokens; -1:
                              // there is no such entry
     const int *number;       // (W) which entry of its document it is; 0: there is no window before it
-    const int *slot;         // (W) where it goes among the rows of entries; NULL: entry w is row w
     const int *first_entry;  // (N) which row is the first entry of the position's document
 } EntryWindows;
 

@@ -10,9 +10,9 @@ halves. Per channel, over the slots ascending:
     alpha = e / total, e = exp(gate - the largest), total the sum of e. Is the largest Inf or -Inf, it is 0 instead; is
             the total 0, it is 1
     pool  = sum of alpha v
-An entry without a token (-1) gets a row of zeros or, where entries go into a cache (slot), nothing.
-Backward of a batch: `slot` is NULL, tokens are its positions, entries come in the order of their tokens, as
-entry_windows_of_batch has them. dv, dg (n_tokens, C) are written, 0 where no entry reads; dv may be v, dg may be g:
+An entry without a token (-1) gets a row of zeros.
+Backward of a batch: tokens are its positions, entries come in their order, as entry_windows_of_batch has them. dv, dg
+(n_tokens, C) are written, 0 where no entry reads; dv may be v, dg may be g:
     dv    = alpha dpool
     dg    = (alpha (v - pool)) dpool
     dape  = sum over positions of dg          (r, C) float, written: one call is one leaf. NULL: nobody asks for it
@@ -72,11 +72,6 @@ FM_FUNCTION float window_pool_dgate_(float alpha, float v, float pool, float dpo
     return alpha * (v - pool) * dpool;
 }
 
-// where the entry goes
-FM_FUNCTION size_t window_pool_row_(const EntryWindows* w, int entry) {
-    return (size_t)(w->slot ? w->slot[entry] : entry);
-}
-
 // May an entry read the first half of position n's channels, or the second, which without overlap are all? Two bits
 FM_FUNCTION int window_pool_read_(const EntryWindows* w, const Places* places, int n) {
     const int t = places->t[n], n_entries = (places->behind[n] - (n - t)) / w->r, own = t / w->r;
@@ -109,8 +104,7 @@ static inline WindowSoftmax window_pool_softmax_ref(const float* g, const float*
 static inline void window_pool_forward_ref(float* pool, const float* v, const float* g, const float* ape,
                                            const EntryWindows* w, int d) {
     for (int i = 0; i < w->W; i++) {
-        if (w->token[i] < 0 && w->slot) { continue; }
-        float* out = pool + window_pool_row_(w, i) * d;
+        float* out = pool + (size_t)i * d;
         const WindowSlots slots = window_pool_slots_(w, i);
         for (int c = 0; c < d; c++) {
             out[c] = 0.0f;
@@ -264,8 +258,7 @@ static inline void window_pool_forward(float* pool, const float* v, const float*
         for (int c = 0; c < d; c += width) {
             const int n = window_pool_smaller_(width, d - c);
             const WindowSlots slots = window_pool_slots_(w, i);
-            if (w->token[i] < 0 && w->slot) { continue; }
-            float *out = pool + window_pool_row_(w, i) * d + c, *e = window_pool_room_(workspace, w, width);
+                float *out = pool + (size_t)i * d + c, *e = window_pool_room_(workspace, w, width);
             if (w->token[i] < 0) {
                 memset(out, 0, sizeof(float) * (size_t)n);
             } else {
@@ -409,7 +402,6 @@ window_pool_forward_kernel(X* pool, const X* v, const X* g, const float* ape, En
     __shared__ float of_groups[WINDOW_POOL_SHARED];
     const WindowThread<P> x = window_pool_thread_<P>(g, ape, w, n_blocks, d, of_groups);
     Pack<float, P> sum = {};
-    if (x.token < 0 && w.slot) { return; }
     #pragma unroll 4
     for (int s = x.slots.begin + threadIdx.y; x.token >= 0 && x.inside && s < x.slots.end; s += blockDim.y) {
         const Pack<float, P> gate = window_pool_gates_<P>(g, ape, w, x, s, d);
@@ -419,7 +411,7 @@ window_pool_forward_kernel(X* pool, const X* v, const X* g, const float* ape, En
         }
     }
     window_pool_over_groups_<0>(sum.x, of_groups);
-    if (x.inside && threadIdx.y == 0) { store_floats(pool + window_pool_row_(&w, x.entry) * d + x.c, sum); }
+    if (x.inside && threadIdx.y == 0) { store_floats(pool + (size_t)x.entry * d + x.c, sum); }
 }
 
 // Some slots are read before the first of them is written, so that their loads are under way together: for the compiler
