@@ -1496,12 +1496,13 @@ static void ranks_muon(Test* t, Comm* c, int number) {
     device_free(&dev);
 }
 
+// kernels take their time on a CPU: each table once
 static void test_muon(Test* t) {
     const int most = device_ranks(t, 4);
     for (int P = 1; P <= most; P++) {
         for (int zero = 0; zero < 2 && (!DEVICE_MEETS || P == 2); zero++) {
-            run_ranks(t, P, ranks_muon, 100 + 10 * ODD + zero);
-            run_ranks(t, P, ranks_muon, 500 + 10 * ODD_FROZEN + zero);
+            if (!DEVICE_MEETS || zero == 0) { run_ranks(t, P, ranks_muon, 100 + 10 * ODD + zero); }
+            if (!DEVICE_MEETS || zero == 1) { run_ranks(t, P, ranks_muon, 500 + 10 * ODD_FROZEN + zero); }
         }
     }
 }
