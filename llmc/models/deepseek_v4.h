@@ -225,12 +225,12 @@ static inline int config_parse_layers_(Config* c, const json_t* json, ErrorText*
 // tokens of an entry
 static inline int config_parse_rates_(Config* c, const json_t* json, ErrorText* error) {
     static const char of_csa[] = "compressed_sparse_attention", of_hca[] = "heavily_compressed_attention";
-    json_t *rates = json_object_get(json, "compress_rates"), *rate;
-    const char* key;
+    json_t* rates = json_object_get(json, "compress_rates");
     if (!config_is_absent(json, "compress_rates") && !json_is_object(rates)) {
         return json_refuse_value(error, "compress_rates", "an object", rates);
     }
-    json_object_foreach(rates, key, rate) {
+    for (void* at = json_object_iter(rates); at; at = json_object_iter_next(rates, at)) {
+        const char* key = json_object_iter_key(at);
         if (strcmp(key, of_csa) == 0 || strcmp(key, of_hca) == 0) { continue; }
         return error_set(error, "\"compress_rates\": expected %s and %s, found \"%.60s\"", of_csa, of_hca, key);
     }
