@@ -30,10 +30,11 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/hyper_connections.h"  // HYPER_STREAMS
+#include "../ops/indexer.h"      // IndexerTraining, INDEXER_NAMES
 #include "../ops/rope.h"         // RopeYarn
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "config_parts.h"        // config_parse_kinds, config_check_quantized
-#include "entry_attention.h"     // WINDOW_LAYER, CSA_LAYER, HCA_LAYER, IndexerTraining
+#include "entry_attention.h"     // WINDOW_LAYER, CSA_LAYER, HCA_LAYER
 
 // ---- 1. Config ----
 
@@ -43,7 +44,6 @@ enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024, CONFIG_MOST_HEAD = 1024
 enum { CONFIG_MOST_WIDE = 1 << 22 };
 enum { HASH_LAYER = 'T', CHOICE_LAYER = 'R' };                  // Config.routers
 typedef enum { NAMES_OFFICIAL, NAMES_WRITTEN, NAMES_IN_MEMORY } NameFamily;
-#define INDEXER_NAMES "off|kl|dense"  // IndexerTraining
 
 typedef struct {
     int max_T;            // longest sequence, 1048576

@@ -38,7 +38,6 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Formula", "RoPE"
 // which entries a layer has: Config.kinds of the model; the numbers are those of EntryPlaces
 enum { WINDOW_LAYER = 'W', CSA_LAYER = 'C', HCA_LAYER = 'H' };
 enum { CSA_ENTRIES, HCA_ENTRIES };
-typedef enum { INDEXER_OFF, INDEXER_KL, INDEXER_DENSE } IndexerTraining;
 
 typedef struct {
     int D, H, d, rotated;  // channels; heads; of each; of which the last ones turn
