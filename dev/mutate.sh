@@ -280,10 +280,14 @@ mutation "sparse: keys of a window end with their document" test_sparse_attentio
     sparse_attention.h:sparse_tile_ 't\.is_stairs &= t\.end\[m\] ==' 't.is_stairs \&= 1 | t.end[m] =='
 mutation "sparse: heads behind the first ones begin dkey anew" test_sparse_attention "sparse_attention backward" \
     sparse_attention.h:sparse_add_ 'to - from, 1, t->stair' 'to - from, b->first_head == 0, t->stair'
+mutation "sparse: entries of a later piece are left out" test_sparse_attention "more_heads backward" \
+    sparse_attention.h:sparse_add_heads_ 'entries\.first \+ i / n_channels \* of_task' 'i / n_channels * of_task'
 mutation "sparse: lists are read from their first position" test_sparse_attention "sparse_attention backward" \
     sparse_attention.h:sparse_add_lists_ 'place\[e - first\] = l\.end;' ''
 mutation "sparse: mass takes heads descending" test_sparse_attention "mass forward" \
     sparse_attention.h:sparse_attention_mass 'lanes\[k \* stride \+ h\]' 'lanes[k * stride + n_heads - 1 - h]'
+mutation "sparse: mass begins anew" test_sparse_attention "mass forward" \
+    sparse_attention.h:sparse_attention_mass 'goes_on \? length : 0' '0'
 mutation "merge: the block before keeps its weight" test_attention_merge "merge forward" \
     attention_merge.h:attention_merged_ 's \* r, more_s \* r' 'r, more_s * r'
 mutation "ring: the next turn has the keys of the next place" test_context ring segment_ring.h:segment_ring_rows_ \

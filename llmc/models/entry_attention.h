@@ -422,7 +422,8 @@ static inline void entry_index_loss_(const EntryPass* p, const floatX* entries, 
     const SparseShape shape = entry_attention_shape_(p);
     const IndexShape index = entry_index_shape_(p);
     const EntryWindows* w = entry_pass_windows_(p);
-    sparse_attention_mass(p->s.index_mass, p->a.q, entries, p->s.att_max, p->s.att_inv, p->s.chosen, &shape, w, dev);
+    sparse_attention_mass(p->s.index_mass, p->a.q, entries, p->s.att_max, p->s.att_inv, p->s.chosen, 0, &shape, w,
+                          dev);
     index_loss_forward(p->s.index_losses, p->s.index_mass, p->s.chosen, p->a.index_q, p->a.index.entries,
                        p->s.index_weights, &index, w, dev);
     crossentropy_losses_sum(p->index_number, p->s.index_losses, p->N, dev);
@@ -481,7 +482,8 @@ static inline void entry_index_backward_(const EntryPass* p, const floatX* entri
     const IndexShape index = entry_index_shape_(p);
     const EntryWindows* w = entry_pass_windows_(p);
     const int N = p->N;
-    sparse_attention_mass(p->s.index_mass, a->q, entries, p->s.att_max, p->s.att_inv, p->s.chosen, &shape, w, dev);
+    sparse_attention_mass(p->s.index_mass, a->q, entries, p->s.att_max, p->s.att_inv, p->s.chosen, 0, &shape, w,
+                          dev);
     index_loss_backward(a->dindex_q, a->dentries, p->s.dindex_weights, p->index_dloss, p->s.index_mass, p->s.chosen,
                         a->index_q, a->index.entries, p->s.index_weights, w->W, &index, &places->places, w, dev);
     entry_turn_(a->dindex_q, p, places->places.t, N, s->nI, s->dI, 1, dev);
