@@ -236,6 +236,8 @@ mutation "blocks: the plain dweight reads the inputs of the first group" test_bl
     block_matmul.h:block_matmul_backward_weight_ref 'oc / R \* Cg \+ c\]' 'c]'
 mutation "blocks: adapters share the B of the first group" test_block_matmul "adapter forward" \
     block_lora.h:block_lora_forward 'gemm_transposed\(B \+ g \* R \* r, r\)' 'gemm_transposed(B, r)'
+mutation "block lora: a rank's dropout counts its own groups" test_block_matmul shared \
+    block_lora.h:block_lora_columns_ 's->all_groups > 0 \? s->all_groups : G' 'G'
 mutation "blocks: du of an adapter is not scaled" test_block_matmul "adapter backward" \
     block_lora.h:block_lora_backward 's->scale, NULL, rows.N' '1.0f, NULL, rows.N'
 mutation "blocks: dropout counts the inputs of one group" test_block_matmul linear linear.h:linear_blocks_adapter_ \
