@@ -835,6 +835,9 @@ typedef struct {
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static int recomputes_blocks(const Run* r) {
+    return workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+}
 static const Config* config_of(const Run* r) { return &workplace(r)->v4.config; }
 
 // the linear layers of attention, but for those that make entries. PEFT runs an adapter of o_a_proj in one group alone
@@ -1064,7 +1067,7 @@ static void deepseek_v4_box(const Run* r) {
     box_attention(r, c);
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all", c->E, c->F, c->k);
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
-    experts_box(r, c->E, c->D, c->k);
+    experts_box(r, c->E);
     if (c->mtp) {
         box_row("mtp", "a %slayer and %s more parameters for the token after the next%s",
                 workplace(r)->mtp_is_new ? "new " : "", format_count(mtp_count(r)).s,
@@ -1106,7 +1109,8 @@ static void deepseek_v4_load(Run* r, const SliceSink* sink) {
 
 static double deepseek_v4_rows_sent(const Run* r) {
     const Config* c = config_of(r);
-    return experts_sent_bytes(r, c->E, c->D, c->k);
+    const double again = recomputes_blocks(r) ? experts_sent_again(r, c->D, c->k) : 0.0;
+    return experts_sent_bytes(r, c->E, c->D, c->k) + again;
 }
 
 // entries of r tokens that stand before a position of a row of T, on average

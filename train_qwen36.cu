@@ -1296,7 +1296,7 @@ static void qwen36_box(const Run* r) {
                 c->NH > 1 ? "s" : "", c->HS, c->NKV, c->rotated);
     }
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all, %d wide", c->E, c->FE, c->k, c->FS);
-    experts_box(r, c->E, c->D, c->k);
+    experts_box(r, c->E);
     if (c->mtp) {
         box_row("mtp", "a %slayer and %s more parameters for the token after the next%s",
                 workplace(r)->mtp_is_new ? "new " : "", format_count(count_of(r, parameter_is_mtp)).s,
