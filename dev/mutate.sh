@@ -241,7 +241,7 @@ mutation "block lora: a rank's dropout counts its own groups" test_block_matmul 
 mutation "blocks: du of an adapter is not scaled" test_block_matmul "adapter backward" \
     block_lora.h:block_lora_backward 's->scale, NULL, rows.N' '1.0f, NULL, rows.N'
 mutation "blocks: dropout counts the inputs of one group" test_block_matmul linear linear.h:linear_blocks_adapter_ \
-    'shape.dropout.first \*= \(uint64_t\)G;' ''
+    'shape\.dropout\.first \*= \(uint64_t\)shape\.all_groups;' ''
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'

@@ -193,9 +193,9 @@ parts v4 "DeepSeek V4, all that learns" "2/2 4/2/--ep,4 4/4/--recompute,3 8/4/--
 parts v4 "DeepSeek V4, documents, indexers of all entries" "4/4" --config streams.json --indexer dense --grad-accum 4 --train documents --doc-reset 1
 parts v4 "DeepSeek V4, some do not learn" "4/2" --config taught.json "${some[@]}" --freeze 'layers.0.*,*attn.wkv*,*attn_sink,*.wo_b.*,*shared_experts.w2*'
 parts v4 "DeepSeek V4, indexers alone" "2/2" --config taught.json "${some[@]}" --indexer-alone 1
-parts v4 "an adapter of DeepSeek V4, of experts, too" "2/2/--recompute,3 4/2/--ep,4" --config streams.json "${some[@]}" "${every[@]}" \
-    --lora-targets all-linear
-parts v4 "an adapter of DeepSeek V4 with dropout" "2/2 8/4/--pp,2" --config streams.json "${some[@]}" --lora-rank 3 --lora-dropout 0.3 --lora-targets all-linear
+in_groups=(--lora-rank 3 --lora-targets 'q_b_proj,kv_proj,o_a_proj,o_b_proj,up_proj,down_proj')
+parts v4 "an adapter of DeepSeek V4, of experts, too" "2/2/--recompute,3 4/2/--ep,4" --config streams.json "${some[@]}" "${every[@]}" "${in_groups[@]}"
+parts v4 "an adapter of DeepSeek V4 with dropout" "2/2 8/4/--pp,2" --config streams.json "${some[@]}" "${in_groups[@]}" --lora-dropout 0.3
 echo "# checkpoints"
 timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
 mv exported/model.safetensors whole/ && rm -rf exported
@@ -259,7 +259,7 @@ merges qwen36 Qwen3.6 "2 --tp 2" "4 --tp 2 --ep 4" "4 --ep 2"
 evaluated qwen36 Qwen3.6 exported
 writers=("2 --tp 2" "4 --tp 4") readers=("1 --tp 1 --ep 1" "4 --tp 2 --ep 4" "4 --tp 2 --pp 2 --ep 2")
 travels v4 "DeepSeek V4" taught.json
-merges v4 "DeepSeek V4" "4 --tp 4" --lora-targets all-linear
+merges v4 "DeepSeek V4" "4 --tp 4" "${in_groups[@]}"
 evaluated v4 "DeepSeek V4" exported
 rm -rf exported fused first
 evaluated qwen "Qwen3" whole
@@ -286,7 +286,7 @@ equally qwen36 2 --tp 2 --config all.json --recompute 3 --lora-rank 2
 equally v4 4 --tp 4 --config all_streams.json
 equally v4 2 --tp 2 --config all_streams.json --recompute 3 --freeze 'first:1'
 equally v4 4 --tp 2 --pp 2 --config all_taught.json --recompute 3
-equally v4 4 --tp 4 --config all_streams.json --lora-rank 3 --lora-targets all-linear
+equally v4 4 --tp 4 --config all_streams.json "${in_groups[@]}"
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
