@@ -913,6 +913,9 @@ static void deepseek_v4_options(Run* r) {
     options_reword(r->table, r->n_options, "mtp", "a module that predicts the token after the next (MTP): 1 gives one "
                    "to a model that has none, 0 leaves it out. Where it is not typed, as the files or the preset have "
                    "it: 1 of deepseek-v4-flash and -pro");
+    options_reword(r->table, r->n_options, "tp", "share each matrix among groups of T ranks, which compute every "
+                   "micro-batch together: needs a multiple of T ranks, in one machine, and T, a power of two, divides "
+                   "the groups of heads (o_groups). The result does not depend on it, but for last digits in bf16");
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
                    "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but "
                    "never indexers; all-linear; empty: those of attention, without compressors and, in several groups, "
@@ -1140,7 +1143,8 @@ static double parts_sent(const Run* r) {
     const DeepseekV4* v4 = &workplace(r)->v4;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = has_mtp(v4, TO_TRAIN), N = run_positions(r), end = end_layer(v4) + mtp, again = recomputes_blocks(r);
+    const int mtp = has_mtp(v4, TO_TRAIN), end = end_layer(v4) + mtp, again = recomputes_blocks(r);
+    const int N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
