@@ -22,8 +22,8 @@ are those of the same numbers stored as floats.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. Its
 adapter is shared with it: of split rows each rank has B's own, of split columns A's; A and B are small, and whole where
-a sum needs them. In groups a rank has whole ones, and G is its own. All ranks of a group call (tensor_parallel.h). Of a vocabulary's rows all of this is the rank's own
-(vocabulary.h).
+a sum needs them. In groups a rank has whole ones, and G is its own. All ranks call (tensor_parallel.h). Of a
+vocabulary's rows all of this is the rank's own (vocabulary.h).
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -219,7 +219,7 @@ static inline double linear_sends(const Model* m, int i, int N) {
     return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
 }
 
-// ... and because of its adapters at layer l: where rows are split B is brought together on the way back, in groups with
+// ... and because of its adapters at layer l: where rows are split B is brought together on the way back, and in groups
 // inputs and outputs; where columns are, A is forward and twice on the way back, where it goes along with the inputs
 static inline double linear_adapter_sends_(const Model* m, const Adapters* x, int i, int l, int forward, int is_back,
                                            int N) {
