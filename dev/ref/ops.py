@@ -286,12 +286,21 @@ def loss_gradient(dtype, count):
 # ---------------------------------------------------------------------------------------------------------------------
 # RoPE. Su et al. 2021, arXiv:2104.09864: pair i of a head turns by the angle t * theta^(-2i/HS) at position t.
 # ---------------------------------------------------------------------------------------------------------------------
-def rope_tables(T, HS, theta, dtype):
-    """cos, sin (T, HS/2); every step from the exponent to the angle rounds"""
+def rope_frequencies(HS, theta, dtype):
+    """(HS/2); every step from the exponent to the frequency rounds"""
     exponent = (2 * np.arange(HS // 2)).astype(dtype) / dtype.type(HS)
-    frequency = dtype.type(1) / exact.power(theta, exponent)
-    angle = np.arange(T).astype(dtype)[:, None] * frequency
+    return dtype.type(1) / exact.power(theta, exponent)
+
+
+def rope_tables_at(positions, frequencies):
+    """cos, sin (..., HS/2) of positions (...); angles round"""
+    angle = positions.astype(frequencies.dtype)[..., None] * frequencies
     return exact.cos(angle), exact.sin(angle)
+
+
+def rope_tables(T, HS, theta, dtype):
+    """cos, sin (T, HS/2)"""
+    return rope_tables_at(np.arange(T), rope_frequencies(HS, theta, dtype))
 
 
 def rope(x, cos, sin):
@@ -305,14 +314,23 @@ def rope_backward(dout, cos, sin):
     return np.concatenate([da * cos + db * sin, db * cos - da * sin], axis=-1)
 
 
+def turn_neighbours(x, tables, function=rope):
+    """RoPE, or its backward, of pairs (x[2i], x[2i + 1]); the tables have the axes of x before the last one, or 1"""
+    turned = function(np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1), *tables)
+    return np.stack(np.split(turned, 2, axis=-1), axis=-1).reshape(x.shape)
+
+
 def turn_last(x, tables, function=rope):
-    """RoPE, or its backward, of neighbours (x[2i], x[2i + 1]) among the last channels of x (..., HS), as many as the
-    tables turn; they have the axes of x before the last one, or 1."""
+    """turn_neighbours of the last channels of x (..., HS), as many as the tables turn"""
     n = x.shape[-1] - 2 * tables[0].shape[-1]
-    pairs = x[..., n:]
-    turned = function(np.concatenate([pairs[..., 0::2], pairs[..., 1::2]], axis=-1), *tables)
-    pairs = np.stack(np.split(turned, 2, axis=-1), axis=-1).reshape(pairs.shape)
-    return np.concatenate([x[..., :n], pairs], axis=-1)
+    return np.concatenate([x[..., :n], turn_neighbours(x[..., n:], tables, function)], axis=-1)
+
+
+def turn_first(x, tables, function=rope, neighbours=True):
+    """The same of the first ones; or pairs are (x[i], x[i + half])"""
+    n = 2 * tables[0].shape[-1]
+    turned = turn_neighbours(x[..., :n], tables, function) if neighbours else function(x[..., :n], *tables)
+    return np.concatenate([turned, x[..., n:]], axis=-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

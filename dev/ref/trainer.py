@@ -82,6 +82,11 @@ class Row:
         return parts[0] if len(parts) == 1 else np.stack(parts).reshape(shape)
 
 
+def layer_rows(table, l):
+    """The rows that layer l has, and its place in each"""
+    return [(row, row.numbers.index(l)) for row in table if "{}" in row.disk and l in row.numbers]
+
+
 def as_it_is(row, x, cfg):
     """The form on disk of a model whose tensors lie in memory as Hugging Face has them; the inverse too"""
     return x
