@@ -81,7 +81,7 @@ from deepseek_v4_config import (CSA, HCA, SLIDING, fit, metadata, mtp_layer, par
 from exact import chain_matmul, chain_sum, tree_sum
 from ops import (back_through, classifier_backward, classifier_forward, embedding_backward, embedding_forward,
                  linear_forward, loss_gradient, merge_heads, rmsnorm_forward, rope, rope_backward, rope_frequencies,
-                 rope_tables_at, rows, split_heads, through, turn_last, weight_gradient)
+                 rope_tables_at, rows, split_heads, through, turn_heads, weight_gradient)
 from qwen36 import Layer, mtp_batch
 from sparse_attention import norm_backward
 
@@ -128,12 +128,6 @@ class Where:
 # Attention of one layer: x is the normed input, which all its linear layers read.
 # ---------------------------------------------------------------------------------------------------------------------
 SHORT = {CSA: "csa", HCA: "hca"}
-
-
-def turn_heads(x, n_heads, tables, function):
-    """RoPE of heads side by side in x (B, T, n_heads * HS)"""
-    turned = turn_last(x.reshape(*x.shape[:2], n_heads, -1), [y[:, :, None] for y in tables], function)
-    return turned.reshape(x.shape)
 
 
 def compressor_forward(name, x, layer, cfg, a, where, kind):
@@ -443,8 +437,7 @@ def numbers(acts, count, cfg):
     if cfg.indexer_train != "off" and cfg.of_kind(CSA):
         out["index_loss"] = np.stack([trainer.loss_of([leaf["blocks"][l]["index_losses"] for leaf in acts],
                                                       max(count.index, 1)) for l in cfg.of_kind(CSA)])
-    loss = cross_entropy + (more[0] + more[1] if len(more) == 2 else more[0]) if more else cross_entropy
-    return {"loss": loss, "cross_entropy": cross_entropy, "counts": tree_sum([np.stack(x) for x in counts]), **out}
+    return {"loss": trainer.total(cross_entropy, more), "cross_entropy": cross_entropy, "counts": tree_sum([np.stack(x) for x in counts]), **out}
 
 
 def level_biases(p, numbers, cfg):

@@ -1,6 +1,6 @@
 """
-The mixture of experts of DeepSeek V4 and of GLM-5: a router whose scores are no softmax, experts, a shared one that sees
-every position, and what keeps their loads alike. NumPy and the standard library only.
+The mixture of experts of DeepSeek V4 and of GLM-5: a router whose scores are no softmax, experts, a shared one that
+sees every position, and what keeps their loads alike. NumPy and the standard library only.
 
 DeepSeek-AI 2024, arXiv:2412.19437: sigmoid scores, groups, bias, balance of a sequence; llmc/ops/router.h.
 
@@ -15,14 +15,14 @@ N positions, E experts, k of them chosen, F their width, D channels. Of a positi
     dw         of a pair the chain over f of (dout Wd) * hidden
     ds         of a chosen one ((dw - dot) / (sum + 1e-20)) factor, dot the chain of (w / factor) dw; not renormalised:
                dw factor. An expert that stands twice adds both to 0
-    balance    of a row of the batch, of T positions: c_e, how often e stands in it, t = the chain of a position's s +
-               1e-20, P_e = (chain over positions of s / t) / T; balance = E * chain of (c_e / (T k)) P_e
+    balance    of a row of the batch, T positions: c_e, how often e stands in it, t = the chain of a position's s
+               + 1e-20, P_e = (chain over positions of s / t) / T; balance = E * chain of (c_e / (T k)) P_e
                its gradient, of a weight: q = ((weight E) (c / (T k))) / T, ds_e += (q_e - chain of q (s / t)) / t
     dz         ds times the slope: s (1 - s), or sigmoid(z) / (2 s), z below -20: s / 2
     dx         a chain over the router's outputs, on over the shared expert's gate and up; rows of the position's
                experts are added to it, ascending
     bias       after an update, of c over all leaves: bias += rate sign((sum of c) / E - c)
-A Config that reads this has `router`, n_routed_experts, swiglu_limit, seq_balance_coef, bias_update_rate, batch, leaves.
+A Config has for it `router`, n_routed_experts, swiglu_limit, seq_balance_coef, bias_update_rate, batch, leaves.
 """
 from typing import NamedTuple
 

@@ -129,16 +129,20 @@ def share_heads(x, q):
 
 
 def attention_weights(q, k, laws=exact, window=0):
-    """preatt, att (B, NH, T, T), rows t and columns u, 0 where t does not see u; the largest score and 1 / sum of
-    exponentials (B, NH, T). q (B, NH, T, HS), k (B, NKV, T, HS). t sees the keys u <= t; with a window, which is
-    above 0, only so many of them, itself included."""
+    """seen_weights of q (B, NH, T, HS), k (B, NKV, T, HS). t sees the keys u <= t; with a window, which is above 0,
+    only so many of them, itself included."""
+    t, u = np.arange(q.shape[2])[:, None], np.arange(q.shape[2])
+    return seen_weights(q, share_heads(k, q), (u <= t) & (u > t - window if window else True), laws)
+
+
+def seen_weights(q, k, seen, laws=exact, scale=None):
+    """preatt, att (B, NH, T, K), rows t and columns u, 0 where t does not see u; the largest score and 1 / sum of
+    exponentials (B, NH, T). q (B, NH, T, HS), k (B, NH, K, HS), seen (T, K) or with more axes before. scale: of the
+    scores, where it is not attention_scale(q)"""
     zero, lowest = q.dtype.type(0), q.dtype.type(-10000)
-    B, NH, T, HS = q.shape
-    t, u = np.arange(T)[:, None], np.arange(T)
-    seen = (u <= t) & (u > t - window if window else True)
-    k = share_heads(k, q)
-    preatt = chain_matmul(np.zeros((B, NH, T, T), q.dtype), q, k.swapaxes(2, 3)) * attention_scale(q)
-    preatt = np.where(seen, preatt, zero)
+    start = np.zeros((*q.shape[:3], k.shape[2]), q.dtype)
+    scores = chain_matmul(start, q, k.swapaxes(2, 3)) * (attention_scale(q) if scale is None else scale)
+    preatt = np.where(seen, scores, zero)
     largest = np.max(np.where(seen, preatt, lowest), axis=-1, initial=lowest)
     e = np.where(seen, laws.exp(np.where(seen, preatt - largest[..., None], zero)), zero)
     total = chain_sum(e)
@@ -331,6 +335,12 @@ def turn_first(x, tables, function=rope, neighbours=True):
     n = 2 * tables[0].shape[-1]
     turned = turn_neighbours(x[..., :n], tables, function) if neighbours else function(x[..., :n], *tables)
     return np.concatenate([turned, x[..., n:]], axis=-1)
+
+
+def turn_heads(x, n_heads, tables, function, turn=turn_last):
+    """RoPE of heads side by side in x (B, T, n_heads * HS); tables (B, T, n)"""
+    turned = turn(x.reshape(*x.shape[:2], n_heads, -1), [y[:, :, None] for y in tables], function)
+    return turned.reshape(x.shape)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -221,6 +221,18 @@ def mass_of(att):
     return chain_sum(att, axis=1)
 
 
+def gathered(x, numbers):
+    """Of x (B, T, W) what stands at the numbers of listed; 0 where there are no more"""
+    return np.where(numbers < 0, x.dtype.type(0), np.take_along_axis(x, np.maximum(numbers, 0), axis=-1))
+
+
+def spread(x, numbers, W):
+    """The inverse: (B, T, W), 0 where nothing is chosen"""
+    out = np.zeros((*x.shape[:-1], W + 1), x.dtype)
+    np.put_along_axis(out, np.where(numbers < 0, W, numbers), x, axis=-1)
+    return out[..., :W]
+
+
 def teacher_of(mass, chosen):
     """p (B, T, W); 0 where an entry is not chosen, or all of them weigh nothing"""
     zero = mass.dtype.type(0)

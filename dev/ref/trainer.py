@@ -159,6 +159,11 @@ def loss_of(losses, count):
     return tree_sum([chain_sum(leaf.reshape(-1)) for leaf in losses]) / losses[0].dtype.type(count)
 
 
+def total(cross_entropy, more):
+    """The loss that is trained: others are added up first"""
+    return cross_entropy + sum(more[1:], more[0]) if more else cross_entropy
+
+
 def train(model, cfg, p, inputs, targets, bias_corrections=exact.bias_corrections):
     """Yields one record per update. inputs, targets (steps, leaves, B, T)"""
     m = {name: np.zeros_like(x) for name, x in p.items()}
