@@ -3,6 +3,8 @@ What glm5.py promises before it writes golden files: config.json and names, coun
 differences, and in float32 what must hold to the bit. NumPy and the standard library only.
 
     python dev/ref/glm5_checks.py        hold the model against transformers, in float64 and in float32 (glm5_truth.py)
+    python dev/ref/glm5_checks.py --probe-with PROGRAM
+                                         a program, with its own arguments and --from DIR --probe IN --probe-out OUT
 
 Numbers such as "5.1" are sections of the specification that this project was written from, which is not in the
 repository.
@@ -50,10 +52,10 @@ PUBLISHED = {  # GLM-5.2
     "pad_token_id": 154820, "max_position_embeddings": 1048576}
 
 
-def draw(cfg, seed=0, shrink=False):
+def draw(cfg, shrink):
     """Parameters as 5.3 has them: scores and weights that differ. shrink: latents and keys of the indexer so small that
     the eps of their norms is felt"""
-    rng, p = np.random.default_rng(seed), {}
+    rng, p = np.random.default_rng(0), {}
     for row in parameter_table(cfg):
         x = rng.normal(size=row.shape)
         if row.kind == "gain":
@@ -72,7 +74,7 @@ def draw(cfg, seed=0, shrink=False):
     return p
 
 
-def case(hf, B, T, seed=0, shrink=False, **changes):
+def case(hf, B, T, shrink=False, **changes):
     """A config, parameters, inputs and targets, of which some are not counted"""
     cfg = replace(read_config(hf, "case", B, T), steps=1, **changes)
     inputs, targets = (x[0, 0] for x in trainer.draw_data(cfg))
@@ -80,7 +82,7 @@ def case(hf, B, T, seed=0, shrink=False, **changes):
     targets[0, 0] = targets[-1, -1] = 3
     if cfg.pad_token_id is not None:
         inputs[:, T // 2] = cfg.pad_token_id
-    return cfg, draw(cfg, seed, shrink), inputs, targets
+    return cfg, draw(cfg, shrink), inputs, targets
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -418,4 +420,4 @@ def promises():
 
 if __name__ == "__main__":
     import glm5_truth
-    sys.exit(glm5_truth.compare())
+    sys.exit(glm5_truth.compare(sys.argv[2:] if sys.argv[1:2] == ["--probe-with"] else None))

@@ -1,5 +1,5 @@
 """
-Holds glm5.py against Hugging Face transformers, in float64 and in float32: `python dev/ref/glm5_checks.py`. Needs torch
+Holds glm5.py, or a program with --probe, against Hugging Face transformers: python dev/ref/glm5_checks.py. Needs torch
 and transformers 5.23 or later; without them it says "skipped".
 
 The truth is GlmMoeDsaForCausalLM in float64, its own casts to float32 switched off; the error of a tensor is max |x -
@@ -9,6 +9,7 @@ specification that this project was written from, which is not in the repository
 """
 import json
 import os
+import re
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +24,7 @@ import fp8
 import glm5
 import latent_attention as latent
 import ops
+import qwen36_checks
 import sparse_attention as sparse
 import trainer
 from exact import F4, F8
@@ -215,7 +217,28 @@ def gap_of(cfg, acts, p):
     return min(gaps)
 
 
+KEPT = "embed_tokens|lm_head|mlp.gate.weight|weights_proj"  # matrices that are not in fp8
+
+
+def rounded(p, cfg):
+    """The matrices as numbers of e4m3 times scales of blocks of 128 x 128; each matrix has some that are smaller"""
+    rng, disk = np.random.default_rng(5), trainer.to_disk(glm5.MODEL, p, cfg)
+    for name, x in disk.items():
+        if x.ndim == 2 and not re.search(KEPT, name):
+            assert any(n % fp8.BLOCK for n in x.shape), name
+            disk[name] = fp8.release_matrix(x, "F32", rng)[2]
+    return trainer.from_disk(glm5.MODEL, disk, cfg)
+
+
+def save_own(folder, cfg, p):
+    """As a trainer has it: with MTP and keys of our own"""
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config_json(cfg), file)
+    exact.write_safetensors(os.path.join(folder, "model.safetensors"), trainer.to_disk(glm5.MODEL, p, cfg), {})
+
+
 def save(folder, cfg, p):
+    """As transformers has it"""
     from safetensors.numpy import save_file
     plain = replace(cfg, mtp=False)
     tensors = trainer.to_disk(glm5.MODEL, p, plain)
@@ -266,7 +289,6 @@ VARIANTS = {  # the model; lengths in float64, and in float32; settings of draw,
                                               "indexer_rope_interleave": False, "indexer_train": "kl"}, (64,), (), {}),
 }
 LIMITS = {F8: (1e-12, 1e-12, 1e-11), F4: (2e-5, 2e-6, 2e-5)}  # of logits, losses, gradients
-SEEDS = {}  # of float32, where with the first one a choice is as near as its rounding
 
 
 def worst_errors(found, truth):
@@ -284,32 +306,35 @@ def worst_errors(found, truth):
 class Case:
     """One length of a variant: our model and what transformers says of it"""
 
-    def __init__(self, truth, hf, T, dtype, options=(), seed=0):
-        options = dict(options)
+    def __init__(self, truth, hf, T, dtype, options):
         self.dtype = dtype
-        self.cfg, self.p, self.inputs, self.targets = case(hf, 2, T, seed, options.get("shrink", False))
+        self.cfg, self.p, self.inputs, self.targets = case(hf, 2, T, options.get("shrink", False))
         if options.get("below"):
             self.p["selection_bias"] = self.p["selection_bias"] - F4(5)
         if options.get("rounded"):
-            self.p = {name: self.fp8(x) if x.ndim > 1 else x for name, x in self.p.items()}
+            self.p = rounded(self.p, self.cfg)
         self.positions = np.arange(T)[None] + options["offset"] if "offset" in options else None
         with tempfile.TemporaryDirectory() as folder:
             save(folder, self.cfg, self.p)
             self.expected, self.seen = truth.probe(folder, self.cfg, self.p, self.inputs, self.targets, dtype,
                                                    self.positions)
 
-    @staticmethod
-    def fp8(x):
-        """Matrices as numbers of e4m3 times scales of blocks of 128 x 128"""
-        rng = np.random.default_rng(5)
-        matrices = [fp8.release_matrix(y, "F32", rng)[2] for y in x.reshape(-1, *x.shape[-2:])]
-        return np.stack(matrices).reshape(x.shape)
-
     def compare(self, cfg=None, p=None):
         """Errors, what was chosen otherwise, the smallest gap"""
         cfg, p = cfg or self.cfg, {key: x.astype(self.dtype) for key, x in (p or self.p).items()}
         found, acts = ours(cfg, p, self.inputs, self.targets, self.positions)
         return worst_errors(found, self.expected), choices_differ(cfg, acts, self.seen), gap_of(cfg, acts, p)
+
+    def compare_program(self, program):
+        """Errors of a trainer's --probe"""
+        with tempfile.TemporaryDirectory() as folder:
+            save_own(folder, self.cfg, self.p)
+            found = qwen36_checks.said_by(program, folder, self.inputs, self.targets)
+        g = {name[len("grad."):]: x for name, x in found.items() if name.startswith("grad.")}
+        g = trainer.from_disk(glm5.MODEL, g, self.cfg)
+        g = trainer.to_disk(glm5.MODEL, g, replace(self.cfg, fused_experts=True))
+        found.update({"grad." + name: x for name, x in g.items()})
+        return worst_errors(found, self.expected)
 
     def is_good(self, errors, wrong):
         return not wrong and all(e <= limit for (e, _), limit in zip(errors, LIMITS[self.dtype]))
@@ -372,6 +397,10 @@ def changed(**changes):
     return lambda cfg, p: (replace(cfg, **changes), p)
 
 
+def with_bias_in_bf16(cfg, p):
+    return cfg, {**p, "selection_bias": fp8.to_bf16(p["selection_bias"])}
+
+
 def scaled(name, factor):
     return lambda cfg, p: (cfg, {**p, name: factor * p[name]})
 
@@ -416,7 +445,7 @@ TRAPS = {  # the number of section 6; the variant; a change of config and parame
     "12: the factor on the shared expert": ("A", scaled("shared_down", F4(2.5))),
     "12: softmax for sigmoid": ("A", patched((experts, "scores_of", softmax))),
     "12: no bias at all": ("A", scaled("selection_bias", F4(0))),
-    "13: the bias in bf16": ("B, scores below 0", lambda cfg, p: (cfg, {**p, "selection_bias": fp8.to_bf16(p["selection_bias"])})),
+    "13: the bias in bf16": ("B, scores below 0", with_bias_in_bf16),
     "17: the row of the token that fills learns": ("A, a token that fills", changed(pad_token_id=None)),
     "21: keys that are not there yet": ("A", patched((sparse, "choose", seen_by_nobody_yet))),
     "groups that do not stay have 0": ("B, scores below 0", patched((experts, "choose", with_zeros_for_groups))),
@@ -465,7 +494,14 @@ def truth_files(truth):
     return out
 
 
-def compare():
+def promise_of(title, one, errors, wrong):
+    text = " ".join(f"{e:.0e}" for e, _ in errors)
+    good = one.is_good(errors, wrong)
+    return f"{title}: logits, losses, gradients within {text}" + ("" if good else f" {errors[2][1]} {wrong}"), good
+
+
+def compare(program=None):
+    """The reference; or a program, in float32"""
     try:
         truth = Truth()
     except ImportError as error:
@@ -474,10 +510,12 @@ def compare():
     out = []
     for name, (hf, lengths, rounded, options) in VARIANTS.items():
         for T, dtype in [(T, F8) for T in lengths] + [(T, F4) for T in rounded]:
-            one = Case(truth, hf, T, dtype, options, SEEDS.get((name, T), 0))
-            errors, wrong, gap = one.compare()
-            good = one.is_good(errors, wrong)
-            text = " ".join(f"{e:.0e}" for e, _ in errors) + f", gap {gap:.0e}"
-            text += "" if good else f" {errors[2][1]} {' '.join(wrong)}"
-            out.append((f"{name}, T {T}, {np.dtype(dtype)}: logits, losses, gradients within {text}", good))
-    return exact.report(out + trap_promises(truth) + truth_files(truth))
+            title = f"{name}, T {T}, {np.dtype(dtype)}"
+            if program and dtype == F4 and "offset" not in options:
+                one = Case(truth, hf, T, dtype, options)
+                out.append(promise_of(title, one, one.compare_program(program), []))
+            elif not program:
+                one = Case(truth, hf, T, dtype, options)
+                errors, wrong, gap = one.compare()
+                out.append(promise_of(f"{title}, gap {gap:.0e}", one, errors, wrong))
+    return exact.report(out + ([] if program else trap_promises(truth) + truth_files(truth)))
