@@ -425,6 +425,7 @@ golden:
 	$(PYTHON) dev/ref/qwen36.py
 	$(PYTHON) dev/ref/qwen36_vision.py
 	$(PYTHON) dev/ref/deepseek_v4.py
+	$(PYTHON) dev/ref/glm5.py
 	$(PYTHON) dev/ref/lora.py
 	$(PYTHON) dev/ref/muon.py
 	$(PYTHON) dev/ref/rows.py

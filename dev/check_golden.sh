@@ -17,6 +17,7 @@ $python dev/ref/gated_delta.py --out "$new" >/dev/null
 $python dev/ref/qwen36.py --out "$new" >/dev/null
 $python dev/ref/qwen36_vision.py --out "$new" >/dev/null
 $python dev/ref/deepseek_v4.py --out "$new" >/dev/null
+$python dev/ref/glm5.py --out "$new" >/dev/null
 $python dev/ref/lora.py --out "$new" >/dev/null
 $python dev/ref/muon.py --out "$new" >/dev/null
 $python dev/ref/rows.py --out "$new" >/dev/null

@@ -52,20 +52,9 @@ float64. In shapes N = B*T positions, E experts, F their width. Where more than 
                      group g's Ro outputs of its H/G heads, then wo_b
     indexer          its weights are index_proj times c, c = 1 / sqrt(dI nI). Its gradients stop at norm1 and q_low_norm
     dnorm1           one chain over the outputs of wq_a, wkv, the compressor's wkv, its wgate
-    router           s = sqrt(softplus(z)), softplus(z) = log1p(exp(z)), z above 20; w = (s / (sum of the chosen s +
-                     1e-20)) factor. Chosen: the k of the largest s + bias, ties to the lower number, ascending; by a
-                     table: in its order, twice the same is two
-    experts          sum: a chain over a position's experts of weight * output, then + the shared one's
-    dz               ds of a chosen one ((dw - dot) / (sum + 1e-20)) factor, dot the chain of (w / factor) dw; an expert
-                     that stands twice adds both to 0. Balance: q = ((weight E) (c / (T k))) / T, t = the sum of the
-                     row's s + 1e-20, ds_e += (q_e - chain of q (s / t)) / t. Then times sigmoid(z) / (2 s), z below
-                     -20: times s / 2
-    dnorm2           a chain over the router's outputs, on over the shared expert's w1's and w3's; rows of the
-                     position's experts are added to it, ascending
-    balance          of a row of the batch: c_e, how often e stands in it, P_e = (chain over positions of s / t) / T, E
-                     * chain of (c_e / (T k)) P_e. Means over rows and over leaves, summed over layers that have a bias,
-                     not MTP's. Weight in the gradient: seq_balance_coef (1 / (rows of all leaves))
-    bias             after an update, of c over all leaves: bias += rate sign((sum of c) / E - c)
+    experts          experts.py, scores sqrt(softplus(z)); dnorm2 is its dx. Balance: of layers that have a bias, not
+                     MTP's; means over leaves, summed over layers. Weight in the gradient: seq_balance_coef (1 / (rows
+                     of all leaves))
     MTP              positions, tokens and targets as in qwen36.py; each stream's start is one chain over the
                      embedding's D inputs of e_proj, on over the stream's D of h_proj. dh_proj: chains over (position,
                      stream); what e_proj gets is a chain over the streams
@@ -83,17 +72,16 @@ from dataclasses import replace
 import numpy as np
 
 import exact
+import experts
 import hyper_connections as hyper
 import sparse_attention as sparse
 import trainer
-from deepseek_v4_config import (CSA, HCA, SLIDING, fit, layer_rows, metadata, mtp_layer, parameter_table, read_config,
+from deepseek_v4_config import (CSA, HCA, SLIDING, fit, metadata, mtp_layer, parameter_table, read_config,
                                 tables_to_disk)
-from exact import F4, chain_dot, chain_matmul, chain_sum, tree_sum
-from gated_delta import softplus
-from ops import (back_through, classifier_backward, classifier_forward, combine, embedding_backward, embedding_forward,
-                 expert_rows, linear_forward, load_share, loss_gradient, merge_heads, rmsnorm_forward, rope,
-                 rope_backward, rows, sigmoid, split_heads, swiglu_backward, swiglu_forward, through, turn_last,
-                 weight_gradient)
+from exact import chain_matmul, chain_sum, tree_sum
+from ops import (back_through, classifier_backward, classifier_forward, embedding_backward, embedding_forward,
+                 linear_forward, loss_gradient, merge_heads, rmsnorm_forward, rope, rope_backward, rope_frequencies,
+                 rope_tables_at, rows, split_heads, through, turn_heads, weight_gradient)
 from qwen36 import Layer, mtp_batch
 from sparse_attention import norm_backward
 
@@ -112,8 +100,7 @@ def yarn_range(yarn, theta, n):
 def frequencies(n, theta, yarn, dtype):
     """(n / 2) of a head of which n channels turn"""
     one, zero = dtype.type(1), dtype.type(0)
-    exponent = (2 * np.arange(n // 2)).astype(dtype) / dtype.type(n)
-    frequency = one / exact.power(theta, exponent)
+    frequency = rope_frequencies(n, theta, dtype)
     if yarn is None:
         return frequency
     low, high = yarn_range(yarn, theta, n)
@@ -131,27 +118,16 @@ class Where:
                         HCA: sparse.Windows(starts, inputs.shape, cfg.hca_ratio)}
         self.document = self.windows[CSA].document
         positions = sparse.Windows(starts, inputs.shape, inputs.shape[1]).place
-        own = self.tables(positions, frequencies(cfg.rotary, cfg.compress_rope_theta, cfg.yarn, dtype))
-        self.turns = {SLIDING: self.tables(positions, frequencies(cfg.rotary, cfg.rope_theta, None, dtype)),
+        own = rope_tables_at(positions, frequencies(cfg.rotary, cfg.compress_rope_theta, cfg.yarn, dtype))
+        self.turns = {SLIDING: rope_tables_at(positions, frequencies(cfg.rotary, cfg.rope_theta, None, dtype)),
                       CSA: own, HCA: own}
         self.local = sparse.window_seen(self.document, cfg.sliding_window)
-
-    @staticmethod
-    def tables(positions, frequency):
-        angle = positions.astype(frequency.dtype)[..., None] * frequency
-        return exact.cos(angle), exact.sin(angle)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Attention of one layer: x is the normed input, which all its linear layers read.
 # ---------------------------------------------------------------------------------------------------------------------
 SHORT = {CSA: "csa", HCA: "hca"}
-
-
-def turn_heads(x, n_heads, tables, function):
-    """RoPE of heads side by side in x (B, T, n_heads * HS)"""
-    turned = turn_last(x.reshape(*x.shape[:2], n_heads, -1), [y[:, :, None] for y in tables], function)
-    return turned.reshape(x.shape)
 
 
 def compressor_forward(name, x, layer, cfg, a, where, kind):
@@ -173,10 +149,6 @@ def compressor_backward(name, dentries, layer, a, where, kind):
     return dv, dg
 
 
-def index_scale(cfg, dtype):
-    return dtype.type(1) / np.sqrt(dtype.type(cfg.index_head_dim * cfg.index_n_heads))
-
-
 def index_heads(a, cfg):
     return a["index_q"].reshape(*a["index_q"].shape[:2], cfg.index_n_heads, -1)
 
@@ -186,7 +158,7 @@ def indexer_forward(x, layer, cfg, a, where):
     a["index_k"] = compressor_forward("index", x, layer, cfg, a, where, CSA)
     a["index_q"] = turn_heads(layer.linear("index_wq_b", a["q_low_norm"]), cfg.index_n_heads, where.turns[CSA], rope)
     a["index_proj"] = layer.linear("index_proj", x)
-    a["index_weights"] = a["index_proj"] * index_scale(cfg, x.dtype)
+    a["index_weights"] = a["index_proj"] * sparse.index_scale(cfg, x.dtype)
     a["index_scores"] = sparse.index_forward(index_heads(a, cfg), a["index_k"], a["index_weights"])
     visible = where.windows[CSA].visible()
     chosen = visible if cfg.indexer_train == "dense" else sparse.choose(a["index_scores"], visible, cfg.index_topk)
@@ -196,19 +168,15 @@ def indexer_forward(x, layer, cfg, a, where):
 
 def indexer_backward(att, x, layer, cfg, a, where, count):
     """Gradients of the indexer's parameters; att (B, H, T, W): of all entries"""
-    chosen = chosen_of(a["index_chosen"], att.shape[-1])
-    dscores = sparse.index_loss_backward(a["index_scores"], att, chosen, loss_gradient(x.dtype, max(count, 1)))
+    chosen = sparse.chosen_of(a["index_chosen"], att.shape[-1])
+    dscores = sparse.index_loss_backward(a["index_scores"], sparse.mass_of(att), chosen,
+                                         loss_gradient(x.dtype, max(count, 1)))
     dq, dk, da = sparse.index_gradients(dscores, index_heads(a, cfg), a["index_k"], a["index_weights"])
     dq = turn_heads(dq.reshape(a["index_q"].shape), cfg.index_n_heads, where.turns[CSA], rope_backward)
     dv, dg = compressor_backward("index", dk, layer, a, where, CSA)
     layer.g["index_wq_b"] = weight_gradient(dq, a["q_low_norm"])
-    layer.g["index_proj"] = weight_gradient(index_scale(cfg, x.dtype) * da, x)
+    layer.g["index_proj"] = weight_gradient(sparse.index_scale(cfg, x.dtype) * da, x)
     layer.g["index_wkv"], layer.g["index_wgate"] = weight_gradient(dv, x), weight_gradient(dg, x)
-
-
-def chosen_of(numbers, W):
-    """The inverse of sparse.listed"""
-    return (numbers[..., None] == np.arange(W)).any(axis=-2)
 
 
 def seen_keys(kind, a, where):
@@ -217,7 +185,7 @@ def seen_keys(kind, a, where):
         return where.local
     entries = where.windows[kind].visible()
     if kind == CSA:
-        entries = chosen_of(a["index_chosen"], entries.shape[-1])
+        entries = sparse.chosen_of(a["index_chosen"], entries.shape[-1])
     return np.concatenate([where.local, entries], axis=-1)
 
 
@@ -256,7 +224,7 @@ def attention_forward(x, layer, kind, cfg, a, where):
     out, att, a["att_max"], a["att_inv"] = sparse.sink_forward(split_heads(a["q"], H), all_keys(kind, a),
                                                                seen_keys(kind, a, where), w["attn_sink"])
     if kind == CSA and cfg.indexer_train != "off":
-        a["index_losses"] = sparse.index_loss_forward(a["index_scores"], att[..., x.shape[1]:], chosen)
+        a["index_losses"] = sparse.index_loss_forward(a["index_scores"], sparse.mass_of(att[..., x.shape[1]:]), chosen)
     a["attention"] = turn_heads(merge_heads(out), H, turns, rope_backward)
     a["out_low"] = group_forward(a["attention"], w["wo_a"], cfg.o_groups)
     a["attention_out"] = layer.linear("wo_b", a["out_low"])
@@ -287,111 +255,6 @@ def attention_backward(dout, x, layer, kind, cfg, a, where, count):
     if kind == CSA and cfg.indexer_train != "off":
         indexer_backward(att[..., T:], x, layer, cfg, a, where, count)
     return dx
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The experts of one layer: x is the normed input.
-# ---------------------------------------------------------------------------------------------------------------------
-TINY = 1e-20
-
-
-def router_forward(z, k, factor, bias=None, given=None):
-    """scores (N, E), experts and weights (N, k). given (N, k): nothing is chosen"""
-    s = np.sqrt(softplus(z))
-    if given is None:
-        c = s if bias is None else s + bias
-        c = np.where(np.isnan(c), -np.inf, c)
-        given = np.sort(np.argsort(-c, axis=-1, kind="stable")[:, :k], axis=-1)
-    chosen = np.take_along_axis(s, given, axis=-1)
-    return s, given.astype(np.int32), (chosen / below(chosen)) * z.dtype.type(factor)
-
-
-def below(s):
-    """What scores are divided by (N, 1)"""
-    return (chain_sum(s) + s.dtype.type(TINY))[:, None]
-
-
-def router_slope(z, s):
-    """ds / dz"""
-    half, two = z.dtype.type(0.5), z.dtype.type(2)
-    return np.where(z < -20, half * s, sigmoid(z) / (two * np.where(z < -20, half, s)))
-
-
-def router_backward(dw, z, s, experts, weights, factor):
-    """ds (N, E) of the weights' gradient"""
-    factor, ds = z.dtype.type(factor), np.zeros_like(s)
-    dot = chain_dot(weights / factor, dw)[:, None]
-    d = ((dw - dot) / below(np.take_along_axis(s, experts, axis=-1))) * factor
-    for j in range(experts.shape[1]):
-        ds[np.arange(len(s)), experts[:, j]] += d[:, j]
-    return ds
-
-
-def sequence_load(s, experts):
-    """f (E), the share of a sequence's pairs that each expert has; s / t (T, E). Of one row of the batch"""
-    counts = np.bincount(experts.reshape(-1), minlength=s.shape[-1])
-    return load_share(counts, experts.shape, s.dtype), s / below(s)
-
-
-def sequence_balance(s, experts):
-    """E times the sum of f P: 1 where all experts have as much to do"""
-    f, share = sequence_load(s, experts)
-    P = chain_sum(share, axis=0) / s.dtype.type(len(s))
-    return s.dtype.type(len(f)) * chain_dot(f, P)
-
-
-def sequence_balance_backward(s, experts, weight):
-    """ds (T, E) of weight * balance"""
-    f, share = sequence_load(s, experts)
-    q = ((s.dtype.type(weight) * s.dtype.type(len(f))) * f) / s.dtype.type(len(s))
-    return (q - chain_dot(np.broadcast_to(q, share.shape), share)[:, None]) / below(s)
-
-
-def moe_forward(x, layer, cfg, a, given):
-    """given (B, T, k): experts that the token decided on, or None"""
-    w, k, positions, limit = layer.w, cfg.num_experts_per_tok, x.shape[:2], cfg.swiglu_limit
-    a["router_logits"] = layer.linear("router", x)
-    s, experts, weights = router_forward(rows(a["router_logits"]), k, cfg.routed_scaling_factor, w.get("router_bias"),
-                                         None if given is None else rows(given))
-    a["scores"] = s.reshape(a["router_logits"].shape)
-    a["experts"], a["weights"] = experts.reshape(*positions, k), weights.reshape(*positions, k)
-    a["counts"] = np.bincount(experts.reshape(-1), minlength=cfg.n_routed_experts).astype(np.int32)
-    pair, slot, ranges = expert_rows(experts, cfg.n_routed_experts)
-    a["expert_gate_up"] = layer.linear("expert_gate_up", rows(x)[pair // k], ranges)
-    a["expert_hidden"] = swiglu_forward(a["expert_gate_up"], limit)
-    a["expert_out"] = layer.linear("expert_down", a["expert_hidden"], ranges)
-    a["shared_gate_up"] = layer.linear("shared_gate_up", x)
-    a["shared_hidden"] = swiglu_forward(a["shared_gate_up"], limit)
-    a["shared_out"] = layer.linear("shared_down", a["shared_hidden"])
-    a["moe"] = combine(a["expert_out"], slot, weights).reshape(x.shape) + a["shared_out"]
-
-
-def balance_weight(cfg, scalar):
-    return scalar(cfg.seq_balance_coef) * (scalar(1) / scalar(cfg.batch * cfg.leaves))
-
-
-def moe_backward(dout, x, layer, cfg, a, has_balance):
-    """dx"""
-    k, limit, scalar = cfg.num_experts_per_tok, cfg.swiglu_limit, x.dtype.type
-    flat, experts, weights = rows(x), rows(a["experts"]), rows(a["weights"])
-    pair, slot, ranges = expert_rows(experts, cfg.n_routed_experts)
-    token, weight = pair // k, weights.reshape(-1)[pair][:, None]
-    dhidden = layer.linear_backward("expert_down", rows(dout)[token], a["expert_hidden"], None, ranges, weight)
-    dweights = chain_dot(dhidden, a["expert_hidden"])[slot]
-    dpre = swiglu_backward(weight * dhidden, a["expert_gate_up"], limit)
-    drows = layer.linear_backward("expert_gate_up", dpre, flat[token], None, ranges)
-    z = rows(a["router_logits"])
-    ds = router_backward(dweights, z, rows(a["scores"]), experts, weights, cfg.routed_scaling_factor)
-    if has_balance:
-        ds = ds + np.concatenate([sequence_balance_backward(s, e, balance_weight(cfg, scalar))
-                                  for s, e in zip(a["scores"], a["experts"])])
-    dx = layer.linear_backward("router", ds * router_slope(z, rows(a["scores"])), flat)
-    dhidden = layer.linear_backward("shared_down", dout, a["shared_hidden"])
-    dpre = swiglu_backward(dhidden, a["shared_gate_up"], limit)
-    dx = layer.linear_backward("shared_gate_up", rows(dpre), flat, dx)
-    for j in range(k):
-        dx = dx + drows[slot[:, j]]
-    return dx.reshape(x.shape)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -431,7 +294,7 @@ def block_forward(X, layer, kind, cfg, a, where, given):
     attention_forward(x, layer, kind, cfg, a, where)
     a["streams1"] = hyper.expand(a["attention_out"], X, a["hc_attn_post"], a["hc_attn_comb"])
     x = site_forward(a["streams1"], "hc_ffn", "ffn_norm", 2, layer, cfg, a)
-    moe_forward(x, layer, cfg, a, given)
+    experts.moe_forward(x, layer, cfg, a, given)
     a["streams2"] = hyper.expand(a["moe"], a["streams1"], a["hc_ffn_post"], a["hc_ffn_comb"])
     return a["streams2"]
 
@@ -439,7 +302,7 @@ def block_forward(X, layer, kind, cfg, a, where, given):
 def block_backward(dX, X, layer, kind, cfg, a, where, has_balance, count):
     """The gradient of X; those of the parameters go into layer.g"""
     df, dX, dpost, dcomb = hyper.expand_backward(dX, a["moe"], a["streams1"], a["hc_ffn_post"], a["hc_ffn_comb"])
-    dnorm = moe_backward(df, a["norm2"], layer, cfg, a, has_balance)
+    dnorm = experts.moe_backward(df, a["norm2"], layer, cfg, a, has_balance)
     dX = site_backward(dX, dnorm, dpost, dcomb, a["streams1"], "hc_ffn", "ffn_norm", 2, layer, cfg, a)
     df, dX, dpost, dcomb = hyper.expand_backward(dX, a["attention_out"], X, a["hc_attn_post"], a["hc_attn_comb"])
     dnorm = attention_backward(df, a["norm1"], layer, kind, cfg, a, where, count)
@@ -513,7 +376,7 @@ def count(inputs, targets, cfg, starts=None):
 
 
 def layer_of(p, cfg, l):
-    return Layer({row.name: p[row.name][i] for row, i in layer_rows(cfg, l)})
+    return Layer({row.name: p[row.name][i] for row, i in trainer.layer_rows(parameter_table(cfg), l)})
 
 
 def streams_before(acts, cfg, l):
@@ -553,18 +416,11 @@ def backward(p, acts, inputs, targets, count, cfg, starts=None):
         has_balance = cfg.seq_balance_coef > 0 and l in cfg.bias_layers
         dX = block_backward(dX, streams_before(acts, cfg, l), layer, cfg.kinds[l], cfg, acts["blocks"][l], where,
                             has_balance, count.index)
-        for row, i in layer_rows(cfg, l):
+        for row, i in trainer.layer_rows(parameter_table(cfg), l):
             if row.name in layer.g:
                 g[row.name][i] = layer.g[row.name]
     embedding_backward(g["embed"], None, chain_sum(dX, axis=2), inputs)
     return g
-
-
-def balance_of(acts, l):
-    """Of layer l of a leaf: the mean over its rows"""
-    a = acts["blocks"][l]
-    rows = [sequence_balance(s, e) for s, e in zip(a["scores"], a["experts"])]
-    return chain_sum(np.stack(rows)) / a["scores"].dtype.type(len(rows))
 
 
 def numbers(acts, count, cfg):
@@ -576,25 +432,22 @@ def numbers(acts, count, cfg):
         out["mtp_loss"] = trainer.loss_of([leaf["mtp_losses"] for leaf in acts], max(count.mtp, 1))
         more.append(scalar(cfg.mtp_weight) * out["mtp_loss"])
     if cfg.seq_balance_coef and cfg.bias_layers:
-        layers = [tree_sum([balance_of(leaf, l) for leaf in acts]) / scalar(len(acts)) for l in cfg.bias_layers]
-        out["balance"] = chain_sum(np.stack(layers))
+        out["balance"] = experts.balance_of_layers(acts, cfg.bias_layers)
         more.append(scalar(cfg.seq_balance_coef) * out["balance"])
     if cfg.indexer_train != "off" and cfg.of_kind(CSA):
         out["index_loss"] = np.stack([trainer.loss_of([leaf["blocks"][l]["index_losses"] for leaf in acts],
                                                       max(count.index, 1)) for l in cfg.of_kind(CSA)])
-    loss = cross_entropy + (more[0] + more[1] if len(more) == 2 else more[0]) if more else cross_entropy
-    return {"loss": loss, "cross_entropy": cross_entropy, "counts": tree_sum([np.stack(x) for x in counts]), **out}
+    return {"loss": trainer.total(cross_entropy, more), "cross_entropy": cross_entropy, "counts": tree_sum([np.stack(x) for x in counts]), **out}
 
 
 def level_biases(p, numbers, cfg):
-    """An expert with less load than the mean gets a step up, others down."""
-    if not cfg.bias_update_rate:
-        return p
-    counts = numbers["counts"].astype(F4)
-    step = F4(cfg.bias_update_rate) * np.sign((chain_sum(counts) / F4(cfg.n_routed_experts))[:, None] - counts)
-    if cfg.bias_layers:
-        p = {**p, "router_bias": p["router_bias"] + step[list(cfg.bias_layers)]}
-    return {**p, "mtp_router_bias": p["mtp_router_bias"] + step[-1]} if cfg.mtp else p
+    """Of the layers that have a bias, and of MTP's"""
+    counts, p = numbers["counts"], dict(p)
+    if cfg.bias_update_rate and cfg.bias_layers:
+        p["selection_bias"] = experts.level_biases(p["selection_bias"], counts[list(cfg.bias_layers)], cfg)
+    if cfg.bias_update_rate and cfg.mtp:
+        p["mtp_selection_bias"] = experts.level_biases(p["mtp_selection_bias"], counts[-1], cfg)
+    return p
 
 
 MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, numbers=numbers,
@@ -638,7 +491,7 @@ def text_run():
                               beta2=0.95, clip=1.0))
     p = trainer.draw_parameters(parameter_table(cfg), matrix_spread=1.0, vector_spread=0.5)
     p["router"][1, 1:] = p["router"][1, 1]  # ties: at the start only the bias tells experts 1, 2 and 3 apart
-    p["router_bias"][0] = [0.125, -0.25, 0.25, -0.25]
+    p["selection_bias"][0] = [0.125, -0.25, 0.25, -0.25]
     inputs, targets = trainer.draw_data(cfg)
     trainer.ignore_targets(targets)
     return cfg, p, inputs, targets

@@ -23,6 +23,7 @@ import numpy as np
 import deepseek_v4 as v4
 import deepseek_v4_numbers as spec
 import exact
+import experts
 import hyper_connections as hyper
 import sparse_attention as sparse
 import trainer
@@ -166,7 +167,7 @@ def slope_promises():
             return numbers([forward(p, inputs, targets, cfg, starts)], c, cfg)["index_loss"].sum()
         g = backward(p, forward(p, inputs, targets, cfg, starts), inputs, targets, c, cfg, starts)
         index = [key for key in p if key.startswith("index_")]
-        others = [key for key in p if key not in index and not key.endswith("router_bias")]
+        others = [key for key in p if key not in index and not key.endswith("selection_bias")]
         worst, key = worst_slope(p, others, loss, g)
         out.append((f"{name}: gradients agree with differences of the loss, {worst:.0e} ({key})", worst < 1e-6))
         if cfg.indexer_train == "off":
@@ -336,16 +337,19 @@ def order_promises():
             ("order: entries", all(kept_pools))]
 
 
+ROUTER = experts.Router(experts.SQRT_SOFTPLUS, 2, 1.5)
+
+
 def choice_promises():
     """The indexer's choice and the router's"""
     scores = np.array([[[3, 1, 3, 2], [3, 1, 3, 2], [np.nan, 1, 1, 1], [-np.inf, 0, -0.0, 5]]], F4)
     visible = np.array([[[True, True, False, False], [True] * 4, [True, True, True, False], [True] * 4]])
     chosen = sparse.listed(sparse.choose(scores, visible, 2), 2)
     z = np.array([[0.1, 2, -30, 0.1], [25, -1, 0, 3]])
-    s, experts, weights = v4.router_forward(z, 2, 1.5, np.array([0.5, 0, 9, 0.5]))
-    best = np.take_along_axis(s, experts, 1)
+    s, taken, weights = experts.router_forward(z, ROUTER, np.array([0.5, 0, 9, 0.5]))
+    best = np.take_along_axis(s, taken, 1)
     given = np.array([[1, 1], [3, 0]])
-    _, same, doubled = v4.router_forward(z, 2, 1.5, None, given)
+    _, same, doubled = experts.router_forward(z, ROUTER, None, given)
     softplus = np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))
     slope = (np.sqrt(np.logaddexp(0, z + 1e-6)) - np.sqrt(np.logaddexp(0, z - 1e-6))) / 2e-6
     return [
@@ -353,9 +357,9 @@ def choice_promises():
          [[[0, 1], [0, 2], [1, 2], [1, 3]]] and
          sparse.listed(visible & (np.arange(4) == 1), 2).tolist() == [[[1, -1]] * 4]),
         ("router: scores", close(s, np.sqrt(softplus), 1e-10)),
-        ("router: slopes, also far below 0", close(v4.router_slope(z, s), slope, 1e-7)),
+        ("router: slopes, also far below 0", close(experts.slope_of(z, s, ROUTER), slope, 1e-7)),
         ("router: the bias decides, ties go to the lower number, and weights do not know it",
-         experts.tolist() == [[1, 2], [0, 2]] and close(weights, 1.5 * best / best.sum(1)[:, None], 1e-12)),
+         taken.tolist() == [[1, 2], [0, 2]] and close(weights, 1.5 * best / best.sum(1)[:, None], 1e-12)),
         ("router: a table keeps its order, an expert twice is two", same.tolist() == given.tolist() and
          close(doubled[0], [0.75, 0.75], 1e-12)),
     ]
@@ -365,29 +369,29 @@ def bias_promises():
     cfg, p, _, _ = v4.mtp_run()
     counts = np.array([[0] * 5, [4, 1, 3, 0, 2], [2, 2, 2, 2, 2]], np.int32)
     after = v4.level_biases(p, {"counts": counts}, cfg)
-    moved = (after["router_bias"] - p["router_bias"]) / F4(cfg.bias_update_rate)
+    moved = (after["selection_bias"] - p["selection_bias"]) / F4(cfg.bias_update_rate)
     return [("bias: up with less load than the mean, down with more", np.rint(moved).tolist() == [[-1, 1, -1, 1, 0]] and
-             same_bits(after["mtp_router_bias"], p["mtp_router_bias"]))]
+             same_bits(after["mtp_selection_bias"], p["mtp_selection_bias"]))]
 
 
 def balance_promises():
     """3.4's loss, and its gradient element by element"""
     rng = np.random.default_rng(2)
-    z, experts = rng.normal(size=(7, 5)), rng.integers(5, size=(7, 2))
+    z, given = rng.normal(size=(7, 5)), rng.integers(5, size=(7, 2))
 
     def loss(z):
         s = np.sqrt(np.logaddexp(0, z))
         share = s / s.sum(1)[:, None]
-        f = 5 / (2 * 7) * np.bincount(experts.reshape(-1), minlength=5)
+        f = 5 / (2 * 7) * np.bincount(given.reshape(-1), minlength=5)
         return 0.3 * (f * share.mean(0)).sum()
     s = np.sqrt(np.logaddexp(0, z))
-    dz = v4.sequence_balance_backward(s, experts, 0.3) * v4.router_slope(z, s)
+    dz = experts.sequence_balance_backward(s, given, 0.3) * experts.slope_of(z, s, ROUTER)
     differences = np.zeros_like(z)
     for i in np.ndindex(z.shape):
         step = np.zeros_like(z)
         step[i] = 1e-6
         differences[i] = (loss(z + step) - loss(z - step)) / 2e-6
-    return [("balance: as section 3.4 has it", close(0.3 * v4.sequence_balance(s, experts), loss(z), 1e-13)),
+    return [("balance: as section 3.4 has it", close(0.3 * experts.sequence_balance(s, given), loss(z), 1e-13)),
             ("balance: its gradient", close(dz, differences, 1e-6, 1e-10))]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import hyper_connections as hyper
 import trainer
+from experts import SQRT_SOFTPLUS, Router
 from qwen import need
 from qwen36 import ONE, Layer
 from trainer import Row
@@ -70,6 +71,10 @@ class Config(trainer.Run):
 
     def of_kind(self, kind):
         return tuple(l for l in self.moe_layers if self.kinds[l] == kind)
+
+    @property
+    def router(self):
+        return Router(SQRT_SOFTPLUS, self.num_experts_per_tok, self.routed_scaling_factor)
 
     @property
     def hyper(self):
@@ -207,7 +212,7 @@ def block_rows(cfg, layers, indexer):
         *site("hc_ffn"),
         ("ffn_norm",       (D,),               "gain",      "ffn_norm.weight", ONE, every),
         ("router",         (E, D),             "linear",    "ffn.gate.weight", ONE, every),
-        ("router_bias",    (E,),               "selection", "ffn.gate.bias", ONE, biased),
+        ("selection_bias", (E,),               "selection", "ffn.gate.bias", ONE, biased),
         ("expert_gate_up", (E, 2 * F, D),      "linear",    "ffn.experts.", gates, every),
         ("expert_down",    (E, D, F),          "linear",    "ffn.experts.", downs, every),
         ("shared_gate_up", (2 * F, D),         "linear",    "ffn.shared_experts.", ("w1.weight", "w3.weight"), every),
@@ -242,11 +247,6 @@ def parameter_table(cfg):
                   block_rows(cfg, lambda kind: kind in (None, "bias"), indexer) if layers]
         table += head("mtp_", "mtp.0.")
     return table
-
-
-def layer_rows(cfg, l):
-    """The rows that layer l has, and its place in each"""
-    return [(row, row.numbers.index(l)) for row in parameter_table(cfg) if "{}" in row.disk and l in row.numbers]
 
 
 MTP_OWN = ("mtp_e_proj", "mtp_h_proj", "mtp_enorm", "mtp_hnorm", "mtp_norm", "mtp_hc_head_fn", "mtp_hc_head_base",

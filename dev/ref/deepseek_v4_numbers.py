@@ -75,8 +75,8 @@ GLOBALS = {"embed": (1, 1, 0), "head": (2, .25, 0), "norm": (3, .25, 1), "hc_hea
            "hc_head_base": (5, .5, 0), "hc_head_scale": (6, .5, 1)}
 OF_LAYER = {"wq_a": (1, .25, 0), "q_norm": (2, .25, 1), "wq_b": (3, .25, 0), "wkv": (4, .25, 0), "kv_norm": (5, .25, 1),
             "wo_a": (6, .25, 0), "wo_b": (7, .25, 0), "attn_sink": (8, 1, 0), "index_wq_b": (24, .25, 0),
-            "index_proj": (25, .5, 0), "router": (30, .5, 0), "router_bias": (31, .125, 0), "expert_down": (37, .25, 0),
-            "shared_down": (34, .25, 0), "attn_norm": (46, .25, 1), "ffn_norm": (47, .25, 1)}
+            "index_proj": (25, .5, 0), "router": (30, .5, 0), "selection_bias": (31, .125, 0),
+            "expert_down": (37, .25, 0), "shared_down": (34, .25, 0), "attn_norm": (46, .25, 1), "ffn_norm": (47, .25, 1)}
 for start, name in ((10, "csa"), (10, "hca"), (20, "index")):
     for number, (part, amp, off) in enumerate((("wkv", .25, 0), ("wgate", .5, 0), ("ape", 1, 0), ("norm", .25, 1))):
         OF_LAYER[f"{name}_{part}"] = (start + number, amp, off)
@@ -190,14 +190,14 @@ def score_gap(acts, p, cfg):
         gaps.append((c[..., n - 1] - c[..., n]).min())
     for l, a in enumerate(acts["blocks"]):
         if l in cfg.bias_layers:
-            look(a["scores"] + p["router_bias"][cfg.bias_layers.index(l)], cfg.num_experts_per_tok)
+            look(a["scores"] + p["selection_bias"][cfg.bias_layers.index(l)], cfg.num_experts_per_tok)
         if "index_scores" in a:
             for t in range(cfg.seq_len):
                 n = (t + 1) // cfg.csa_ratio
                 if n > cfg.index_topk:
                     look(a["index_scores"][:, t, :n], cfg.index_topk)
     if cfg.mtp:  # which section 6.3 has no last position of
-        look(acts["mtp_scores"][:, :-1] + p["mtp_router_bias"], cfg.num_experts_per_tok)
+        look(acts["mtp_scores"][:, :-1] + p["mtp_selection_bias"], cfg.num_experts_per_tok)
     return min(gaps)
 
 

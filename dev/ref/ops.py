@@ -129,16 +129,20 @@ def share_heads(x, q):
 
 
 def attention_weights(q, k, laws=exact, window=0):
-    """preatt, att (B, NH, T, T), rows t and columns u, 0 where t does not see u; the largest score and 1 / sum of
-    exponentials (B, NH, T). q (B, NH, T, HS), k (B, NKV, T, HS). t sees the keys u <= t; with a window, which is
-    above 0, only so many of them, itself included."""
+    """seen_weights of q (B, NH, T, HS), k (B, NKV, T, HS). t sees the keys u <= t; with a window, which is above 0,
+    only so many of them, itself included."""
+    t, u = np.arange(q.shape[2])[:, None], np.arange(q.shape[2])
+    return seen_weights(q, share_heads(k, q), (u <= t) & (u > t - window if window else True), laws)
+
+
+def seen_weights(q, k, seen, laws=exact, scale=None):
+    """preatt, att (B, NH, T, K), rows t and columns u, 0 where t does not see u; the largest score and 1 / sum of
+    exponentials (B, NH, T). q (B, NH, T, HS), k (B, NH, K, HS), seen (T, K) or with more axes before. scale: of the
+    scores, where it is not attention_scale(q)"""
     zero, lowest = q.dtype.type(0), q.dtype.type(-10000)
-    B, NH, T, HS = q.shape
-    t, u = np.arange(T)[:, None], np.arange(T)
-    seen = (u <= t) & (u > t - window if window else True)
-    k = share_heads(k, q)
-    preatt = chain_matmul(np.zeros((B, NH, T, T), q.dtype), q, k.swapaxes(2, 3)) * attention_scale(q)
-    preatt = np.where(seen, preatt, zero)
+    start = np.zeros((*q.shape[:3], k.shape[2]), q.dtype)
+    scores = chain_matmul(start, q, k.swapaxes(2, 3)) * (attention_scale(q) if scale is None else scale)
+    preatt = np.where(seen, scores, zero)
     largest = np.max(np.where(seen, preatt, lowest), axis=-1, initial=lowest)
     e = np.where(seen, laws.exp(np.where(seen, preatt - largest[..., None], zero)), zero)
     total = chain_sum(e)
@@ -286,12 +290,21 @@ def loss_gradient(dtype, count):
 # ---------------------------------------------------------------------------------------------------------------------
 # RoPE. Su et al. 2021, arXiv:2104.09864: pair i of a head turns by the angle t * theta^(-2i/HS) at position t.
 # ---------------------------------------------------------------------------------------------------------------------
-def rope_tables(T, HS, theta, dtype):
-    """cos, sin (T, HS/2); every step from the exponent to the angle rounds"""
+def rope_frequencies(HS, theta, dtype):
+    """(HS/2); every step from the exponent to the frequency rounds"""
     exponent = (2 * np.arange(HS // 2)).astype(dtype) / dtype.type(HS)
-    frequency = dtype.type(1) / exact.power(theta, exponent)
-    angle = np.arange(T).astype(dtype)[:, None] * frequency
+    return dtype.type(1) / exact.power(theta, exponent)
+
+
+def rope_tables_at(positions, frequencies):
+    """cos, sin (..., HS/2) of positions (...); angles round"""
+    angle = positions.astype(frequencies.dtype)[..., None] * frequencies
     return exact.cos(angle), exact.sin(angle)
+
+
+def rope_tables(T, HS, theta, dtype):
+    """cos, sin (T, HS/2)"""
+    return rope_tables_at(np.arange(T), rope_frequencies(HS, theta, dtype))
 
 
 def rope(x, cos, sin):
@@ -305,14 +318,29 @@ def rope_backward(dout, cos, sin):
     return np.concatenate([da * cos + db * sin, db * cos - da * sin], axis=-1)
 
 
+def turn_neighbours(x, tables, function=rope):
+    """RoPE, or its backward, of pairs (x[2i], x[2i + 1]); the tables have the axes of x before the last one, or 1"""
+    turned = function(np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1), *tables)
+    return np.stack(np.split(turned, 2, axis=-1), axis=-1).reshape(x.shape)
+
+
 def turn_last(x, tables, function=rope):
-    """RoPE, or its backward, of neighbours (x[2i], x[2i + 1]) among the last channels of x (..., HS), as many as the
-    tables turn; they have the axes of x before the last one, or 1."""
+    """turn_neighbours of the last channels of x (..., HS), as many as the tables turn"""
     n = x.shape[-1] - 2 * tables[0].shape[-1]
-    pairs = x[..., n:]
-    turned = function(np.concatenate([pairs[..., 0::2], pairs[..., 1::2]], axis=-1), *tables)
-    pairs = np.stack(np.split(turned, 2, axis=-1), axis=-1).reshape(pairs.shape)
-    return np.concatenate([x[..., :n], pairs], axis=-1)
+    return np.concatenate([x[..., :n], turn_neighbours(x[..., n:], tables, function)], axis=-1)
+
+
+def turn_first(x, tables, function=rope, neighbours=True):
+    """The same of the first ones; or pairs are (x[i], x[i + half])"""
+    n = 2 * tables[0].shape[-1]
+    turned = turn_neighbours(x[..., :n], tables, function) if neighbours else function(x[..., :n], *tables)
+    return np.concatenate([turned, x[..., n:]], axis=-1)
+
+
+def turn_heads(x, n_heads, tables, function, turn=turn_last):
+    """RoPE of heads side by side in x (B, T, n_heads * HS); tables (B, T, n)"""
+    turned = turn(x.reshape(*x.shape[:2], n_heads, -1), [y[:, :, None] for y in tables], function)
+    return turned.reshape(x.shape)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

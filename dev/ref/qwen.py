@@ -230,11 +230,6 @@ def parameter_table(cfg):
     return [row for row in table if row.name not in absent and row.shape[0] > 0]
 
 
-def layer_rows(cfg, l):
-    """The rows that layer l has, and its place in each"""
-    return [(row, row.numbers.index(l)) for row in parameter_table(cfg) if "{}" in row.disk and l in row.numbers]
-
-
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -276,7 +271,7 @@ class Layer:
     """The parameters w of layer l by name, adapters, and in backward the gradients g of both"""
 
     def __init__(self, p, cfg, l, adapters):
-        self.w = {row.name: p[row.name][i] for row, i in layer_rows(cfg, l)}
+        self.w = {row.name: p[row.name][i] for row, i in trainer.layer_rows(parameter_table(cfg), l)}
         self.adapters = {name: adapters.get((name, l), ()) for name in self.w}
         self.window, self.g = cfg.windows[l], {}
 
@@ -469,7 +464,7 @@ def backward(p, acts, inputs, targets, count, cfg, adapters={}):
             dresidual = mlp_half_backward(dresidual, a["residual2"], layer, a)
         residual = blocks[l - 1]["residual3"] if l > 0 else acts["encoded"]
         dresidual = attention_half_backward(dresidual, residual, layer, cfg, a)
-        for row, i in layer_rows(cfg, l):
+        for row, i in trainer.layer_rows(parameter_table(cfg), l):
             g[row.name][i] = layer.g.pop(row.name)
         g.update(layer.g)  # of adapters
     embedding_backward(g["embed_tokens"], None, dresidual, inputs)

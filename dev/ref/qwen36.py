@@ -67,7 +67,7 @@ from gated_delta import (delta_backward, delta_forward, gates_backward, gates_fo
 from mamba import conv_backward, conv_forward, gate_backward
 from ops import (attention_backward, attention_weights, back_through, classifier_backward, classifier_forward, combine,
                  embedding_backward, embedding_forward, expert_rows, linear_forward, over_keys, rmsnorm_backward,
-                 rmsnorm_forward, rope, rope_backward, router_backward, router_forward, router_load, rows, share_heads,
+                 rmsnorm_forward, rope, rope_backward, rope_frequencies, router_backward, router_forward, router_load, rows, share_heads,
                  sigmoid, silu, silu_slope, swiglu_backward, swiglu_forward, weight_gradient)
 from qwen import balance_factor, balance_of, mean_load, need
 from trainer import Row
@@ -254,11 +254,6 @@ def from_file(row, x, cfg):
     return x.reshape(x.shape[0], -1) if row.disk.endswith("conv1d.weight") else x
 
 
-def layer_rows(cfg, l):
-    """The rows that layer l has, and its place in each"""
-    return [(row, row.numbers.index(l)) for row in parameter_table(cfg) if "{}" in row.disk and l in row.numbers]
-
-
 def fit(cfg, tensors):
     """What a file's names say: the prefix, and whether experts are fused"""
     prefix = "model.language_model." if any(x.startswith("model.language_model.") for x in tensors) else "model."
@@ -295,8 +290,7 @@ def text_positions(starts, shape):
 
 def mrope_tables(positions, cfg, dtype):
     """cos, sin (B, 1, T, rotary / 2) of positions (3, B, T); steps round as in ops.rope_tables"""
-    exponent = (2 * np.arange(cfg.rotary // 2)).astype(dtype) / dtype.type(cfg.rotary)
-    frequency = dtype.type(1) / exact.power(cfg.rope_theta, exponent)
+    frequency = rope_frequencies(cfg.rotary, cfg.rope_theta, dtype)
     angle = np.moveaxis(positions[axes_of(cfg)], 0, -1).astype(dtype) * frequency
     return exact.cos(angle)[:, None], exact.sin(angle)[:, None]
 
@@ -318,12 +312,14 @@ class Layer:
         self.w, self.g = w, {}
 
     def linear(self, name, x, ranges=None):
-        return linear_forward(x, self.w[name], None, ranges)
+        return linear_forward(x, self.w[name], self.w.get(name + "_bias"), ranges)
 
     def linear_backward(self, name, dout, x, dx=None, ranges=None, weight=None):
         """The gradient of x, in chains that begin at dx, or at 0. weight: of a row in what comes after; dout and the
         gradient of x are without it."""
         self.g[name] = weight_gradient(dout, x if weight is None else weight * x, ranges)
+        if name + "_bias" in self.w:
+            self.g[name + "_bias"] = chain_sum(rows(dout), axis=0)
         return back_through(np.zeros_like(x) if dx is None else dx, dout, self.w[name], ranges)
 
 
@@ -588,7 +584,7 @@ def forward(p, inputs, targets, cfg, starts=None, positions=None, encoded=None):
     where = Where(cfg, inputs.shape, p["embed_tokens"].dtype, starts, positions)
     residual = acts["encoded"] = embedding_forward(p["embed_tokens"], None, inputs) if encoded is None else encoded
     for l in range(cfg.num_hidden_layers):
-        layer, a = Layer({row.name: p[row.name][i] for row, i in layer_rows(cfg, l)}), {}
+        layer, a = Layer({row.name: p[row.name][i] for row, i in trainer.layer_rows(parameter_table(cfg), l)}), {}
         half = linear_half if l in cfg.linear else full_half
         half(residual, layer, cfg, a, where)
         expert_half(a["residual2"], layer, cfg, a)
@@ -623,11 +619,11 @@ def backward(p, acts, inputs, targets, count, cfg, starts=None, positions=None, 
     dresidual = np.zeros_like(dx) + dx
     counts = mean_load(acts)[0] if cfg.router_aux_loss_coef else None
     for l in reversed(range(cfg.num_hidden_layers)):
-        layer, a = Layer({row.name: p[row.name][i] for row, i in layer_rows(cfg, l)}), blocks[l]
+        layer, a = Layer({row.name: p[row.name][i] for row, i in trainer.layer_rows(parameter_table(cfg), l)}), blocks[l]
         dresidual = expert_half_backward(dresidual, a["residual2"], layer, cfg, a, counts)
         half = linear_half_backward if l in cfg.linear else full_half_backward
         dresidual = half(dresidual, blocks[l - 1]["residual3"] if l > 0 else acts["encoded"], layer, cfg, a, where)
-        for row, i in layer_rows(cfg, l):
+        for row, i in trainer.layer_rows(parameter_table(cfg), l):
             g[row.name][i] = layer.g[row.name]
     embedding_backward(g["embed_tokens"], None, dresidual[is_text][None], inputs[is_text][None])
     if has_images:

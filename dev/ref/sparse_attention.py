@@ -1,6 +1,7 @@
 """
 Attention of DeepSeek V4: keys that are values as well and that all heads share, a sink for each head, entries that
-stand for several tokens each, an indexer that chooses among them. NumPy and the standard library only.
+stand for several tokens each, an indexer that chooses among them. The indexer is GLM-5's too, whose entries are the
+tokens themselves (r = 1). NumPy and the standard library only.
 
 DeepSeek-AI 2025, arXiv:2512.02556 (the indexer and its loss); sinks: Xiao et al. 2023, arXiv:2309.17453;
 doc/deepseek_v4.md "Formula", "Entries", "What is added to the loss".
@@ -31,8 +32,8 @@ ascending:
               over keys of ds key; of a key two chains from 0, over heads and in each over positions, of ds q and of att
               dout; dkey is their sum; dsink: a chain over positions (b, t) of -(exp(sink - max) inv) D, by madd
 Loss of the indexer. The teacher p is the attention's att of the entries chosen, which is a constant, the student pi:
-    p         a chain over heads, divided by the chain of that over the entries chosen. Is that sum 0, as it can be in
-              float, the position has no loss
+    p         the mass, a chain over heads, divided by the chain of that over the entries chosen. Is that sum 0, as it
+              can be in float, the position has no loss
     pi        softmax of the scores over the entries chosen
     loss      of a position that sees an entry a chain of p (log p - ((score - max) - log total)), from 0; p 0: nothing
     backward  dscore = (pi - p) dloss; da = a chain over entries of dscore max(q k, 0); d = a dscore where q k > 0, else
@@ -186,6 +187,16 @@ def listed(chosen, topk):
     return np.where(np.arange(n) < chosen.sum(axis=-1)[..., None], order, -1).astype(np.int32)
 
 
+def chosen_of(numbers, W):
+    """The inverse of listed"""
+    return (numbers[..., None] == np.arange(W)).any(axis=-2)
+
+
+def index_scale(cfg, dtype):
+    """What weights of heads are multiplied by"""
+    return dtype.type(1) / np.sqrt(dtype.type(cfg.index_head_dim * cfg.index_n_heads))
+
+
 def index_gradients(dscores, q, k, a):
     """dq, dk, da"""
     zero, products = q.dtype.type(0), index_products(q, k)
@@ -205,12 +216,29 @@ def over_heads_and_queries(weights, x):
     return out
 
 
-def teacher_of(att, chosen):
-    """p (B, T, W) of att (B, H, T, W); 0 where an entry is not chosen, or all of them weigh nothing"""
-    zero = att.dtype.type(0)
-    mass = np.where(chosen, chain_sum(att, axis=1), zero)
+def mass_of(att):
+    """(B, T, W) of att (B, H, T, W): how much all heads together look at each entry"""
+    return chain_sum(att, axis=1)
+
+
+def gathered(x, numbers):
+    """Of x (B, T, W) what stands at the numbers of listed; 0 where there are no more"""
+    return np.where(numbers < 0, x.dtype.type(0), np.take_along_axis(x, np.maximum(numbers, 0), axis=-1))
+
+
+def spread(x, numbers, W):
+    """The inverse: (B, T, W), 0 where nothing is chosen"""
+    out = np.zeros((*x.shape[:-1], W + 1), x.dtype)
+    np.put_along_axis(out, np.where(numbers < 0, W, numbers), x, axis=-1)
+    return out[..., :W]
+
+
+def teacher_of(mass, chosen):
+    """p (B, T, W); 0 where an entry is not chosen, or all of them weigh nothing"""
+    zero = mass.dtype.type(0)
+    mass = np.where(chosen, mass, zero)
     total = chain_sum(mass)[..., None]
-    return np.where(total == 0, zero, mass / np.where(total == 0, att.dtype.type(1), total))
+    return np.where(total == 0, zero, mass / np.where(total == 0, mass.dtype.type(1), total))
 
 
 def student_of(scores, chosen):
@@ -225,17 +253,17 @@ def student_of(scores, chosen):
     return e / total, np.where(chosen, distance - exact.log(total), zero)
 
 
-def index_loss_forward(scores, att, chosen):
+def index_loss_forward(scores, mass, chosen):
     """(B, T): KL(p || pi); 0 where nothing is chosen"""
-    zero, p = scores.dtype.type(0), teacher_of(att, chosen)
+    zero, p = scores.dtype.type(0), teacher_of(mass, chosen)
     log_pi = student_of(scores, chosen)[1]
     difference = np.where(p > 0, exact.log(np.where(p > 0, p, scores.dtype.type(1))) - log_pi, zero)
     return chain_dot(p, difference)
 
 
-def index_loss_backward(scores, att, chosen, dloss):
+def index_loss_backward(scores, mass, chosen, dloss):
     """dscores"""
-    p = teacher_of(att, chosen)
+    p = teacher_of(mass, chosen)
     taught = (p > 0).any(axis=-1, keepdims=True)
     return np.where(taught, (student_of(scores, chosen)[0] - p) * dloss, scores.dtype.type(0))
 

@@ -82,6 +82,11 @@ class Row:
         return parts[0] if len(parts) == 1 else np.stack(parts).reshape(shape)
 
 
+def layer_rows(table, l):
+    """The rows that layer l has, and its place in each"""
+    return [(row, row.numbers.index(l)) for row in table if "{}" in row.disk and l in row.numbers]
+
+
 def as_it_is(row, x, cfg):
     """The form on disk of a model whose tensors lie in memory as Hugging Face has them; the inverse too"""
     return x
@@ -152,6 +157,11 @@ def draw_parameters(table, matrix_spread, vector_spread):
 def loss_of(losses, count):
     """Mean loss of an update from the (B, T) losses of its leaves."""
     return tree_sum([chain_sum(leaf.reshape(-1)) for leaf in losses]) / losses[0].dtype.type(count)
+
+
+def total(cross_entropy, more):
+    """The loss that is trained: others are added up first"""
+    return cross_entropy + sum(more[1:], more[0]) if more else cross_entropy
 
 
 def train(model, cfg, p, inputs, targets, bias_corrections=exact.bias_corrections):
