@@ -51,19 +51,24 @@ typedef struct {
     int *t, *first_key, *behind, *token, *number, *first_entry;
 } Batch;
 
-// of inputs (B, T), where -2 begins a document; NULL: rows are documents
-static Batch batch_of(const int* inputs, int B, int T, int r) {
-    const size_t N = (size_t)B * (size_t)T, W = (size_t)B * (size_t)(T / r);
+// of inputs (B, T), where -2 begins a document, what a piece of them has; inputs NULL: rows are documents
+static Batch piece_of(const int* inputs, const BatchPiece* piece, int r) {
+    const size_t N = (size_t)(piece->B * piece->n), W = (size_t)(piece->B * (piece->n / r));
     Batch x;
-    segments_init(&x.segments, B, T);
+    segments_init(&x.segments, piece->B, piece->T);
     if (inputs) { x.segments.document_start = -2; }
-    segments_find(&x.segments, inputs, B, T);
+    segments_find(&x.segments, inputs, piece->B, piece->T);
     x.t = (int*)new_array(N, sizeof(int)), x.first_key = (int*)new_array(N, sizeof(int));
     x.behind = (int*)new_array(N, sizeof(int)), x.first_entry = (int*)new_array(N, sizeof(int));
     x.token = (int*)new_array(W, sizeof(int)), x.number = (int*)new_array(W, sizeof(int));
-    places_of_batch(x.t, x.first_key, x.behind, &x.segments);
-    entry_windows_of_batch(x.token, x.number, x.first_entry, r, &x.segments, B, T);
+    places_of_batch(x.t, x.first_key, x.behind, &x.segments, piece);
+    entry_windows_of_batch(x.token, x.number, x.first_entry, r, &x.segments, piece);
     return x;
+}
+
+static Batch batch_of(const int* inputs, int B, int T, int r) {
+    const BatchPiece whole = batch_whole(B, T);
+    return piece_of(inputs, &whole, r);
 }
 
 static void batch_free(Batch* x) {
@@ -313,23 +318,24 @@ static const struct {
     int r, W;
     int token[16], number[16], seen[ROWS_N];
 } known[] = {
-    {3, 16, {0, 5, 8, -1, 12, 15, 18, 21, 30, 33, -1, -1, 37, 40, 43, -1},
-     {0, 0, 1, 0, 0, 1, 2, 3, 0, 1, 0, 0, 0, 1, 2, 0},
+    {3, 16, {0, -1, 5, 8, 12, 15, 18, 21, -1, -1, 30, 33, -1, 37, 40, 43},
+     {0, 0, 0, 1, 0, 1, 2, 3, 0, 0, 0, 1, 0, 0, 1, 2},
      {0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4,
       0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3}},
-    {5, 8, {5, -1, 12, 17, 30, -1, 37, 42}, {0, 0, 0, 1, 0, 0, 0, 1},
+    {5, 8, {-1, 5, 12, 17, -1, 30, 37, 42}, {0, 0, 0, 1, 0, 0, 0, 1},
      {0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2,
       0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2}},
     {13, 0, {0}, {0}, {0}},
 };
-// of r 3; with r 5 entries of earlier documents stand before none of these
-static const int known_first_entry[ROWS_N] = {0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 4,  4,  4,  4,  4,  4,  4,  4,
-                                              4, 4, 4, 4, 8, 8, 8, 8, 8, 8, 8, 8, 8,  8,  8,  8,  12, 12, 12, 12,
-                                              12, 12, 12, 12, 12, 12, 12, 12};
+// the inputs of these documents
+static void known_inputs(int* inputs) {
+    memset(inputs, 0, sizeof(int) * ROWS_N);
+    for (int i = 0, n = 0; lengths[i]; n += lengths[i++]) { inputs[n] = -2; }
+}
 
 static void test_windows(Test* t) {
-    int inputs[ROWS_N] = {0};
-    for (int i = 0, n = 0; lengths[i]; n += lengths[i++]) { inputs[n] = -2; }
+    int inputs[ROWS_N];
+    known_inputs(inputs);
     for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
         Batch x = batch_of(inputs, ROWS_B, ROWS_T, known[k].r);
         check_ints(t, "t", x.t, known_t, ROWS_N);
@@ -338,11 +344,12 @@ static void test_windows(Test* t) {
         check_ints(t, "token", x.token, known[k].token, known[k].W);
         check_ints(t, "number", x.number, known[k].number, known[k].W);
         for (int n = 0; n < ROWS_N; n++) {
-            const int of_row = n / ROWS_T * (ROWS_T / known[k].r), first = k == 0 ? known_first_entry[n] : of_row;
-            check(t, x.first_entry[n] == first, "r %d, first_entry[%d]: %d, expected %d", known[k].r, n,
-                  x.first_entry[n], first);
             const int seen = ENTRIES_SEEN(x.t[n], known[k].r);
             check(t, seen == known[k].seen[n], "r %d: %d sees %d, expected %d", known[k].r, n, seen, known[k].seen[n]);
+            for (int e = 0; e < seen; e++) {  // entries of a document are neighbours
+                const int token = x.token[x.first_entry[n] + e], expected = x.first_key[n] + e * known[k].r;
+                check(t, token == expected, "r %d: %d sees that of %d, expected %d", known[k].r, n, token, expected);
+            }
         }
         batch_free(&x);
     }
@@ -363,14 +370,63 @@ static void test_whole_rows(Test* t) {
     batch_free(&x);
 }
 
+// position p of row b of a batch is token `at` of this piece
+static int piece_token(const BatchPiece* x, int b, int p) { return b * (x->before + x->n) + x->before + p - x->begin; }
+
+// what a piece of the known rows has is what all of them have there
+static void check_piece(Test* t, const int* inputs, const Batch* whole, const BatchPiece* piece, int r) {
+    const int n_tokens = batch_keys(piece), own = piece->n / r;
+    int token_t[2 * ROWS_N], token_behind[2 * ROWS_N];
+    Batch x = piece_of(inputs, piece, r);
+    tokens_of_batch(token_t, token_behind, &x.segments, piece);
+    for (int i = 0; i < n_tokens; i++) {
+        const int b = i / (piece->before + piece->n), p = i % (piece->before + piece->n) - piece->before + piece->begin;
+        const int is_own = p >= piece->begin, at = b * ROWS_T + p, n = b * piece->n + p - piece->begin;
+        check(t, token_t[i] == (p < 0 ? 0 : whole->t[at]), "token %d: t %d", i, token_t[i]);
+        if (!is_own) {
+            check(t, token_behind[i] == BATCH_FAR, "token %d: behind %d", i, token_behind[i]);
+            continue;
+        }
+        const int end = whole->behind[at] - b * ROWS_T, last = piece->begin + piece->n, to = end < last ? end : last;
+        check(t, x.t[n] == whole->t[at] && x.first_key[n] + x.t[n] == i && x.behind[n] == n + to - p &&
+                     token_behind[i] == i + to - p && x.first_entry[n] == whole->first_entry[at],
+              "position %d: t %d, first_key %d, behind %d and %d, first_entry %d", n, x.t[n], x.first_key[n], x.behind[n],
+              token_behind[i], x.first_entry[n]);
+    }
+    for (int i = 0; i < piece->B * own; i++) {
+        const int b = i / own, at = b * (ROWS_T / r) + piece->begin / r + i % own, token = whole->token[at];
+        const int expected = token < 0 ? -1 : piece_token(piece, b, token - b * ROWS_T);
+        check(t, x.token[i] == expected && x.number[i] == whole->number[at], "entry %d: token %d, number %d", i,
+              x.token[i], x.number[i]);
+    }
+    batch_free(&x);
+}
+
+// ranks that have a piece of each row: together they have all entries, each where its last token is
+static void test_pieces(Test* t) {
+    int inputs[ROWS_N];
+    known_inputs(inputs);
+    for (int r = 1; r <= 3; r++) {
+        Batch whole = batch_of(inputs, ROWS_B, ROWS_T, r);
+        for (int n = r; n < ROWS_T; n += r) {
+            for (int begin = 0; begin < ROWS_T && ROWS_T % n == 0; begin += n) {
+                const BatchPiece piece = {ROWS_B, ROWS_T, begin, n, 2 * r - 1};
+                check_piece(t, inputs, &whole, &piece, r);
+            }
+        }
+        batch_free(&whole);
+    }
+}
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&window_pool};
     const Promise promises[] = {
         {"windows", "documents, tails, rows without entries: the tables of the NumPy reference", test_windows},
+        {"pieces", "of ranks that share rows: the tables of whole rows, cut", test_pieces},
         {"whole rows", "no documents: rows begin at position 0", test_whole_rows},
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"obvious", "equal gates give a mean, a large one its value; halves; what nobody reads is 0", test_obvious},
         {"generation", "entries as their last tokens come: the bits of the batch", test_generation},
     };
-    return op_main(argc, argv, ops, 1, promises, 5);
+    return op_main(argc, argv, ops, 1, promises, 6);
 }

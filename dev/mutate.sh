@@ -325,8 +325,9 @@ mutation "window pool: a weight times the value rounds before it is added" test_
 mutation "window pool: dape takes entries descending" test_window_pool "window_pool backward" \
     window_pool.h:window_pool_dape_ 'int i = 0; i < w->W; i\+\+' 'int i = w->W - 1; i >= 0; i--'
 mutation "entry windows: they go on from one document to the next" test_window_pool windows \
-    entry_windows.h:entry_windows_of_batch 'number\[of_row \* room \+ used \+ w\] = w;' \
-    'number[of_row * room + used + w] = used + w;'
+    entry_windows.h:entry_windows_of_batch 'number\[at\] = w;' 'number[at] = at;'
+mutation "entry windows: a rank has those that begin in its positions" test_window_pool pieces \
+    entry_windows.h:entry_windows_of_batch 'last < d\.from \|\| last >= d\.to' 'begin < d.from || begin >= d.to'
 mutation "rope: what has no place turns by the first row" test_rope placed rope.h:rope_turn_ \
     'if \(row < 0\) \{ continue; \}' '' '\(size_t\)row' '(size_t)(row < 0 ? 0 : row)'
 mutation "rope: YaRN mixes from the wrong side" test_rope yarn rope.h:rope_yarn_frequencies \

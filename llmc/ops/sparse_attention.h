@@ -9,10 +9,10 @@ every softmax and gives nothing.
     score = (q . key) * scale    max = the largest of sink and scores    e = exp(score - max)
     inv = 1 / (sum over keys of e + exp(sink - max))    att = e * inv    out = sum over keys of att * key
 In generation places and w point into caches; a row of them has the bits that one pass over the whole text gives.
-Backward, in training alone, where the key of position n is row n; everything is written:
+Backward, in training alone; everything is written, also for keys that nobody sees:
     datt = dout . key    D = sum over keys of att * datt    ds = att * (datt - D) * scale
     dq   = sum over keys of ds * key                                              (N, H*d)
-    dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (N, d), dentries (n_entries, d)
+    dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (rows, d), dentries (n_entries, d)
     dsinks = sum over n of -(exp(sink - max) * inv) * D                           (H) float; NULL: nobody asks
 sparse_attention_mass: the sum over heads of att of each entry on a list, 0 behind the last: what teaches an indexer.
 Cost:   4*d flops for each head, position and key it sees, backward 10*d, mass 2*d. Beside the tensors backward keeps
@@ -82,7 +82,7 @@ static inline void sparse_see_ref_(SparseKeysRef_* x, const float* kv, const flo
     }
     for (int i = 0; i < n_entries; i++) {
         const int entry = sparse_entry(s, w, chosen, n, i);
-        x->row[n_window + i] = s->N + entry;
+        x->row[n_window + i] = sparse_rows(s) + entry;
         x->key[n_window + i] = entries + (size_t)entry * s->d;
     }
     x->n_keys = n_window + n_entries;
@@ -151,7 +151,7 @@ static inline void sparse_attention_backward_ref(float* dq, float* dkv, float* d
                                                  const float* sinks, const int* chosen, int n_entries,
                                                  const SparseShape* s, const Places* places, const EntryWindows* w) {
     SparseKeysRef_ see = sparse_keys_ref_(s, places, w, chosen);
-    const size_t n_kv = (size_t)s->N * s->d, n_sums = n_kv + (w ? (size_t)n_entries * s->d : 0);
+    const size_t n_kv = (size_t)sparse_rows(s) * s->d, n_sums = n_kv + (w ? (size_t)n_entries * s->d : 0);
     float* sums = (float*)calloc(2 * n_sums + 1, sizeof(float));
     if (!sums) { fail_run("no memory for %zu sums", 2 * n_sums); }
     for (int h = 0; h < s->H; h++) {
@@ -394,12 +394,13 @@ typedef struct {
     SparsePlan_ plan;
     const float *dout, *max, *inv;
     float *dq, *D;        // D (N, H)
-    float *by_q, *by_dout;  // (N + n_entries, d) in two parts each: sums of ds * q and of att * dout
+    float *by_q, *by_dout;  // (rows + n_entries, d) in two parts each: sums of ds * q and of att * dout
     float *entries_by_q, *entries_by_dout;
     int first_head, n_heads;   // at a time
     float *att, *ds;      // (n_heads, N, row): the keys of the window end at column n_window, where the entries begin
     size_t row;
-    int *begin, *end;     // (n_entries) positions that see an entry, where there are no lists
+    int *key_begin, *key_end;  // (rows) positions that see a key of the window
+    int *begin, *end;     // (n_entries) ... an entry, where there are no lists
     int *offsets, *positions, *pairs;  // inverse_lists.h, where there are lists
     int listed, list_rows;             // of a task, at a time
     int n_entries;
@@ -482,8 +483,8 @@ static inline SparseTile_ sparse_tile_(const SparseBackward_* b, int is_entry, i
     t.n = n, t.is_entry = is_entry, t.first = first;
     for (int m = 0; m < n; m++) {
         const int u = first + m;
-        t.begin[m] = is_entry ? b->begin[u] : u;
-        t.end[m] = is_entry ? b->end[u] : gemm_min_(u + gemm_min_(s->window, s->N), b->x.places->behind[u]);
+        t.begin[m] = is_entry ? b->begin[u] : b->key_begin[u];
+        t.end[m] = is_entry ? b->end[u] : b->key_end[u];
     }
     t.stair = is_entry ? b->x.w->r : 1;
     t.stairs_down = n > 1 && t.end[1] > t.end[0];
@@ -523,7 +524,7 @@ static inline void sparse_add_(const SparseBackward_* b, const SparseTile_* t, c
                                int from, int to, int m0, int m1) {
     const size_t d = (size_t)b->x.s->d, at = (size_t)(t->first + m0) * d;
     const size_t of_q = (size_t)(from - rows->first) * rows->step;
-    const int before = t->is_entry ? b->x.w->first_entry[from] : from + 1;
+    const int before = t->is_entry ? b->x.w->first_entry[from] : sparse_own_key(b->x.places, from) + 1;
     const size_t column = (size_t)(b->plan.n_window + t->first + m0 - before);
     const size_t kept = ((size_t)rows->h * b->x.s->N + from) * b->row + column;
     SparseProduct p = {(t->is_entry ? b->entries_by_q : b->by_q) + at, b->ds + kept, rows->q + of_q, NULL, d,
@@ -665,15 +666,35 @@ static inline void sparse_lists_(SparseBackward_* b, int* p, size_t n_pairs, con
                                                                                        : SPARSE_LIST_ROWS;
 }
 
-// positions that see an entry, where there are no lists
+// positions that see a key of the window: n is the first of its document here, whose later keys are theirs
+static inline void sparse_key_intervals_(const SparseBackward_* b, int n) {
+    const SparseShape* s = b->x.s;
+    const Places* p = b->x.places;
+    const int own = sparse_own_key(p, n), end = p->behind[n];
+    for (int u = sparse_first_key(s, p, n); u < own + end - n; u++) {
+        const int at = n + u - own;  // of the position whose key it is
+        b->key_begin[u] = at > n ? at : n;
+        b->key_end[u] = end - at < s->window ? end : at + s->window;
+    }
+}
+
+// ... and an entry, where there are no lists: those that ended before n, and the others as they end
+static inline void sparse_entry_intervals_(const SparseBackward_* b, int n) {
+    const Places* p = b->x.places;
+    const int r = b->x.w->r, first = b->x.w->first_entry[n], seen = ENTRIES_SEEN(p->t[n], r), end = p->behind[n];
+    const int seen_last = ENTRIES_SEEN(p->t[end - 1], r);
+    for (int e = 0; e < seen_last; e++) {
+        b->begin[first + e] = e < seen ? n : n + (e + 1) * r - 1 - p->t[n];
+        b->end[first + e] = end;
+    }
+}
+
 static inline void sparse_intervals_(const SparseBackward_* b) {
+    for (int u = 0; u < sparse_rows(b->x.s); u++) { b->key_begin[u] = b->key_end[u] = 0; }
     for (int e = 0; e < b->n_entries; e++) { b->begin[e] = b->end[e] = 0; }
-    for (int n = 0; b->x.w && !b->x.chosen && n < b->x.s->N; n++) {
-        const int seen = ENTRIES_SEEN(b->x.places->t[n], b->x.w->r);
-        if ((b->x.places->t[n] + 1) % b->x.w->r == 0) {
-            b->begin[b->x.w->first_entry[n] + seen - 1] = n;
-            b->end[b->x.w->first_entry[n] + seen - 1] = b->x.places->behind[n];
-        }
+    for (int n = 0; n < b->x.s->N; n = b->x.places->behind[n]) {
+        sparse_key_intervals_(b, n);
+        if (b->x.w && !b->x.chosen) { sparse_entry_intervals_(b, n); }
     }
 }
 
@@ -681,7 +702,7 @@ static inline void sparse_intervals_(const SparseBackward_* b) {
 static inline void sparse_backward_heads_(const SparseBackward_* b) {
     const SparseShape* s = b->x.s;
     const int n_parts = (int)ceil_div(b->n_heads, b->plan.n_heads), P = b->plan.positions;
-    const int n_strips = (int)ceil_div(s->N, P) * n_parts, n_keys = (int)ceil_div(s->N, SPARSE_KEYS);
+    const int n_strips = (int)ceil_div(s->N, P) * n_parts, n_keys = (int)ceil_div(sparse_rows(s), SPARSE_KEYS);
     const int listed = b->x.chosen != NULL, n_channels = listed ? (int)ceil_div(s->d, SPARSE_CHANNELS) : 1;
     const int of_task = listed ? b->listed : SPARSE_KEYS;
     const int n_entries = (int)ceil_div(b->n_entries, of_task) * n_channels;
@@ -699,7 +720,7 @@ static inline void sparse_backward_heads_(const SparseBackward_* b) {
             const int entry = i / n_channels * of_task;
             const int c = i % n_channels * SPARSE_CHANNELS;
             if (i >= n_entries) {
-                sparse_add_keys_(b, 0, key, gemm_min_(key + SPARSE_KEYS, s->N));
+                sparse_add_keys_(b, 0, key, gemm_min_(key + SPARSE_KEYS, sparse_rows(s)));
             } else if (listed) {
                 sparse_add_lists_(b, entry, gemm_min_(entry + of_task, b->n_entries), c,
                                   gemm_min_(SPARSE_CHANNELS, s->d - c));
@@ -752,11 +773,11 @@ static inline void sparse_attention_backward(float* dq, float* dkv, float* dentr
     const int at_once = fit < (size_t)s->H ? gemm_min_(s->H, whole) : s->H;
     const int strip_heads = gemm_min_(at_once, SPARSE_LANES);
     b.plan = sparse_plan_(&b.x, strip_heads, 2);
-    const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b.n_entries * s->d;
+    const size_t rows = (size_t)sparse_rows(s), n_kv = rows * s->d, n_of_entries = (size_t)b.n_entries * s->d;
     const size_t n_rows = 2 * SPARSE_ROWS * ((size_t)s->d + GEMM_LINE);  // more than those of lists
     if (b.plan.n_floats < n_rows) { b.plan.n_floats = n_rows; }
     const size_t n_D = (size_t)s->N * s->H, n_kept = (size_t)at_once * of_head;
-    const size_t n_pairs = x.chosen ? (size_t)s->N * s->topk : 0, n_seen = 2 * (size_t)b.n_entries;
+    const size_t n_pairs = x.chosen ? (size_t)s->N * s->topk : 0, n_seen = 2 * (rows + b.n_entries);
     const size_t n_scan = inverse_lists_scratch(b.n_entries, dev);
     const size_t n_lists = x.chosen ? (size_t)b.n_entries + 1 + 2 * n_pairs + n_scan : 0;
     float* p = device_workspace(dev, sizeof(float) * (n_D + n_kept + n_kv + n_of_entries + n_seen + n_lists +
@@ -766,7 +787,8 @@ static inline void sparse_attention_backward(float* dq, float* dkv, float* dentr
     b.ds = p, p += n_kept / 2;
     b.by_q = dkv, b.by_dout = p, p += n_kv;
     b.entries_by_q = dentries, b.entries_by_dout = p, p += n_of_entries;
-    b.begin = (int*)p, b.end = b.begin + b.n_entries, p += n_seen;
+    b.key_begin = (int*)p, b.key_end = b.key_begin + rows, b.begin = b.key_end + rows, b.end = b.begin + b.n_entries;
+    p += n_seen;
     if (x.chosen) { sparse_lists_(&b, (int*)p, n_pairs, dev); }
     b.scratch = p + n_lists;
     device_zero(dkv, sizeof(float) * n_kv, dev);

@@ -379,19 +379,26 @@ struct SparseIntervals {
     int *begin, *end;
 };
 
+// begin and end are 0 before. The first position of a document here sees keys that are no other's
 __global__ static void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
-    const int u = blockIdx.x * blockDim.x + threadIdx.x;
-    if (u >= s.N) { return; }
-    of.begin[u] = u;
-    of.end[u] = places.behind[u] - u < s.window ? places.behind[u] : u + s.window;
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= s.N) { return; }
+    const int own = sparse_own_key(&places, n), end = places.behind[n];
+    const int first = sparse_is_first(&places, n) ? sparse_first_key(&s, &places, n) : own;
+    for (int u = first; u <= own; u++) {
+        const int at = n + u - own;  // of the position whose key it is
+        of.begin[u] = n, of.end[u] = end - at < s.window ? end : at + s.window;
+    }
 }
 
-// begin and end are 0 before
+// ... and entries that ended before it
 __global__ static void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= s.N || (places.t[n] + 1) % w.r != 0) { return; }
-    const int e = w.first_entry[n] + ENTRIES_SEEN(places.t[n], w.r) - 1;
-    of.begin[e] = n, of.end[e] = places.behind[n];
+    if (n >= s.N) { return; }
+    const int seen = ENTRIES_SEEN(places.t[n], w.r), ends = (places.t[n] + 1) % w.r == 0;
+    for (int e = sparse_is_first(&places, n) ? 0 : seen - ends; e < seen; e++) {
+        of.begin[w.first_entry[n] + e] = n, of.end[w.first_entry[n] + e] = places.behind[n];
+    }
 }
 
 // keys and entries of a block in shared memory: SPARSE_TERMS positions
@@ -412,7 +419,7 @@ __device__ inline void sparse_load_terms_(SparseTerms& x, const X* dout, const S
         size_t weight = 0, at = 0;
         if (sees) {
             weight = sparse_kept_at_(kept, h, in.s.N, n) + (size_t)(u0 + j);
-            weight -= (size_t)(is_entry ? in.w.first_entry[n] : n + 1);
+            weight -= (size_t)(is_entry ? in.w.first_entry[n] : sparse_own_key(&in.places, n) + 1);
         }
         if (has) { at = ((size_t)n * in.s.H + kept.first_head + h) * in.s.d + c0 + j; }
         x.ds[i / SPARSE_TILE][j] = sees ? kept.ds[weight] : 0.0f;
@@ -519,7 +526,7 @@ __global__ static void sparse_dsinks_kernel(float* dsinks, const float* D, const
 
 // scratch of backward, on the device
 typedef struct {
-    float *D, *by_q, *by_dout;  // by_q, by_dout (N + n_entries, d)
+    float *D, *by_q, *by_dout;  // by_q, by_dout (rows + n_entries, d)
     SparseKept kept;
     SparseIntervals of_window, of_entries;
     int *offsets, *pairs;       // of lists
@@ -533,13 +540,14 @@ static inline int sparse_heads_at_once_(const SparseShape* s, size_t row) {
 
 static inline SparseScratch_ sparse_scratch_(const SparseShape* s, int n_entries, int has_lists, const Device* dev) {
     SparseScratch_ x;
-    const size_t n_sums = ((size_t)s->N + n_entries) * s->d, n_pairs = has_lists ? (size_t)s->N * s->topk : 0;
-    x.kept.n_window = s->window < s->N ? s->window : s->N;
+    const int rows = sparse_rows(s);
+    const size_t n_sums = ((size_t)rows + n_entries) * s->d, n_pairs = has_lists ? (size_t)s->N * s->topk : 0;
+    x.kept.n_window = s->window < rows ? s->window : rows;
     x.kept.row = (size_t)x.kept.n_window + (has_lists ? s->topk : n_entries);
     x.kept.n_heads = sparse_heads_at_once_(s, x.kept.row);
     x.kept.first_head = 0;
     const size_t n_kept = (size_t)x.kept.n_heads * s->N * x.kept.row, n_D = (size_t)s->N * s->H;
-    const size_t n_ints = 2 * (size_t)s->N + 3 * (size_t)n_entries + 1 + n_pairs;
+    const size_t n_ints = 2 * (size_t)rows + 3 * (size_t)n_entries + 1 + n_pairs;
     float* p = device_workspace(dev, sizeof(float) * (n_D + 2 * n_sums + 2 * n_kept + n_ints));
     x.D = p, p += n_D;
     x.by_q = p, p += n_sums;
@@ -547,8 +555,8 @@ static inline SparseScratch_ sparse_scratch_(const SparseShape* s, int n_entries
     x.kept.att = p, p += n_kept;
     x.kept.ds = p, p += n_kept;
     int* i = (int*)p;
-    x.of_window.begin = i, i += s->N;
-    x.of_window.end = i, i += s->N;
+    x.of_window.begin = i, i += rows;
+    x.of_window.end = i, i += rows;
     x.of_entries.begin = i, i += n_entries;
     x.of_entries.end = i, i += n_entries;
     x.offsets = i, i += n_entries + 1;
@@ -562,6 +570,7 @@ template <typename X>
 static inline void sparse_find_positions_(const SparseScratch_* x, const SparseInputsOf<X>& in, int n_entries,
                                           const Device* dev) {
     const unsigned blocks = (unsigned)ceil_div(in.s.N, GRID_BLOCK);
+    device_zero(x->of_window.begin, sizeof(int) * 2 * (size_t)sparse_rows(&in.s), dev);
     sparse_window_intervals_kernel<<<blocks, GRID_BLOCK, 0, dev->stream>>>(x->of_window, in.s, in.places);
     if (in.chosen) {
         inverse_lists(x->offsets, NULL, x->pairs, NULL, in.chosen, in.s.N, in.s.topk, n_entries, dev);
@@ -577,11 +586,12 @@ template <typename X>
 static inline void sparse_add_keys_(const SparseScratch_* x, const X* dout, const SparseInputsOf<X>& in, int n_entries,
                                     const Device* dev) {
     const unsigned channels = (unsigned)ceil_div(in.s.d, SPARSE_TILE);
-    const dim3 keys((unsigned)ceil_div(in.s.N, SPARSE_TILE), channels);
+    const int rows = sparse_rows(&in.s);
+    const dim3 keys((unsigned)ceil_div(rows, SPARSE_TILE), channels);
     const dim3 listed((unsigned)n_entries, channels), entries((unsigned)ceil_div(n_entries, SPARSE_TILE), channels);
-    float *by_q = x->by_q + (size_t)in.s.N * in.s.d, *by_dout = x->by_dout + (size_t)in.s.N * in.s.d;
+    float *by_q = x->by_q + (size_t)rows * in.s.d, *by_dout = x->by_dout + (size_t)rows * in.s.d;
     sparse_keys_kernel<X><<<keys, SPARSE_THREADS, 0, dev->stream>>>(x->by_q, x->by_dout, dout, in, x->kept,
-                                                                    x->of_window, in.s.N, 0);
+                                                                    x->of_window, rows, 0);
     if (in.chosen && n_entries > 0) {
         sparse_listed_kernel<X><<<listed, SPARSE_TILE, 0, dev->stream>>>(by_q, by_dout, dout, in, x->kept, x->offsets,
                                                                          x->pairs);
@@ -600,7 +610,7 @@ static inline void sparse_attention_backward(X* dq, X* dkv, X* dentries, float* 
     if (s->N == 0) { return; }
     n_entries = w ? n_entries : 0;
     const SparseInputsOf<X> in = sparse_inputs_(q, kv, entries, chosen, s, places, w);
-    const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)n_entries * s->d;
+    const size_t n_kv = (size_t)sparse_rows(s) * s->d, n_of_entries = (size_t)n_entries * s->d;
     const size_t n_bytes = sparse_shared_bytes_(sparse_queries_kernel<X>, s->d, dev);
     SparseScratch_ x = sparse_scratch_(s, n_entries, in.chosen != NULL, dev);
     const int at_once = x.kept.n_heads;
