@@ -375,12 +375,12 @@ static int piece_token(const BatchPiece* x, int b, int p) { return b * (x->befor
 
 // what a piece of the known rows has is what all of them have there
 static void check_piece(Test* t, const int* inputs, const Batch* whole, const BatchPiece* piece, int r) {
-    const int n_tokens = batch_keys(piece), own = piece->n / r;
+    const int n_tokens = batch_keys(piece), own = piece->n / r, row = piece->before + piece->n;
     int token_t[2 * ROWS_N], token_behind[2 * ROWS_N];
     Batch x = piece_of(inputs, piece, r);
     tokens_of_batch(token_t, token_behind, &x.segments, piece);
     for (int i = 0; i < n_tokens; i++) {
-        const int b = i / (piece->before + piece->n), p = i % (piece->before + piece->n) - piece->before + piece->begin;
+        const int b = i / row, p = i % row - piece->before + piece->begin;
         const int is_own = p >= piece->begin, at = b * ROWS_T + p, n = b * piece->n + p - piece->begin;
         check(t, token_t[i] == (p < 0 ? 0 : whole->t[at]), "token %d: t %d", i, token_t[i]);
         if (!is_own) {
@@ -390,8 +390,8 @@ static void check_piece(Test* t, const int* inputs, const Batch* whole, const Ba
         const int end = whole->behind[at] - b * ROWS_T, last = piece->begin + piece->n, to = end < last ? end : last;
         check(t, x.t[n] == whole->t[at] && x.first_key[n] + x.t[n] == i && x.behind[n] == n + to - p &&
                      token_behind[i] == i + to - p && x.first_entry[n] == whole->first_entry[at],
-              "position %d: t %d, first_key %d, behind %d and %d, first_entry %d", n, x.t[n], x.first_key[n], x.behind[n],
-              token_behind[i], x.first_entry[n]);
+              "position %d: t %d, first_key %d, behind %d and %d, first_entry %d", n, x.t[n], x.first_key[n],
+              x.behind[n], token_behind[i], x.first_entry[n]);
     }
     for (int i = 0; i < piece->B * own; i++) {
         const int b = i / own, at = b * (ROWS_T / r) + piece->begin / r + i % own, token = whole->token[at];

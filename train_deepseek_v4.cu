@@ -39,6 +39,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
 #include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -805,24 +806,15 @@ static float more_loss(const DeepseekV4* v4) {
     return c->balance > 0.0f ? c->mtp_weight * mtp_loss(v4) + of_balance : c->mtp_weight * mtp_loss(v4);
 }
 
-// An expert that has had more than its share becomes harder to choose. stays (layers): biases that --freeze keeps
+// the biases of routers follow their counts. stays (layers): those that --freeze keeps
 static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
     const Config* c = &v4->config;
-    const size_t n_bytes = sizeof(float) * (size_t)c->E;
-    float* bias = (float*)malloc_check(n_bytes, "biases of a router");
     for (int l = 0; l < routers_of(v4) && c->bias_rate > 0.0f; l++) {
         const int row = c->routers[l] == CHOICE_LAYER ? model_row(&v4->model, AT(router_bias), l) : -1;
         if (row < 0 || (stays && stays[l]) || !tensor_is_held(&v4->model.held[row], l)) { continue; }
-        float* stored = (float*)floats(v4, AT(router_bias), l);
-        device_download(bias, stored, n_bytes, dev);
-        router_bias_update(bias, dp_sums(&v4->model.dp) + router_number(v4, l), c->bias_rate, 0, c->E);
-        for (int e = 0; e < c->E; e++) {  // neither the loss nor a gradient would show it
-            if (!isfinite(bias[e])) { fail_run("layer %d: the bias of expert %d is %g", l, e, (double)bias[e]); }
-        }
-        device_upload(stored, bias, n_bytes, dev);
-        device_sync(dev);
+        expert_level_bias((float*)floats(v4, AT(router_bias), l), dp_sums(&v4->model.dp) + router_number(v4, l),
+                          c->bias_rate, 0, c->E, l, dev);
     }
-    free(bias);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -832,9 +824,9 @@ static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
 typedef struct {
     DeepseekV4 v4;            // first
     Adapted adapted;          // activations, adapters, and options of both
-    int mtp, mtp_is_new;      // mtp_is_new: the files have no such module
+    MtpOptions mtp;
     int indexer, indexer_alone;
-    float mtp_weight, balance, bias_rate;
+    float balance, bias_rate;
     char bias_stays[CONFIG_MAX_LAYERS + 1];  // of each router: --freeze keeps it as it is
 } Workplace;
 
@@ -847,13 +839,6 @@ static const Config* config_of(const Run* r) { return &workplace(r)->v4.config; 
 static void deepseek_v4_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
-        {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
-         "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
-         "out. Where it is not typed, as the files or the preset have it: 1 of deepseek-v4-flash and -pro",
-         OPTION_BEGINS},
-        {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
-         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight or "
-         "the preset's", 0},
         {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
          "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
          "as it weighs all entries, which all are chosen meanwhile, but in validations and texts. off: they stay as "
@@ -877,6 +862,7 @@ static void deepseek_v4_options(Run* r) {
         cp_option(&w->adapted.decoder.cp, 1),
     };
     run_add_options(r, own, sizeof own);
+    mtp_options(r, &w->mtp);
     options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
                    "that are too long for one: each has a chunk, and all entries. Needs a multiple of C ranks, and "
                    "rows of a multiple of C times as many positions as make whole entries of both kinds of layers: "
@@ -884,6 +870,9 @@ static void deepseek_v4_options(Run* r) {
                    "another C the last digits differ");
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
+    options_reword(r->table, r->n_options, "mtp", "a module that predicts the token after the next (MTP): 1 gives one "
+                   "to a model that has none, 0 leaves it out. Where it is not typed, as the files or the preset have "
+                   "it: 1 of deepseek-v4-flash and -pro");
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
                    "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but "
                    "never indexers; all-linear; empty: those of attention, without compressors and, in several groups, "
@@ -902,9 +891,7 @@ static void deepseek_v4_options(Run* r) {
 // what was typed instead of what config.json says
 static void choose_training(Run* r, Config* c) {
     Workplace* w = workplace(r);
-    w->mtp_is_new = *r->weights && run_is_typed(r, "mtp") && w->mtp && !c->mtp;
-    if (run_is_typed(r, "mtp")) { c->mtp = w->mtp; }
-    if (run_is_typed(r, "mtp-weight")) { c->mtp_weight = w->mtp_weight; }
+    mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
     if (run_is_typed(r, "indexer")) { c->indexer = w->indexer; }
     if (run_is_typed(r, "bias-rate")) { c->bias_rate = w->bias_rate; }
     if (run_is_typed(r, "seq-balance")) { c->balance = w->balance; }
@@ -915,24 +902,16 @@ static void choose_training(Run* r, Config* c) {
 static void show_training(Run* r, const Config* c, int is_adapter, int learns_mtp, int trains_index) {
     const int learns = run_is_training(r) || *r->o.probe, has_choice = config_hash_layers(c) < c->L;
     const int moves_bias = run_is_training(r) && !is_adapter && (has_choice || learns_mtp);
-    const int mtp_stays = c->mtp && !(learns && learns_mtp);
     const IndexerTraining indexer = learns && trains_index ? (IndexerTraining)c->indexer : INDEXER_OFF;
-    options_set(r->table, r->n_options, "mtp", c->mtp ? "1" : "0");
-    options_set(r->table, r->n_options, "mtp-weight", format_float(mtp_stays ? 0.0f : c->mtp_weight).s);
     options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, indexer).s);
     options_set(r->table, r->n_options, "bias-rate", format_float(moves_bias ? c->bias_rate : 0.0f).s);
     options_set(r->table, r->n_options, "seq-balance", format_float(learns && has_choice ? c->balance : 0.0f).s);
 }
 
 // options that an adapter or another model excludes
-static void refuse_options(Run* r, const Config* c, int is_adapter, int learns_mtp) {
+static void refuse_options(Run* r, const Config* c, int is_adapter) {
     const Workplace* w = workplace(r);
     const int has_index = config_layers(c, CSA_LAYER) > 0;
-    options_refuse(w->mtp_is_new && !(learns_mtp && (run_will_train(r) || *r->o.probe)), "mtp",
-                   "1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0");
-    options_refuse(run_is_typed(r, "mtp-weight") && !c->mtp, "mtp-weight", "is for a model with that module: --mtp 1");
-    options_refuse(run_is_typed(r, "mtp-weight") && is_adapter && w->mtp_weight > 0.0f, "mtp-weight",
-                   "is not for adapters, beside which the module stays as it is");
     options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && !has_index, "indexer",
                    "is for a model with layers of compressed_sparse_attention, which alone have an indexer");
     options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && is_adapter, "indexer",
@@ -970,12 +949,11 @@ static void deepseek_v4_choose(Run* r) {
     choose_training(r, &c);
     if (c.G == 1) { w->adapted.targets = LORA_TARGETS("o_a_proj|"); }
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
-    const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
+    const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     const int trains_index = c.indexer != INDEXER_OFF && !is_adapter && config_layers(&c, CSA_LAYER) > 0;
-    refuse_options(r, &c, is_adapter, learns_mtp);
+    refuse_options(r, &c, is_adapter);
     show_training(r, &c, is_adapter, learns_mtp, trains_index);
     deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
-    if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
     if (trains_index) {
         log_add_key(&r->log, "index_loss", "of the indexers, the mean over their layers; not in the loss");
     }
@@ -990,14 +968,13 @@ static void deepseek_v4_choose(Run* r) {
     experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
 }
 
-// What training does not compute does not learn, nor do tables of choices; biases of routers learn by counting
+// Indexers that nothing trains do not learn, nor do tables of choices; biases of routers learn by counting
 // (level_biases). indexer_alone: nothing but indexers does
 static void freeze_still(DeepseekV4* v4, int indexer_alone) {
     Model* m = &v4->model;
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
-        const int is_of_mtp = parameter_is_mtp(t) && !m->learns_mtp;
-        const int is_still = t->whole_below > 0 || t->field == AT(router_bias) || is_of_mtp;
+        const int is_still = t->whole_below > 0 || t->field == AT(router_bias);
         if (is_still || (parameter_is_index(t) ? m->index_ratio == 0 : indexer_alone)) { model_freeze(m, t); }
     }
 }
@@ -1015,6 +992,7 @@ static void deepseek_v4_freeze(Run* r) {
         }
     }
     freeze_still(&w->v4, w->indexer_alone);
+    mtp_freeze(r->model, parameter_is_mtp);
 }
 
 // indexers learn from entries of a row, and what they have learnt shows where they leave some out
@@ -1053,15 +1031,6 @@ static int trunk_rows(const Run* r) {
     return n - first;
 }
 
-static double mtp_count(const Run* r) {
-    const Model* m = r->model;
-    double n = 0.0;
-    for (int i = 0; i < m->n_table; i++) {
-        if (parameter_is_mtp(&m->table[i])) { n += (double)tensors_disk_count(&m->table[i], 1); }
-    }
-    return n;
-}
-
 static void box_attention(const Run* r, const Config* c) {
     const int n_csa = config_layers(c, CSA_LAYER), n_hca = config_layers(c, HCA_LAYER);
     const char* learns = c->indexer == INDEXER_DENSE ? ", now all, and learns" : " and learns";
@@ -1086,11 +1055,7 @@ static void deepseek_v4_box(const Run* r) {
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all", c->E, c->F, c->k);
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
     experts_box(r, c->E, c->D, c->k);
-    if (c->mtp) {
-        box_row("mtp", "a %slayer and %s more parameters for the token after the next%s",
-                workplace(r)->mtp_is_new ? "new " : "", format_count(mtp_count(r)).s,
-                run_is_generating(r) || r->model->learns_mtp ? "" : ", which stay as they are");
-    }
+    mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
     if (run_is_training(r) && !model_is_adapter(r->model)) {
         const ShortText by_bias = format_float(c->bias_rate), by_loss = format_float(c->balance);
         box_row("balance", "bias %s%s, loss %s%s", c->bias_rate > 0.0f ? by_bias.s : "stays",
@@ -1101,26 +1066,23 @@ static void deepseek_v4_box(const Run* r) {
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
     pp_box(r);
-    cp_box(r);
+    cp_halo_box(r);
 }
 
-// the MTP module is drawn by itself: the rest begins as it does without. A new one is none of the files'
 static void deepseek_v4_load(Run* r, const SliceSink* sink) {
     const Workplace* w = workplace(r);
     Model* m = r->model;
     Tensor *base = m->table + w->v4.adapters.n_table, *mtp = base + trunk_rows(r), *end = m->table + m->n_table;
-    const uint32_t seed = (uint32_t)r->o.seed, of_mtp = (uint32_t)splitmix64((uint64_t)r->o.seed, 0);
     SafeSet set;
     adapted_load(r, sink);
     if (!*r->weights) {
-        tensors_init_into(sink, base, (int)(mtp - base), seed);
-        tensors_init_into(sink, mtp, (int)(end - mtp), of_mtp);
+        tensors_init_into(sink, base, (int)(mtp - base), (uint32_t)r->o.seed);
+        mtp_load(r, &w->mtp, sink, NULL, mtp, (int)(end - mtp));
         return;
     }
     safeset_open(&set, r->weights);
     tensors_load_into(sink, &set, base, (int)(mtp - base), "", NULL);
-    if (w->mtp_is_new) { tensors_init_into(sink, mtp, (int)(end - mtp), of_mtp); }
-    else { tensors_load_into(sink, &set, mtp, (int)(end - mtp), "", NULL); }
+    mtp_load(r, &w->mtp, sink, &set, mtp, (int)(end - mtp));
     config_leave_rest(config_of(r), &set);
     safeset_report_unused(&set);
     safeset_close(&set);
@@ -1288,16 +1250,11 @@ static void deepseek_v4_stepped(Run* r, const Step* s) {
         save_let_change(r);
         level_biases(&w->v4, w->bias_stays, &r->dev);
     }
-    char mtp[32] = "", index[32] = "";
-    if (m->learns_mtp) {
-        snprintf(mtp, sizeof mtp, " | mtp %.4f", (double)mtp_loss(&w->v4));
-        log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite((double)mtp_loss(&w->v4))));
-    }
+    if (m->learns_mtp) { mtp_log(r, mtp_loss(&w->v4)); }
     if (m->index_ratio > 0) {
-        snprintf(index, sizeof index, " | index %.4f", indexers_loss(&w->v4));
+        log_note(&r->log, "index %.4f", indexers_loss(&w->v4));
         log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(indexers_loss(&w->v4))));
     }
-    log_note(&r->log, "load %.2f%s%s", (double)now.load, mtp, index);
 }
 
 static json_t* deepseek_v4_summary(const Run* r) {

@@ -449,23 +449,16 @@ static float routing_loss(const Config* c, const Routing* now) {
     return balance + (c->z_lambda > 0.0f ? c->z_lambda * now->z : 0.0f);
 }
 
-// after an update with balance "bias": an expert that has had more than its share becomes harder to choose
+// after an update with balance "bias"
 static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     const Config* c = &moe->config;
     if (c->balance != BALANCE_BIAS) { return; }
-    float* bias = (float*)malloc_check(sizeof(float) * (size_t)c->E, "biases of a router");
     for (int l = 0; l < c->L; l++) {
-        float* stored = layer_weights(moe, l).bias;
-        if (moe->bias_stays[l] || !stored) { continue; }  // NULL: another stage has it
-        device_download(bias, stored, sizeof(float) * (size_t)c->E, dev);
-        router_bias_update(bias, dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E), rate, 1,
-                           c->E);
-        for (int e = 0; e < c->E; e++) {  // neither the loss nor a gradient would show it
-            if (!isfinite(bias[e])) { fail_run("layer %d: the bias of expert %d is %g", l, e, (double)bias[e]); }
-        }
-        device_upload(stored, bias, sizeof(float) * (size_t)c->E, dev);
+        float* bias = layer_weights(moe, l).bias;
+        const float* counts = dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E);
+        if (moe->bias_stays[l] || !bias) { continue; }  // NULL: another stage has it
+        expert_level_bias(bias, counts, rate, 1, c->E, l, dev);
     }
-    free(bias);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

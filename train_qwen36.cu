@@ -44,6 +44,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
 #include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/models/vision_run.h"   // VisionRun, vision_run_rows: image files become patches
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
@@ -902,10 +903,10 @@ typedef struct {
     Qwen36 qwen;              // first
     Adapted adapted;          // activations, adapters, and options of both
     int tied, head_alone;     // head_alone: the file has a tied matrix under the name of the head
-    int mtp, mtp_is_new;      // mtp_is_new: the files have no such module
+    MtpOptions mtp;
     int vision;
     VisionRun images;         // of conversations
-    float aux_alpha, mtp_weight;
+    float aux_alpha;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -922,11 +923,6 @@ static void qwen36_options(Run* r) {
         {"model", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0", 0, 1e3, "F",
          "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, config.json's, "
          "if output_router_logits is true there", 0},
-        {"model", "mtp", "", OPTION_SWITCH, &w->mtp, "0", 0, 0, "0|1",
-         "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
-         "out. Where it is not typed, as the files have it", OPTION_BEGINS},
-        {"model", "mtp-weight", "", OPTION_FLOAT, &w->mtp_weight, "0.1", 0, 1e3, "F",
-         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
         {"model", "vision", "", OPTION_SWITCH, &w->vision, "0", 0, 0, "0|1",
          "the tower that reads images: 0 leaves it out. Where it is not typed, as the files have it", OPTION_BEGINS},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
@@ -942,6 +938,7 @@ static void qwen36_options(Run* r) {
         cp_by_option(&w->adapted.decoder.cp_by),
     };
     run_add_options(r, own, sizeof own);
+    mtp_options(r, &w->mtp);
     vision_options(r, &w->images);
     options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
                    "that are too long for one: each hands the states at its end to the next. Needs a multiple of C "
@@ -976,30 +973,20 @@ static void qwen36_choose(Run* r) {
         adapted_base(r, &set);
         safeset_close(&set);
     }
-    w->mtp_is_new = *r->weights && run_is_typed(r, "mtp") && w->mtp && !c.mtp;
-    if (run_is_typed(r, "mtp")) { c.mtp = w->mtp; }
-    if (w->mtp_is_new) { c.mtp_fused = c.fused; }
-    if (run_is_typed(r, "mtp-weight")) { c.mtp_weight = w->mtp_weight; }
+    mtp_typed(r, &w->mtp, &c.mtp, &c.mtp_weight);
+    if (w->mtp.is_new) { c.mtp_fused = c.fused; }
     options_refuse(run_is_typed(r, "vision") && w->vision && !c.has_vision, "vision",
                    "1 is for a config.json with vision_config and, of a folder, its tensors");
     if (run_is_typed(r, "vision")) { c.has_vision = w->vision; }
     options_refuse(!c.has_vision && w->images.max_pixels > 0, "image-max-pixels", "is for a model that reads images");
     if (!*r->weights) { c.is_nested = c.has_vision; }
     options_set(r->table, r->n_options, "vision", c.has_vision ? "1" : "0");
-    options_set(r->table, r->n_options, "mtp", c.mtp ? "1" : "0");
-    options_set(r->table, r->n_options, "mtp-weight", format_float(c.mtp_weight).s);
     if (run_is_typed(r, "aux-alpha")) { c.balance = w->aux_alpha; }
     options_set(r->table, r->n_options, "aux-alpha", format_float(c.balance).s);
     options_set(r->table, r->n_options, "tied", c.tied ? "1" : "0");
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
-    const int learns_mtp = c.mtp && !is_adapter && (c.mtp_weight > 0.0f || *r->o.probe);
-    options_refuse(w->mtp_is_new && !(learns_mtp && (run_will_train(r) || *r->o.probe)), "mtp",
-                   "1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0");
-    options_refuse(run_is_typed(r, "mtp-weight") && !c.mtp, "mtp-weight", "is for a model with that module: --mtp 1");
-    options_refuse(run_is_typed(r, "mtp-weight") && is_adapter && w->mtp_weight > 0.0f, "mtp-weight",
-                   "is not for adapters, beside which the module stays as it is");
+    const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     qwen36_layout(&w->qwen, &c, is_adapter ? &adapters : NULL, learns_mtp);
-    if (learns_mtp) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
     adapted_store(r, not_fp8, 5);
     if (c.has_vision) { vision_tower_store(&w->qwen.tower); }
     r->V = r->classes = c.V;
@@ -1099,24 +1086,7 @@ static int mtp_rows(const Run* r) {
     return n;
 }
 
-// parameters of the MTP module, or of the tower
-static double count_of(const Run* r, int (*is_one)(const Tensor* t)) {
-    const Model* m = r->model;
-    double n = 0.0;
-    for (int i = 0; i < m->n_table; i++) {
-        if (is_one(&m->table[i])) { n += (double)tensors_disk_count(&m->table[i], 1); }
-    }
-    return n;
-}
-
-// what is not computed in training does not learn
-static void qwen36_freeze(Run* r) {
-    Model* m = r->model;
-    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
-        const Tensor* t = &m->table[i];
-        if (parameter_is_mtp(t) && !m->learns_mtp) { model_freeze(m, t); }
-    }
-}
+static void qwen36_freeze(Run* r) { mtp_freeze(r->model, parameter_is_mtp); }
 
 static void qwen36_take_images(Run* r, const ProbeBatch* x) {
     const ImageRows images = {x->n_images, x->grids, x->pixels, x->P, x->n_frames};
@@ -1297,15 +1267,12 @@ static void qwen36_box(const Run* r) {
     }
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all, %d wide", c->E, c->FE, c->k, c->FS);
     experts_box(r, c->E, c->D, c->k);
-    if (c->mtp) {
-        box_row("mtp", "a %slayer and %s more parameters for the token after the next%s",
-                workplace(r)->mtp_is_new ? "new " : "", format_count(count_of(r, parameter_is_mtp)).s,
-                run_is_generating(r) || r->model->learns_mtp ? "" : ", which stay as they are");
-    }
+    mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
     if (c->has_vision) {
         const int is_frozen = run_is_training(r) && !vision_tower_learns(&workplace(r)->qwen.tower);
         box_row("vision", "%d blocks of %d channels, %s parameters%s", c->vision.depth, c->vision.C,
-                format_count(count_of(r, parameter_is_vision)).s, is_frozen ? ", which stay as they are" : "");
+                format_count(decoder_count(r->model, parameter_is_vision)).s,
+                is_frozen ? ", which stay as they are" : "");
     }
     if (run_is_training(r) || *r->o.probe) {
         box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
@@ -1322,29 +1289,25 @@ static void qwen36_box(const Run* r) {
     }
 }
 
-// What stands beside the text is drawn by itself: the rest begins as it does without. A new MTP module is none of the
-// files'
+// what stands beside the text is drawn by itself: the rest begins as it does without
 static void qwen36_load(Run* r, const SliceSink* sink) {
     const Workplace* w = workplace(r);
     Model* m = r->model;
     Tensor *base = m->table + w->qwen.adapters.n_table, *mtp = base + trunk_rows(r), *end = m->table + m->n_table;
     Tensor* vision = mtp + mtp_rows(r);
-    const uint64_t seed = (uint64_t)r->o.seed;
-    const uint32_t of_mtp = (uint32_t)splitmix64(seed, 0), of_vision = (uint32_t)splitmix64(seed, 1);
     SafeSet set;
     adapted_load(r, sink);
     if (config_of(r)->has_vision) { vision_run_save(r, &config_of(r)->vision); }
     if (!*r->weights) {
         tensors_init_into(sink, base, (int)(mtp - base), (uint32_t)r->o.seed);
-        tensors_init_into(sink, mtp, (int)(vision - mtp), of_mtp);
-        tensors_init_into(sink, vision, (int)(end - vision), of_vision);
+        mtp_load(r, &w->mtp, sink, NULL, mtp, (int)(vision - mtp));
+        tensors_init_into(sink, vision, (int)(end - vision), (uint32_t)splitmix64((uint64_t)r->o.seed, 1));
         return;
     }
     safeset_open(&set, r->weights);
     tied_head_load(sink, &set, base, (int)(mtp - base), &m->table[model_row(m, AT(embedding), 0)], config_of(r)->tied,
                    w->head_alone);
-    if (w->mtp_is_new) { tensors_init_into(sink, mtp, (int)(vision - mtp), of_mtp); }
-    else { tensors_load_into(sink, &set, mtp, (int)(vision - mtp), "", NULL); }
+    mtp_load(r, &w->mtp, sink, &set, mtp, (int)(vision - mtp));
     tensors_load_into(sink, &set, vision, (int)(end - vision), "", NULL);
     config_leave_rest(config_of(r), &set);
     safeset_report_unused(&set);
@@ -1441,10 +1404,7 @@ static void qwen36_stepped(Run* r, const Step* s) {
     const Routing now = routing_read(dp_sums(&m->dp), c->L, c->E, m->dp.n_leaves);
     (void)s;
     router_log_step(r, pooled_balance(m, c->L, c->E), now.z / (float)c->L, now.load, now.idle);
-    if (!m->learns_mtp) { return; }
-    const double mtp = (double)mtp_loss(&workplace(r)->qwen);
-    log_note(&r->log, "load %.2f | mtp %.4f", (double)now.load, mtp);
-    log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite(mtp)));
+    if (m->learns_mtp) { mtp_log(r, mtp_loss(&workplace(r)->qwen)); }
 }
 
 static json_t* qwen36_summary(const Run* r) {

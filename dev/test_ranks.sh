@@ -355,6 +355,16 @@ kill -CONT "$stopped" 2>/dev/null
 check "a stopped rank: status 1 after --comm-timeout" test $code = 1
 check "... and its name" grep -q "rank 1 has not answered for 1 s (--comm-timeout), so rank 0 stops in" err
 rm -rf several
+if ! is_quick; then
+    begin 2 "${start[@]}" --batch-size 32 --batch-tokens 1024 --steps 350 --eval-every 0 --sample-every 0 --run several
+    slow=$(rank_pid 1)
+    while kill -STOP "$slow" 2>/dev/null; do sleep 0.05; kill -CONT "$slow" 2>/dev/null; sleep 0.01; done
+    wait $pid
+    code=$?
+    check "a rank that is stopped five times of six: the run goes on, and names it" test $code = 0 -a "$(grep -c ': rank 1 is slow, and the others wait for it: ' err)" -ge 1
+    check "... and no other rank" test "$(grep -c ' is slow, and the others wait' err)" = "$(grep -c ': rank 1 is slow' err)"
+fi
+rm -rf several
 
 kills=${KILLS:-$(is_quick && echo 4 || echo 20)}
 RANDOM=7

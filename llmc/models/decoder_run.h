@@ -10,6 +10,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_flops            of a token's products with the matrices of the model, forward and backward
     decoder_workspace_bytes  the largest scratch that an op asks for
     decoder_active           parameters that a token uses
+    decoder_count            parameters of some rows of the table
 */
 #ifndef LLMC_DECODER_RUN_H
 #define LLMC_DECODER_RUN_H
@@ -262,6 +263,14 @@ static inline size_t decoder_active(const Model* m, int n_rows, int k) {
         active += t->experts > 0 ? n / (size_t)t->experts * (size_t)k : n;
     }
     return active;
+}
+
+static inline double decoder_count(const Model* m, int (*is_one)(const Tensor* t)) {
+    double n = 0.0;
+    for (int i = 0; i < m->n_table; i++) {
+        if (is_one(&m->table[i])) { n += (double)tensors_disk_count(&m->table[i], 1); }
+    }
+    return n;
 }
 
 // Products of the head, of layers whose widest output is `wide`, of experts (k 0: there are none), or attention of NH

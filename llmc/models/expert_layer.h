@@ -15,6 +15,7 @@ of the forward and backward pass of a layer, and lines for the tables of activat
     expert_backward_router, expert_backward_rows   its two halves, where what else reads inp has its say between them:
                            dinp goes on from the router's outputs through others
     routing_read           what the routers of all layers have counted in an update
+    expert_level_bias      after an update: the bias by which a router chooses, by what it has counted
 With --tp ranks have the same positions: each has the router choose for all of them, brings its part of the rows, and
         what the experts say of them is gathered. With --cp each has other positions of a micro-batch, and its routers'
         numbers are those of the whole micro-batch: means over the ranks.
@@ -418,5 +419,21 @@ static inline Routing routing_read(const float* numbers, int layers, int E, int 
         sum.idle += load.dead;
     }
     return sum;
+}
+
+// An expert that has had more than its share becomes harder to choose. bias (E) of layer l on the device; counts: of
+// its router; rate, centred: as router_bias_update has them
+static inline void expert_level_bias(float* bias, const float* counts, float rate, int centred, int E, int l,
+                                     const Device* dev) {
+    const size_t n_bytes = sizeof(float) * (size_t)E;
+    float* x = (float*)malloc_check(n_bytes, "biases of a router");
+    device_download(x, bias, n_bytes, dev);
+    router_bias_update(x, counts, rate, centred, E);
+    for (int e = 0; e < E; e++) {  // neither the loss nor a gradient would show it
+        if (!isfinite(x[e])) { fail_run("layer %d: the bias of expert %d is %g", l, e, (double)x[e]); }
+    }
+    device_upload(bias, x, n_bytes, dev);
+    device_sync(dev);
+    free(x);
 }
 #endif  // LLMC_EXPERT_LAYER_H

@@ -8,7 +8,7 @@ where chunks are shorter, from several.
                   the sums; x is used up
     halo_clear    0 where the halo is
     halo_room_elements   scratch, for rows of C elements
-    halo_sends    rows that the first rank sends forward; it has the most to send. On the way back it sends none
+    halo_sends    rows that the first rank sends forward; back it sends none
 Order:  halo_collect adds to own rows what comes, in the order of places, each sum rounded to floatX.
 */
 #ifndef LLMC_HALO_H

@@ -177,12 +177,15 @@ static inline void log_add_key(Log* log, const char* key, const char* meaning) {
     json_object_set_new(log->extra_schema, key, json_string(meaning));
 }
 
-// a field of the trainer's own in the next step line, such as "load 1.31"
+// a field of the trainer's own in the next step line, such as "load 1.31"; behind those that it has there already
 __attribute__((format(printf, 2, 3)))
 static inline void log_note(Log* log, const char* format, ...) {
+    const size_t n = strlen(log->note.s), n_mark = n > 0 ? strlen(" | ") : 0;
     va_list args;
+    if (n + n_mark >= sizeof log->note.s) { return; }
+    memcpy(log->note.s + n, " | ", n_mark);
     va_start(args, format);
-    vsnprintf(log->note.s, sizeof log->note.s, format, args);
+    vsnprintf(log->note.s + n + n_mark, sizeof log->note.s - n - n_mark, format, args);
     va_end(args);
 }
 

@@ -11,6 +11,7 @@ gives Trainer.step, which may be made of the same pieces.
 #include "pipeline.h" // pp_leaves
 #include "save.h"     // save_checkpoint
 #include "signals.h"  // stop_on_signals
+#include "slow_ranks.h"  // slow_ranks_step
 #include "tasks.h"    // task_evaluate
 #include "trainer.h"  // Run, Step
 
@@ -234,6 +235,9 @@ static inline void train(Run* r) {
     RunState* s = &r->state;
     const int saved = o->resume ? s->step : -1, first = s->step;
     const double began = seconds_now(CLOCK_MONOTONIC), wait = 60.0 * (double)o->save_minutes;
+    Comm* stage = model_stage_ranks(r->model, r->comm);
+    const CommLink* link = r->comm->link;
+    SlowRanks slow = slow_ranks_init(stage->size);
     uint64_t bytes_sent = 0;  // in updates: validations, samples and checkpoints send, too
     int stop;
     ranks_print_cost(r->comm, 0, 0);
@@ -256,10 +260,14 @@ static inline void train(Run* r) {
             save_checkpoint(r, last);
         }
         if (last) { break; }
-        const uint64_t before = r->comm->link->bytes_sent;
+        const uint64_t sent = link->bytes_sent;
+        const double start = seconds_now(CLOCK_MONOTONIC), waited = link->seconds_waited;
         train_step(r);
-        bytes_sent += r->comm->link->bytes_sent - before;
+        bytes_sent += link->bytes_sent - sent;
+        const double own = seconds_now(CLOCK_MONOTONIC) - start - (link->seconds_waited - waited);
+        slow_ranks_step(&slow, stage, own, model_batches(r->model), s->step);
     }
+    slow_ranks_free(&slow);
     ranks_print_cost(r->comm, s->step - first, bytes_sent);
     snapshot_print(&r->snapshot, run_checkpoint_bytes(r->model->table, r->model->n_saved, r->model->frozen,
                                                        r->model->average != NULL));

@@ -1,0 +1,85 @@
+/*
+The module that predicts the token after the next (mtp.h), as its user meets it: what every trainer that has one says
+of it in the same words.
+    MtpOptions    a member of the trainer's own struct
+    mtp_options   rows of the table: --mtp, --mtp-weight
+    mtp_typed     in Trainer.choose: what was typed instead of what config.json says
+    mtp_choose    ... behind adapted_choose: does the module learn? What excludes it is refused
+    mtp_freeze    in Trainer.freeze: a module that does not learn stays as it is
+    mtp_box       its row of the box
+    mtp_load      in Trainer.load: its rows. It is drawn by itself: the rest begins as it does without
+    mtp_log       in Trainer.stepped: its loss, of an update
+is_row: does a row of the table belong to the module?
+*/
+#ifndef LLMC_MTP_RUN_H
+#define LLMC_MTP_RUN_H
+#include "../core/print.h"        // format_float, format_count
+#include "../core/rng.h"          // splitmix64
+#include "../files/tensorfile.h"  // tensors_load_into
+#include "../run/trainer.h"       // Run, run_is_typed
+#include "decoder_run.h"          // decoder_count
+
+typedef struct {
+    int mtp;       // --mtp
+    int is_new;    // the files have no such module
+    float weight;  // --mtp-weight
+} MtpOptions;
+
+static inline void mtp_options(Run* r, MtpOptions* x) {
+    const Option own[] = {
+        {"model", "mtp", "", OPTION_SWITCH, &x->mtp, "0", 0, 0, "0|1",
+         "a module that predicts the token after the next (MTP): 1 gives one to a model that has none, 0 leaves it "
+         "out. Where it is not typed, as the files have it", OPTION_BEGINS},
+        {"model", "mtp-weight", "", OPTION_FLOAT, &x->weight, "0.1", 0, 1e3, "F",
+         "weight of the loss of that module; 0: it stays as it is. Where it is not typed, config.json's mtp_weight", 0},
+    };
+    run_add_options(r, own, sizeof own);
+}
+
+// has, weight: of the Config
+static inline void mtp_typed(Run* r, MtpOptions* x, int* has, float* weight) {
+    x->is_new = *r->weights && run_is_typed(r, "mtp") && x->mtp && !*has;
+    if (run_is_typed(r, "mtp")) { *has = x->mtp; }
+    if (run_is_typed(r, "mtp-weight")) { *weight = x->weight; }
+}
+
+// The table of settings has the weight that the module learns with: 0 where it does not. config.json keeps its own
+static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight, int is_adapter) {
+    const int learns = has && !is_adapter && (weight > 0.0f || *r->o.probe);
+    const int computes = run_is_training(r) || *r->o.probe;
+    options_refuse(x->is_new && !(learns && (run_will_train(r) || *r->o.probe)), "mtp",
+                   "1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0");
+    options_refuse(run_is_typed(r, "mtp-weight") && !has, "mtp-weight", "is for a model with that module: --mtp 1");
+    options_refuse(run_is_typed(r, "mtp-weight") && is_adapter && x->weight > 0.0f, "mtp-weight",
+                   "is not for adapters, beside which the module stays as it is");
+    options_set(r->table, r->n_options, "mtp", has ? "1" : "0");
+    options_set(r->table, r->n_options, "mtp-weight", format_float(has && !(computes && learns) ? 0.0f : weight).s);
+    if (learns) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
+    return learns;
+}
+
+static inline void mtp_freeze(Model* m, int (*is_row)(const Tensor* t)) {
+    for (int i = 0; i < m->n_table && !model_is_adapter(m) && !m->learns_mtp; i++) {
+        if (is_row(&m->table[i])) { model_freeze(m, &m->table[i]); }
+    }
+}
+
+static inline void mtp_box(const Run* r, const MtpOptions* x, int (*is_row)(const Tensor* t)) {
+    const double n = decoder_count(r->model, is_row);
+    if (n == 0.0) { return; }
+    box_row("mtp", "a %slayer and %s more parameters for the token after the next%s", x->is_new ? "new " : "",
+            format_count(n).s, run_is_generating(r) || r->model->learns_mtp ? "" : ", which stay as they are");
+}
+
+// set NULL: the model begins at random
+static inline void mtp_load(const Run* r, const MtpOptions* x, const SliceSink* sink, SafeSet* set, Tensor* rows,
+                            int n) {
+    if (!set || x->is_new) { tensors_init_into(sink, rows, n, (uint32_t)splitmix64((uint64_t)r->o.seed, 0)); }
+    else { tensors_load_into(sink, set, rows, n, "", NULL); }
+}
+
+static inline void mtp_log(Run* r, float loss) {
+    log_note(&r->log, "mtp %.4f", (double)loss);
+    log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite((double)loss)));
+}
+#endif  // LLMC_MTP_RUN_H
