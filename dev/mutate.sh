@@ -288,6 +288,10 @@ mutation "merge: the block before keeps its weight" test_attention_merge "merge 
     attention_merge.h:attention_merged_ 's \* r, more_s \* r' 'r, more_s * r'
 mutation "ring: the next turn has the keys of the next place" test_context ring segment_ring.h:segment_ring_rows_ \
     'cp->place - turn \+ cp->size' 'cp->place + turn'
+mutation "halo: what the second rank behind asks is lost" test_context halo halo.h:halo_collect \
+    'p = h->ranks->place \+ 1; p < h->ranks->size' 'p = h->ranks->place + 1; p < h->ranks->size \&\& p < h->ranks->place + 2'
+mutation "halo: the rows of a farther rank lie where the nearest has its own" test_context halo halo.h:halo_row_ \
+    '\(h->ranks->place - from - 1\) \* h->n' '0'
 mutation "ring: late queries have no share in dk" test_context ring segment_ring.h:segment_ring_backward \
     'segment_ring_swap_\(&r, RING_SUMS, RING_EARLY\);' 'segment_ring_swap_(\&r, RING_SUMS, RING_LATE);'
 mutation "heads: shares of a head of keys are not added" test_context heads context_parallel.h:cp_to_positions \
