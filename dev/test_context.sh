@@ -39,7 +39,7 @@ echo '{"model_type":"deepseek_v4","vocab_size":257,"hidden_size":16,"num_hidden_
 "layer_types":["sliding_attention","compressed_sparse_attention","heavily_compressed_attention"],"mlp_layer_types":["hash_moe","moe","moe"],
 "compress_rates":{"compressed_sparse_attention":2,"heavily_compressed_attention":4},"num_nextn_predict_layers":1,"mtp_weight":0.5,
 "seq_balance_coef":0.1,"bias_update_rate":0.01,"indexer_train":"kl"}' >entries.json
-edit entries.json ends.json layer_types '["heavily_compressed_attention","sliding_attention","compressed_sparse_attention"]' num_nextn_predict_layers 0 \
+edit entries.json ends.json layer_types '["compressed_sparse_attention","heavily_compressed_attention","compressed_sparse_attention"]' num_nextn_predict_layers 0 \
     indexer_train '"dense"'
 edit entries.json windows.json layer_types '["sliding_attention","sliding_attention"]' mlp_layer_types '["moe","moe"]' num_hidden_layers 2 \
     indexer_train '"off"'
