@@ -20,6 +20,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/deepseek_v4.h"  // Config, Parameters, parameter_table
 #include "llmc/models/entry_attention.h"  // EntryPass, entry_attention_forward: attention of a layer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
@@ -817,6 +818,36 @@ static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
     }
 }
 
+// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const DeepseekV4*)m, B, T, purpose, how);
+}
+
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    deepseek_v4_forward((const DeepseekV4*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const DeepseekV4*)m, acts); }
+
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    deepseek_v4_leaf((DeepseekV4*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((DeepseekV4*)m, acts, dloss, N, dev);
+}
+
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+    const DeepseekV4* v4 = (const DeepseekV4*)m;
+    const ActivationTensors a = layer_activations(acts, end_layer(v4) - 1);
+    return pp_streams(a.streams0, a.streams2.x, a.dstreams,
+                      sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D));
+}
+
+static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.
 
@@ -1265,27 +1296,6 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-// ---- for decoder_run.h ----
-
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const DeepseekV4*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    deepseek_v4_forward((const DeepseekV4*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const DeepseekV4*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    deepseek_v4_leaf((DeepseekV4*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((DeepseekV4*)m, acts, dloss, N, dev);
-}
-
 // --indexer dense chooses all entries while the model learns. A validation is of the model that is saved, which has
 // index_topk of them
 static void choosing_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
@@ -1294,13 +1304,6 @@ static void choosing_forward(Run* r, Purpose purpose, const int* tokens, const i
     if (purpose == TO_EVALUATE) { c->indexer = INDEXER_OFF; }
     decoder_forward(r, purpose, tokens, targets, B, T, t0);
     c->indexer = indexer;
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
-    const DeepseekV4* v4 = (const DeepseekV4*)m;
-    const ActivationTensors a = layer_activations(acts, end_layer(v4) - 1);
-    return pp_streams(a.streams0, a.streams2.x, a.dstreams,
-                      sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D));
 }
 
 static Trainer deepseek_v4_trainer(void) {
@@ -1335,9 +1338,7 @@ static Trainer deepseek_v4_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = deepseek_v4_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
-                                  adapted_dropout};
-    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS(""));
+    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS(""));
     return run_main(&trainer, &place.v4.model, argc, argv);
 }
 #endif
