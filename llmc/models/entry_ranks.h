@@ -6,6 +6,7 @@ of the tokens of an entry, and of the layers' keys
               entries may have, another halo; then every rank gets all entries
     EntryRanks          of a pass, as its batch has it
     entry_before        rows of a halo that there is room for
+    entry_ranks_spread, entry_ranks_collect   own rows to rows with a halo, and their gradients back
     entry_ranks_gather  entries of all ranks
     entry_ranks_sum     gradients of all entries, of which each rank has a share, become the sums of this rank's own,
                         which lie in the first rows then
