@@ -164,8 +164,8 @@ shared qwen36 "some does not learn" "2/2 4/2" "${chunks[@]}" --config linear.jso
 shared qwen36 "an adapter" "2/2 4/2/--pp,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config linear.json --lora-rank 3
 shared qwen36 "an adapter beside a base in fp8" "2/2 4/2" "${chunks[@]}" --config linear.json --lora-rank 3 --base-dtype fp8
 echo "# DeepSeek V4"
-shared v4 "all that a layer may have" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/4 8/4" --config entries.json --ema 0.9
-shared v4 "... documents whose entries are cut" "2/2 4/2/--pp,2,--recompute,3 4/4" --config entries.json --train documents --doc-reset 1
+shared v4 "all that a layer may have" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 4/4 8/4" --config entries.json --ema 0.9
+shared v4 "... documents whose entries are cut" "2/2 4/2/--pp,2,--recompute,3 4/2/--tp,2,--recompute,3 4/4" --config entries.json --train documents --doc-reset 1
 shared v4 "... the last layer has entries, all chosen" "2/2 2/2/--recompute,3 4/2/--pp,2 3/3" --config ends.json --train documents --doc-reset 1 --seq-len 24
 shared v4 "... conversations" "4/4" --config entries.json --train talks.jsonl --chat-template chatml --seq-len 96
 shared v4 "... rows one by one, answering examples" "2/2 4/2/--ep,2" --config entries.json --batch-size 1 --grad-accum 4 --hellaswag examples
@@ -259,6 +259,7 @@ sends qwen36 "  keys sent|positions" 4 --cp 2 "${chunks[@]}" --config mtp.json -
 sends qwen36 "  keys sent|positions" 4 --cp 2 --pp 2 "${chunks[@]}" --recompute 3 --freeze 'first:1' --config linear.json
 sends v4 "  keys sent|positions" 2 --cp 2 --config entries.json --lora-rank 1 --lora-targets q_a_proj
 sends v4 "  keys sent|positions" 4 --cp 4 --recompute 3 --config entries.json
+sends v4 "  keys sent|positions" 4 --cp 2 --tp 2 --recompute 3 --config entries.json
 sends v4 "  keys sent|positions" 4 --cp 2 --pp 2 --freeze first:1 --config ends.json
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
