@@ -1,9 +1,11 @@
 /*
 Promises of llmc/models/segment_attention.h with --cp: whichever way queries meet the keys of other ranks, each rank has
-for its own positions, two chunks of a row or one, what one rank alone computes. Ranks are forked processes (llmc/test/ranks.h).
+for its own positions, two chunks of a row or one, what one rank alone computes. And of llmc/ranks/halo.h: rows of the
+ranks before, and what is asked of them. Ranks are forked processes (llmc/test/ranks.h).
 */
 #include "llmc/core/choice.h"  // choice_name
 #include "llmc/models/segment_attention.h"
+#include "llmc/ranks/halo.h"
 #include "llmc/test/ranks.h"
 
 // what is compared, in the order of their arrays
@@ -172,6 +174,61 @@ static void all_cases(Test* t, int by) {
     }
 }
 
+// ---- halos: B rows, of each of which a rank has N positions, of C channels, and the `deep` before them ----
+
+enum { HALO_B = 2, HALO_N = 3, HALO_C = 2, HALO_BEFORE = 8, HALO_ROW = HALO_BEFORE + HALO_N };
+
+static float halo_number(int b, int p, int c) { return (float)(100 * b + 10 * p + c + 1); }
+
+// each rank asks 1 of all that it has: a position is asked for by its own rank and by those that have it in a halo
+static float halo_asked(const RankGroup* cp, int p, int deep) {
+    int n = 1;
+    for (int place = cp->place + 1; place < cp->size; place++) { n += p >= place * HALO_N - deep; }
+    return (float)n;
+}
+
+static void halo_case(Test* t, Comm* comm, int deep) {
+    RankGroup cp = rank_group_init(comm, comm->size);
+    Device dev = test_device(1);
+    const int first = cp.place * HALO_N;
+    const size_t n_room = halo_room_elements(HALO_B, HALO_BEFORE, HALO_C);
+    float *room = filled_array(n_room + 1, NAN), *x = filled_array(HALO_B * HALO_ROW * HALO_C, NAN);
+    float own[HALO_B * HALO_N * HALO_C];
+    const Halo h = {&cp, HALO_B, HALO_N, HALO_BEFORE, room};
+    for (int i = 0; i < HALO_B * HALO_N * HALO_C; i++) {
+        own[i] = halo_number(i / HALO_C / HALO_N, first + i / HALO_C % HALO_N, i % HALO_C);
+    }
+    const uint64_t sent = cp.group->link->bytes_sent;
+    halo_spread(&h, x, own, deep, HALO_C, &dev);
+    const double n_sent = (double)(cp.group->link->bytes_sent - sent) / sizeof(float) / HALO_C;
+    const int as_planned = n_sent == halo_sends(HALO_B, HALO_N, deep, &cp);
+    check(t, cp.place > 0 || as_planned, "the first of %d ranks has sent %g rows, %d deep", cp.size, n_sent, deep);
+    for (int i = 0; i < HALO_B * HALO_ROW * HALO_C; i++) {
+        const int b = i / HALO_C / HALO_ROW, p = first - HALO_BEFORE + i / HALO_C % HALO_ROW, comes = p >= first - deep;
+        const int is_one = p >= 0 && comes, good = is_one ? x[i] == halo_number(b, p, i % HALO_C) : isnan(x[i]);
+        check(t, good, "%d ranks, %d deep: place %d has %g of row %d, position %d", cp.size, deep, cp.place,
+              (double)x[i], b, p);
+        x[i] = is_one ? 1.0f : NAN;
+    }
+    halo_collect(&h, own, x, deep, HALO_C, &dev);
+    for (int i = 0; i < HALO_B * HALO_N * HALO_C; i++) {
+        const int p = first + i / HALO_C % HALO_N;
+        const int good = own[i] == halo_asked(&cp, p, deep);
+        check(t, good, "%d ranks, %d deep: %g asked of position %d", cp.size, deep, (double)own[i], p);
+    }
+    check(t, isnan(room[n_room]), "room is too small");
+    free(room), free(x);
+    rank_group_free(&cp);
+    device_free(&dev);
+}
+
+// chunks that are longer than a halo, and shorter: then it is that of several ranks
+static void test_halo(Test* t) {
+    for (int size = 2; size <= 4; size++) {
+        for (int deep = 0; deep <= HALO_BEFORE; deep += 2) { run_ranks(t, size, halo_case, deep); }
+    }
+}
+
 static void test_gather(Test* t) { all_cases(t, CP_BY_GATHER); }
 static void test_ring(Test* t) { all_cases(t, CP_BY_RING); }
 static void test_heads(Test* t) { all_cases(t, CP_BY_HEADS); }
@@ -187,6 +244,7 @@ int main(int argc, char** argv) {
         {"gather", "out and dq have the bits of one rank, dk and dv are within 1e-5; bytes as planned", test_gather},
         {"ring", "all are within 1e-5 of one rank, and the same again; bytes as planned", test_ring},
         {"heads", "all have the bits of one rank, dk and dv where no head of keys is shared", test_heads},
+        {"halo", "rows of the ranks before, however many these are, and sums of what is asked of them", test_halo},
         {"heads obstacle", "heads that ranks cannot share are found", test_obstacle},
     };
     unsetenv("COMM_CHECK");  // it sends besides

@@ -8,12 +8,12 @@ GPUs keep tolerances.
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
 
 // N positions, H heads, D channels, W entries, lists of K (0: none, all entries that ended), R tokens an entry, L the
-// window; P is 4, the rows of places: t, first_key, behind, first_entry
+// window; P is 4, the rows of places: t, first_key, behind, first_entry; M rows of keys, those more than N before these
 enum { Q, KV, ENTRIES, SINKS, CHOSEN, PLACES, OUT, MAX, INV, DOUT, DQ, DKV, DENTRIES, DSINKS,
        BY_Q, BY_DOUT, ENTRIES_BY_Q, ENTRIES_BY_DOUT };
 
 static SparseShape shape_of(const int* d) {
-    const SparseShape s = {d['N'], d['H'], d['D'], d['L'], d['K'], 1.0f / sqrtf((float)d['D'])};
+    const SparseShape s = {d['N'], d['H'], d['D'], d['L'], d['K'], 1.0f / sqrtf((float)d['D']), d['M']};
     return s;
 }
 static Places places_of(float* const* a, const int* d) {
@@ -44,7 +44,7 @@ static void forward(X* const* x, float* const* a, const int* d, const Device* de
 
 static void backward_ref(float* const* a, const int* d) {
     THE_PROBLEM;
-    float* sums = filled_array(2 * (size_t)(d['N'] + d['W']) * d['D'], 0.0f);
+    float* sums = filled_array(2 * (size_t)(d['M'] + d['W']) * d['D'], 0.0f);
     sparse_attention_backward_ref(a[DQ], a[DKV], a[DENTRIES], a[DSINKS], sums, a[DOUT], a[Q], a[KV], a[ENTRIES], a[MAX],
                                   a[INV], a[SINKS], chosen, d['W'], &s, &places, w);
     free(sums);
@@ -60,7 +60,7 @@ static void backward(X* const* x, float* const* a, const int* d, const Device* d
 // heads behind others, whose sums are there: these go on
 static void more_ref(float* const* a, const int* d) {
     THE_PROBLEM;
-    const size_t of_keys = (size_t)d['N'] * d['D'], of_entries = (size_t)d['W'] * d['D'];
+    const size_t of_keys = (size_t)d['M'] * d['D'], of_entries = (size_t)d['W'] * d['D'];
     float* sums = filled_array(2 * (of_keys + of_entries), 0.0f);
     for (int i = 0; i < 4; i++) {
         float* at = sums + (i % 2 ? of_keys + of_entries : 0) + (i < 2 ? 0 : of_keys);
@@ -92,23 +92,26 @@ static void more(X* const* x, float* const* a, const int* d, const Device* dev) 
     sparse_backward_sums(sums, &b);
     for (int i = 0; i < 4; i++) { device_copy(sums[i].rows, a[BY_Q + i], width * (size_t)sums[i].n, dev); }
     for (int i = 0; i < 3; i++) {
-        const SparsePart keys = {s.N * i / 3, s.N * (i + 1) / 3}, of_entries = {d['W'] * i / 3, d['W'] * (i + 1) / 3};
+        const SparsePart keys = {d['M'] * i / 3, d['M'] * (i + 1) / 3};
+        const SparsePart of_entries = {d['W'] * i / 3, d['W'] * (i + 1) / 3};
         sparse_backward_keys(&b, keys, of_entries, dev);
     }
     for (int i = 0; i < 4; i++) { device_copy(a[BY_Q + i], sums[i].rows, width * (size_t)sums[i].n, dev); }
     sparse_backward_end(&b, dev);
 }
 
-// documents of N/2 + 1, 1, 3 positions, and the rest; behind the second one an entry that nobody has
+// documents of N/2 + 1, 1, 3 positions, and the rest; behind the second one an entry that nobody has. Where there are
+// keys before the positions, the first document has these and began two earlier
 static void fill_places(int* places, const int* d) {
-    const int N = d['N'], lengths[] = {N / 2 + 1, 1, 3, N};
+    const int N = d['N'], before = d['M'] - N, lengths[] = {N / 2 + 1, 1, 3, N};
     for (int first = 0, i = 0, entry = 0; first < N; i++) {
         const int length = lengths[i] < N - first ? lengths[i] : N - first;
+        const int gone = i == 0 && before > 0 ? before + 2 : 0;
         for (int t = 0; t < length; t++) {
-            places[first + t] = t, places[N + first + t] = first;
+            places[first + t] = gone + t, places[N + first + t] = before + first - gone;
             places[2 * N + first + t] = first + length, places[3 * N + first + t] = entry;
         }
-        entry += (d['R'] ? length / d['R'] : 0) + (i == 1);
+        entry += (d['R'] ? (gone + length) / d['R'] : 0) + (i == 1);
         first += length;
     }
 }
@@ -137,9 +140,9 @@ static void fill(float* const* a, const int* d) {
 static int keys_double(double** key, double* const* a, const int* d, int n) {
     const int N = d['N'], D = d['D'], t = (int)a[PLACES][n];
     int n_keys = 0;
-    for (int u = 0; u < N; u++) {
-        const int same = a[PLACES][N + u] == a[PLACES][N + n];
-        if (same && u <= n && u > n - d['L']) { key[n_keys++] = a[KV] + u * D; }
+    const int own = d['M'] - N + n, first = (int)a[PLACES][N + n];
+    for (int u = 0; u <= own; u++) {
+        if (u >= first && u > own - d['L']) { key[n_keys++] = a[KV] + u * D; }
     }
     for (int e = 0; d['W'] > 0 && d['K'] == 0 && e < (t + 1) / d['R']; e++) {
         key[n_keys++] = a[ENTRIES] + ((int)a[PLACES][3 * N + n] + e) * D;
@@ -152,7 +155,7 @@ static int keys_double(double** key, double* const* a, const int* d, int n) {
 
 static void in_double(double* const* a, const int* d) {
     const int H = d['H'], D = d['D'];
-    double** key = (double**)new_array((size_t)(d['N'] + d['W'] + 1), sizeof(double*));
+    double** key = (double**)new_array((size_t)(d['M'] + d['W'] + 1), sizeof(double*));
     for (int n = 0; n < d['N']; n++) {
         const int n_keys = keys_double(key, a, d, n);
         for (int h = 0; h < H; h++) {
@@ -208,21 +211,23 @@ static double apart(const OpProblem* p, int array, size_t i) {
 }
 
 static const int shapes[][OP_DIMS] = {
-    // N, H, D, W, K, R, L, P
-    {1, 1, 1, 0, 0, 1, 1, 4},    {1, 2, 3, 2, 0, 1, 4, 4},   {7, 3, 5, 4, 0, 3, 2, 4},    {9, 8, 16, 6, 2, 2, 4, 4},
-    {33, 2, 7, 10, 3, 4, 5, 4},  {20, 5, 33, 0, 0, 1, 6, 4}, {33, 4, 16, 36, 0, 1, 9, 4}, {40, 1, 17, 12, 5, 4, 64, 4},
-    {24, 16, 8, 8, 8, 4, 1, 4},  {20, 18, 5, 12, 3, 2, 6, 4},
+    // N, H, D, W, K, R, L, P, M
+    {1, 1, 1, 0, 0, 1, 1, 4, 1}, {1, 2, 3, 2, 0, 1, 4, 4, 1}, {7, 3, 5, 4, 0, 3, 2, 4, 7},
+    {9, 8, 16, 6, 2, 2, 4, 4, 9}, {33, 2, 7, 10, 3, 4, 5, 4, 33}, {20, 5, 33, 0, 0, 1, 6, 4, 20},
+    {33, 4, 16, 36, 0, 1, 9, 4, 33}, {40, 1, 17, 12, 5, 4, 64, 4, 40}, {24, 16, 8, 8, 8, 4, 1, 4, 24},
+    {20, 18, 5, 12, 3, 2, 6, 4, 20}, {21, 3, 17, 11, 0, 3, 8, 4, 30}, {21, 2, 6, 11, 3, 3, 8, 4, 28},
 #ifndef __CUDACC__
-    {130, 8, 64, 34, 0, 4, 32, 4}, {131, 8, 48, 36, 9, 4, 40, 4}, {70, 66, 20, 10, 4, 8, 16, 4},
-    {257, 3, 32, 70, 0, 4, 24, 4}, {90, 130, 16, 4, 0, 30, 33, 4}, {60, 64, 32, 32, 17, 2, 10, 4},
-    {150, 2, 70, 155, 9, 1, 5, 4}, {600, 2, 16, 152, 0, 4, 290, 4},  // lists in two tasks; positions in several parts
+    {130, 8, 64, 34, 0, 4, 32, 4, 130}, {131, 8, 48, 36, 9, 4, 40, 4, 131}, {70, 66, 20, 10, 4, 8, 16, 4, 70},
+    {257, 3, 32, 70, 0, 4, 24, 4, 257}, {90, 130, 16, 4, 0, 30, 33, 4, 90}, {60, 64, 32, 32, 17, 2, 10, 4, 60},
+    {150, 2, 70, 155, 9, 1, 5, 4, 150}, {130, 8, 64, 43, 0, 4, 33, 4, 170},
+    {600, 2, 16, 152, 0, 4, 290, 4, 600},  // positions in several parts; that of 150: lists in two tasks
 #endif
     {0},
 };
 
 #define SPARSE_ARRAYS                                                \
     {Q, "q", "NHD", GIVEN, 1.0f},                                    \
-    {KV, "kv", "ND", GIVEN, 1.0f},                                   \
+    {KV, "kv", "MD", GIVEN, 1.0f},                                   \
     {ENTRIES, "entries", "WD", GIVEN, 1.0f},                         \
     {SINKS, "sinks", "H", GIVEN | FLOAT, 1.0f, "dsinks"},            \
     {CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'W'},  \
@@ -232,12 +237,12 @@ static const int shapes[][OP_DIMS] = {
     {INV, "inv", "NH", MADE | FLOAT},                                \
     {DOUT, "dout", "NHD", GIVEN, 1.0f},                              \
     {DQ, "dq", "NHD", GRADIENT},                                     \
-    {DKV, "dkv", "ND", GRADIENT},                                    \
+    {DKV, "dkv", "MD", GRADIENT},                                    \
     {DENTRIES, "dentries", "WD", GRADIENT},                          \
     {DSINKS, "dsinks", "H", GRADIENT | ASKED | FLOAT}
 
 static const Op sparse_attention = {
-    .name = "sparse_attention", .dims = "NHDWKRLP",
+    .name = "sparse_attention", .dims = "NHDWKRLPM",
     .arrays = {
         SPARSE_ARRAYS,
     },
@@ -246,15 +251,16 @@ static const Op sparse_attention = {
     .forward_ref = forward_ref, .forward = OP_FAST(forward),
     .backward_ref = backward_ref, .backward = OP_FAST(backward),
     .in_double = in_double, .error = error,
-    .judged = {{9, 2, 5, 6, 0, 2, 3, 4}, {14, 3, 4, 8, 2, 2, 4, 4}, {6, 1, 3, 0, 0, 1, 2, 4}}, .apart = apart,
+    .judged = {{9, 2, 5, 6, 0, 2, 3, 4, 9}, {14, 3, 4, 8, 2, 2, 4, 4, 14}, {6, 1, 3, 0, 0, 1, 2, 4, 6},
+               {9, 2, 4, 7, 0, 2, 4, 4, 13}}, .apart = apart,
 };
 
 static const Op more_heads = {
-    .name = "more_heads", .dims = "NHDWKRLP",
+    .name = "more_heads", .dims = "NHDWKRLPM",
     .arrays = {
         SPARSE_ARRAYS,
-        {BY_Q, "by_q", "ND", GRADIENT | ADDED | FLOAT, 1.0f},
-        {BY_DOUT, "by_dout", "ND", GRADIENT | ADDED | FLOAT, 1.0f},
+        {BY_Q, "by_q", "MD", GRADIENT | ADDED | FLOAT, 1.0f},
+        {BY_DOUT, "by_dout", "MD", GRADIENT | ADDED | FLOAT, 1.0f},
         {ENTRIES_BY_Q, "entries_by_q", "WD", GRADIENT | ADDED | FLOAT, 1.0f},
         {ENTRIES_BY_DOUT, "entries_by_dout", "WD", GRADIENT | ADDED | FLOAT, 1.0f},
     },
@@ -420,7 +426,7 @@ static void test_frozen(Test* t) {
 // q 0 and sinks 0: all that is seen, and the sink, has the same weight. The fourth position sees two keys and an entry
 // that stands for both of the first two, and has itself the list
 static void test_obvious(Test* t) {
-    const int shape[] = {4, 1, 1, 2, 0, 2, 2, 4};
+    const int shape[] = {4, 1, 1, 2, 0, 2, 2, 4, 4};
     OpProblem p = op_problem(&sparse_attention, shape, EASY, 0);
     Device dev = test_device(1);
     const float keys[] = {3.0f, 6.0f, 9.0f, 12.0f};
@@ -508,7 +514,7 @@ static void test_documents(Test* t) {
     const int lists[] = {0, 3};
     Device dev = test_device(2);
     for (int i = 0; i < 2; i++) {
-        const int shape[] = {25, 3, 10, 10, lists[i], 3, 4, 4}, second = 25 / 2 + 1;  // where it begins
+        const int shape[] = {25, 3, 10, 10, lists[i], 3, 4, 4, 25}, second = 25 / 2 + 1;  // where it begins
         OpProblem clean = op_problem(&sparse_attention, shape, EASY, 0);
         OpProblem spoilt = op_problem(&sparse_attention, shape, EASY, 0);
         for (int c = 0; c < second * 10; c++) { spoilt.a[KV][c] = NAN; }

@@ -51,19 +51,24 @@ typedef struct {
     int *t, *first_key, *behind, *token, *number, *first_entry;
 } Batch;
 
-// of inputs (B, T), where -2 begins a document; NULL: rows are documents
-static Batch batch_of(const int* inputs, int B, int T, int r) {
-    const size_t N = (size_t)B * (size_t)T, W = (size_t)B * (size_t)(T / r);
+// of inputs (B, T), where -2 begins a document, what a piece of them has; inputs NULL: rows are documents
+static Batch piece_of(const int* inputs, const BatchPiece* piece, int r) {
+    const size_t N = (size_t)(piece->B * piece->n), W = (size_t)(piece->B * (piece->n / r));
     Batch x;
-    segments_init(&x.segments, B, T);
+    segments_init(&x.segments, piece->B, piece->T);
     if (inputs) { x.segments.document_start = -2; }
-    segments_find(&x.segments, inputs, B, T);
+    segments_find(&x.segments, inputs, piece->B, piece->T);
     x.t = (int*)new_array(N, sizeof(int)), x.first_key = (int*)new_array(N, sizeof(int));
     x.behind = (int*)new_array(N, sizeof(int)), x.first_entry = (int*)new_array(N, sizeof(int));
     x.token = (int*)new_array(W, sizeof(int)), x.number = (int*)new_array(W, sizeof(int));
-    places_of_batch(x.t, x.first_key, x.behind, &x.segments);
-    entry_windows_of_batch(x.token, x.number, x.first_entry, r, &x.segments, B, T);
+    places_of_batch(x.t, x.first_key, x.behind, &x.segments, piece);
+    entry_windows_of_batch(x.token, x.number, x.first_entry, r, &x.segments, piece);
     return x;
+}
+
+static Batch batch_of(const int* inputs, int B, int T, int r) {
+    const BatchPiece whole = batch_whole(B, T);
+    return piece_of(inputs, &whole, r);
 }
 
 static void batch_free(Batch* x) {
@@ -313,23 +318,24 @@ static const struct {
     int r, W;
     int token[16], number[16], seen[ROWS_N];
 } known[] = {
-    {3, 16, {0, 5, 8, -1, 12, 15, 18, 21, 30, 33, -1, -1, 37, 40, 43, -1},
-     {0, 0, 1, 0, 0, 1, 2, 3, 0, 1, 0, 0, 0, 1, 2, 0},
+    {3, 16, {0, -1, 5, 8, 12, 15, 18, 21, -1, -1, 30, 33, -1, 37, 40, 43},
+     {0, 0, 0, 1, 0, 1, 2, 3, 0, 0, 0, 1, 0, 0, 1, 2},
      {0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4,
       0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3}},
-    {5, 8, {5, -1, 12, 17, 30, -1, 37, 42}, {0, 0, 0, 1, 0, 0, 0, 1},
+    {5, 8, {-1, 5, 12, 17, -1, 30, 37, 42}, {0, 0, 0, 1, 0, 0, 0, 1},
      {0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2,
       0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2}},
     {13, 0, {0}, {0}, {0}},
 };
-// of r 3; with r 5 entries of earlier documents stand before none of these
-static const int known_first_entry[ROWS_N] = {0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 4,  4,  4,  4,  4,  4,  4,  4,
-                                              4, 4, 4, 4, 8, 8, 8, 8, 8, 8, 8, 8, 8,  8,  8,  8,  12, 12, 12, 12,
-                                              12, 12, 12, 12, 12, 12, 12, 12};
+// the inputs of these documents
+static void known_inputs(int* inputs) {
+    memset(inputs, 0, sizeof(int) * ROWS_N);
+    for (int i = 0, n = 0; lengths[i]; n += lengths[i++]) { inputs[n] = -2; }
+}
 
 static void test_windows(Test* t) {
-    int inputs[ROWS_N] = {0};
-    for (int i = 0, n = 0; lengths[i]; n += lengths[i++]) { inputs[n] = -2; }
+    int inputs[ROWS_N];
+    known_inputs(inputs);
     for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
         Batch x = batch_of(inputs, ROWS_B, ROWS_T, known[k].r);
         check_ints(t, "t", x.t, known_t, ROWS_N);
@@ -338,11 +344,12 @@ static void test_windows(Test* t) {
         check_ints(t, "token", x.token, known[k].token, known[k].W);
         check_ints(t, "number", x.number, known[k].number, known[k].W);
         for (int n = 0; n < ROWS_N; n++) {
-            const int of_row = n / ROWS_T * (ROWS_T / known[k].r), first = k == 0 ? known_first_entry[n] : of_row;
-            check(t, x.first_entry[n] == first, "r %d, first_entry[%d]: %d, expected %d", known[k].r, n,
-                  x.first_entry[n], first);
             const int seen = ENTRIES_SEEN(x.t[n], known[k].r);
             check(t, seen == known[k].seen[n], "r %d: %d sees %d, expected %d", known[k].r, n, seen, known[k].seen[n]);
+            for (int e = 0; e < seen; e++) {  // entries of a document are neighbours
+                const int token = x.token[x.first_entry[n] + e], expected = x.first_key[n] + e * known[k].r;
+                check(t, token == expected, "r %d: %d sees that of %d, expected %d", known[k].r, n, token, expected);
+            }
         }
         batch_free(&x);
     }
@@ -363,14 +370,158 @@ static void test_whole_rows(Test* t) {
     batch_free(&x);
 }
 
+// position p of row b of a batch is token `at` of this piece
+static int piece_token(const BatchPiece* x, int b, int p) { return b * (x->before + x->n) + x->before + p - x->begin; }
+
+// what a piece of the known rows has is what all of them have there
+static void check_piece(Test* t, const int* inputs, const Batch* whole, const BatchPiece* piece, int r) {
+    const int n_tokens = batch_keys(piece), own = piece->n / r, row = piece->before + piece->n;
+    int token_t[2 * ROWS_N], token_behind[2 * ROWS_N];
+    Batch x = piece_of(inputs, piece, r);
+    tokens_of_batch(token_t, token_behind, &x.segments, piece);
+    for (int i = 0; i < n_tokens; i++) {
+        const int b = i / row, p = i % row - piece->before + piece->begin;
+        const int is_own = p >= piece->begin, at = b * ROWS_T + p, n = b * piece->n + p - piece->begin;
+        check(t, token_t[i] == (p < 0 ? 0 : whole->t[at]), "token %d: t %d", i, token_t[i]);
+        if (!is_own) {
+            check(t, token_behind[i] == BATCH_FAR, "token %d: behind %d", i, token_behind[i]);
+            continue;
+        }
+        const int end = whole->behind[at] - b * ROWS_T, last = piece->begin + piece->n, to = end < last ? end : last;
+        check(t, x.t[n] == whole->t[at] && x.first_key[n] + x.t[n] == i && x.behind[n] == n + to - p &&
+                     token_behind[i] == i + to - p && x.first_entry[n] == whole->first_entry[at],
+              "position %d: t %d, first_key %d, behind %d and %d, first_entry %d", n, x.t[n], x.first_key[n],
+              x.behind[n], token_behind[i], x.first_entry[n]);
+    }
+    for (int i = 0; i < piece->B * own; i++) {
+        const int b = i / own, at = b * (ROWS_T / r) + piece->begin / r + i % own, token = whole->token[at];
+        const int expected = token < 0 ? -1 : piece_token(piece, b, token - b * ROWS_T);
+        check(t, x.token[i] == expected && x.number[i] == whole->number[at], "entry %d: token %d, number %d", i,
+              x.token[i], x.number[i]);
+    }
+    batch_free(&x);
+}
+
+// ranks that have a piece of each row: together they have all entries, each where its last token is
+static void test_pieces(Test* t) {
+    int inputs[ROWS_N];
+    known_inputs(inputs);
+    for (int r = 1; r <= 3; r++) {
+        Batch whole = batch_of(inputs, ROWS_B, ROWS_T, r);
+        for (int n = r; n < ROWS_T; n += r) {
+            for (int begin = 0; begin < ROWS_T && ROWS_T % n == 0; begin += n) {
+                const BatchPiece piece = {ROWS_B, ROWS_T, begin, n, 2 * r - 1};
+                check_piece(t, inputs, &whole, &piece, r);
+            }
+        }
+        batch_free(&whole);
+    }
+}
+
+enum { P_B = 2, P_T = 24, P_N = P_B * P_T, P_R = 3, P_D = 5, P_W = P_T / P_R };
+
+// the rows of tokens of a piece, of those of the batch; before its rows NAN
+static float* piece_rows(const float* all, const BatchPiece* x, int C) {
+    float* rows = filled_array((size_t)(batch_keys(x) * C), NAN);
+    for (int b = 0; b < x->B; b++) {
+        for (int p = x->begin - x->before; p < x->begin + x->n; p++) {
+            if (p >= 0) { memcpy(rows + batch_key(x, b, p) * C, all + (b * x->T + p) * C, sizeof(float) * (size_t)C); }
+        }
+    }
+    return rows;
+}
+
+// sums += what the rows of a piece have for positions of the batch
+static void piece_add(float* sums, const float* rows, const BatchPiece* x, int C) {
+    for (int b = 0; b < x->B; b++) {
+        for (int p = x->begin - x->before; p < x->begin + x->n; p++) {
+            for (int c = 0; c < C && p >= 0; c++) { sums[(b * x->T + p) * C + c] += rows[batch_key(x, b, p) * C + c]; }
+        }
+    }
+}
+
+// a piece's entries have the bits of the batch; dv, dg, dape go on with what its entries ask for
+static void pool_piece(Test* t, const OpProblem* whole, const int* inputs, const BatchPiece* piece, float* sums[3],
+                       const Device* dev) {
+    const int C = whole->d['C'], own = piece->n / P_R, W = P_B * own, n_tokens = batch_keys(piece), n = n_tokens * C;
+    Batch x = piece_of(inputs, piece, P_R);
+    int token_t[2 * P_N], token_behind[2 * P_N];
+    float *v = piece_rows(whole->a[V], piece, C), *g = piece_rows(whole->a[G], piece, C);
+    float *pool = filled_array((size_t)(W * P_D), NAN), *dpool = filled_array((size_t)(W * P_D), NAN);
+    float* none = filled_array((size_t)n, NAN);  // but where what no entry reads stays as it is
+    const size_t n_row = sizeof(float) * (size_t)(own * P_D);
+    tokens_of_batch(token_t, token_behind, &x.segments, piece);
+    for (int b = 0; b < P_B; b++) {
+        const int at = (b * P_W + piece->begin / P_R) * P_D;
+        memcpy(dpool + b * own * P_D, whole->a[DPOOL] + at, n_row);
+        float* halo = none + batch_key(piece, b, piece->begin - piece->before) * C;
+        memset(halo, 0, sizeof(float) * (size_t)(piece->before * C));
+    }
+    int *d_token = ints_to_device(x.token, (size_t)W, dev), *d_number = ints_to_device(x.number, (size_t)W, dev);
+    int* d_t = ints_to_device(token_t, (size_t)n_tokens, dev);
+    int* d_far = ints_to_device(token_behind, (size_t)n_tokens, dev);
+    const EntryWindows w = {P_R, C > P_D, W, d_token, d_number, NULL};
+    const Places tokens = {n_tokens, d_t, NULL, d_far};
+    float *d_v = to_device(v, (size_t)n, dev), *d_g = to_device(g, (size_t)n, dev);
+    float *d_dv = to_device(none, (size_t)n, dev), *d_dg = to_device(none, (size_t)n, dev);
+    float *d_pool = to_device(pool, (size_t)(W * P_D), dev), *d_dpool = to_device(dpool, (size_t)(W * P_D), dev);
+    float *d_ape = to_device(whole->a[APE], (size_t)(P_R * C), dev);
+    float *dape = filled_array((size_t)(P_R * C), NAN), *d_dape = to_device(dape, (size_t)(P_R * C), dev);
+    window_pool_forward(d_pool, d_v, d_g, d_ape, &w, P_D, dev);
+    window_pool_backward(d_dv, d_dg, d_dape, d_dpool, d_v, d_g, d_ape, d_pool, &w, &tokens, n_tokens, P_D, dev);
+    from_device(pool, d_pool, (size_t)(W * P_D), dev), from_device(dape, d_dape, (size_t)(P_R * C), dev);
+    from_device(v, d_dv, (size_t)n, dev), from_device(g, d_dg, (size_t)n, dev);
+    for (int b = 0; b < P_B; b++) {
+        const int at = (b * P_W + piece->begin / P_R) * P_D;
+        check_bits(t, "pool", pool + b * own * P_D, whole->a[POOL] + at, (size_t)(own * P_D));
+    }
+    piece_add(sums[0], v, piece, C), piece_add(sums[1], g, piece, C);
+    for (int i = 0; i < P_R * C; i++) { sums[2][i] += dape[i]; }
+    device_drop(d_token), device_drop(d_number), device_drop(d_t), device_drop(d_far);
+    device_drop(d_v), device_drop(d_g), device_drop(d_dpool), device_drop(d_ape);
+    free(v), free(g), free(pool), free(dpool), free(none), free(dape);
+    batch_free(&x);
+}
+
+// each entry is one piece's, and so is a channel of a token's gradients: sums over pieces are exact, but for dape
+static void test_pool_pieces(Test* t) {
+    Device dev = test_device(2);
+    for (int overlap = 0; overlap < 2; overlap++) {
+        const int C = P_D * (1 + overlap), shape[] = {P_B, P_T, P_N, P_R, P_D, C, P_B * P_W, 7};
+        OpProblem p = op_problem(&window_pool, shape, EASY, 0);
+        int inputs[P_N];
+        op_answer(t, &p, &dev);
+        for (int n = 0; n < P_N; n++) { inputs[n] = ((const int*)p.a[PLACE])[n] == 0 ? -2 : 0; }
+        float* sums[3] = {filled_array((size_t)(P_N * C), 0.0f), filled_array((size_t)(P_N * C), 0.0f),
+                          filled_array((size_t)(P_R * C), 0.0f)};
+        for (int begin = 0; begin < P_T; begin += 2 * P_R) {
+            const BatchPiece piece = {P_B, P_T, begin, 2 * P_R, (1 + overlap) * P_R - 1};
+            pool_piece(t, &p, inputs, &piece, sums, &dev);
+        }
+        for (int i = 0; i < P_N * C; i++) {
+            check(t, sums[0][i] == p.a[DV][i] && sums[1][i] == p.a[DG][i], "dv, dg %d: found %g %g, expected %g %g",
+                  i, (double)sums[0][i], (double)sums[1][i], (double)p.a[DV][i], (double)p.a[DG][i]);
+        }
+        for (int i = 0; i < P_R * C; i++) {
+            check(t, fabsf(sums[2][i] - p.a[DAPE][i]) <= 1e-5f, "dape %d: found %g, expected %g", i, (double)sums[2][i],
+                  (double)p.a[DAPE][i]);
+        }
+        free(sums[0]), free(sums[1]), free(sums[2]);
+        op_problem_free(&p);
+    }
+    device_free(&dev);
+}
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&window_pool};
     const Promise promises[] = {
         {"windows", "documents, tails, rows without entries: the tables of the NumPy reference", test_windows},
+        {"pieces", "of ranks that share rows: the tables of whole rows, cut", test_pieces},
+        {"pieces pooled", "what they make and give back is together that of the batch", test_pool_pieces},
         {"whole rows", "no documents: rows begin at position 0", test_whole_rows},
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"obvious", "equal gates give a mean, a large one its value; halves; what nobody reads is 0", test_obvious},
         {"generation", "entries as their last tokens come: the bits of the batch", test_generation},
     };
-    return op_main(argc, argv, ops, 1, promises, 5);
+    return op_main(argc, argv, ops, 1, promises, 7);
 }

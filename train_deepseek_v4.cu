@@ -10,7 +10,7 @@ The model (doc/deepseek_v4.md): hc streams X_j, all of them the token's embeddin
 a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a
 window alone; with entries of few tokens, of which an indexer chooses some (CSA); with entries of many tokens, all of
 them (HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token
-after the next (MTP). Not here: ranks that share positions (--cp); drafts of several tokens.
+after the next (MTP). Not here: drafts of several tokens.
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
     make train_deepseek_v4             for what this machine has; CPU=1 and CUDA=1 say it
@@ -114,16 +114,16 @@ static int shared_width(const DeepseekV4* v4) { return v4->config.F / v4->model.
 // B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(v4, purpose), NULL, NULL,
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(v4, purpose), NULL, how->cp,
                            adapters_widest_expert(&v4->adapters), c->limit, c->balance > 0.0f ? B : 0};
     return s;
 }
 
-static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose) {
+static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose, const RankGroup* cp) {
     const Config* c = &v4->config;
     const int indexer = v4->model.index_ratio > 0 && purpose == TO_TRAIN ? c->indexer : INDEXER_OFF;
     const EntrySizes s = {c->D, c->H, c->d, c->rotated, c->qr, c->G, c->R, c->window, c->csa, c->hca, c->nI, c->dI,
-                          c->topk, c->eps, indexer, layers_of(v4, purpose), c->kinds};
+                          c->topk, c->eps, indexer, layers_of(v4, purpose), c->kinds, cp};
     return s;
 }
 
@@ -160,7 +160,7 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     const size_t parallel = parallel_elements(v4, N, N_head, purpose);
     const RankGroup* tp = &v4->model.tp;
     const ExpertSizes experts = expert_sizes(v4, B, purpose, how);
-    const EntrySizes entries = entry_sizes(v4, purpose);
+    const EntrySizes entries = entry_sizes(v4, purpose, how->cp);
     const EntryRows rows = {B, T, N, L_norms, L_block, purpose};
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -210,7 +210,7 @@ static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Pu
     const int L = layers_of(v4, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(v4, B, purpose, how);
-    const EntrySizes entries = entry_sizes(v4, purpose);
+    const EntrySizes entries = entry_sizes(v4, purpose, how->cp);
     const EntryRows rows = {B, T, N, L_norms, L_block, purpose};
     static const char* const site1[] = SITE_NAMES("hc_attn");
     static const char* const site2[] = SITE_NAMES("hc_ffn");
@@ -286,10 +286,12 @@ static double activations_layout(Activations* acts, const DeepseekV4* v4, int B,
                                  Tradeoffs how) {
     const Config* c = &v4->config;
     const ExpertSizes experts = expert_sizes(v4, B, purpose, &how);
+    const EntrySizes entries = entry_sizes(v4, purpose, how.cp);
     activations_begin(acts, B, T, purpose, how);
     acts->has_places = 1;
     acts->entry_ratio[CSA_ENTRIES] = config_layers(c, CSA_LAYER) > 0 ? c->csa : 0;
     acts->entry_ratio[HCA_ENTRIES] = config_layers(c, HCA_LAYER) > 0 ? c->hca : 0;
+    acts->entry_before = entry_attention_before(&entries, T);
     acts->entry_theta = c->entry_theta;
     acts->yarn = c->has_yarn ? &c->yarn : NULL;
     acts->has_mtp = holds_mtp(v4, purpose);
@@ -380,7 +382,7 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     const ActivationTensors a = layer_activations(acts, l);
     EntryPass p;
     memset(&p, 0, sizeof p);
-    p.size = entry_sizes(v4, acts->purpose);
+    p.size = entry_sizes(v4, acts->purpose, acts->how.cp);
     p.kind = c->kinds[l];
     p.a = a.attention, p.s = layer_statistics(acts, l).attention;
     p.inp = a.norm1;
@@ -589,7 +591,9 @@ static void recompute_block(const DeepseekV4* v4, Activations* acts, int l, cons
         entry_attention_again(&p, dev);
     }
     if (!is_there) {
+        const EntryPass attention = entry_pass(v4, acts, l, N);
         const ExpertPass p = expert_pass(v4, acts, l, N);
+        entry_attention_bring(&attention, dev);
         expert_gather(&p, dev);
     }
     if (level >= RECOMPUTE_EXPERTS) { gate_up_forward(v4, acts, l, N, dev); }
@@ -905,9 +909,15 @@ static void deepseek_v4_options(Run* r) {
         pp_option(&w->adapted.decoder.pp),
         pp_chunks_option(&w->adapted.decoder.pp_chunks),
         tp_option(&w->adapted.decoder.tp),
+        cp_option(&w->adapted.decoder.cp, 1),
     };
     run_add_options(r, own, sizeof own);
     mtp_options(r, &w->mtp);
+    options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
+                   "that are too long for one: each has a chunk, and all entries. Needs a multiple of C ranks, and "
+                   "rows of a multiple of C times as many positions as make whole entries of both kinds of layers: "
+                   "128C of deepseek-v4-flash. Brings --zero 2. Sums over positions are made of C parts: with "
+                   "another C the last digits differ");
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
     options_reword(r->table, r->n_options, "mtp", "a module that predicts the token after the next (MTP): 1 gives one "
@@ -965,6 +975,14 @@ static void refuse_options(Run* r, const Config* c, int is_adapter) {
                    "is not for adapters, beside which routers stay as they are");
 }
 
+// a chunk of a row has whole entries of every layer. What is too much for an int fits no row
+static int chunk_unit(const Config* c, int n_ranks) {
+    const int csa = config_layers(c, CSA_LAYER) > 0 ? c->csa : 1, hca = config_layers(c, HCA_LAYER) > 0 ? c->hca : 1;
+    int both = csa;
+    while (both % hca != 0 && both < INT_MAX / n_ranks - csa) { both += csa; }
+    return both;
+}
+
 static void deepseek_v4_choose(Run* r) {
     Workplace* w = workplace(r);
     const int is_new = !*r->config;
@@ -1000,6 +1018,8 @@ static void deepseek_v4_choose(Run* r) {
              learns_mtp ? AT(embedding) : TENSOR_NO_FIELD);
     tp_begin(r, &w->adapted.decoder.tp);
     w->v4.config = config_part(&c, w->v4.model.tp.size);
+    cp_begin(r, &w->adapted.decoder.cp, 1);
+    if (model_has_cp(r->model)) { r->model->cp.unit = chunk_unit(&c, r->model->cp.size); }
     experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
 }
 
@@ -1052,6 +1072,7 @@ static void deepseek_v4_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     pp_check_batches(r);
+    cp_check(r, &w->adapted.decoder.cp, w->v4.adapters.settings.dropout);
     experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);
     graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
 }
@@ -1101,6 +1122,7 @@ static void deepseek_v4_box(const Run* r) {
     adapted_box(r, 0);
     pp_box(r);
     tp_box(r);
+    cp_halo_box(r);
 }
 
 static void deepseek_v4_load(Run* r, const SliceSink* sink) {
@@ -1126,7 +1148,7 @@ static void deepseek_v4_load(Run* r, const SliceSink* sink) {
 static double layer_sends(const Run* r, int l, int is_fresh) {
     const DeepseekV4* v4 = &workplace(r)->v4;
     const Model* m = r->model;
-    const EntrySizes entries = entry_sizes(v4, TO_TRAIN);
+    const EntrySizes entries = entry_sizes(v4, TO_TRAIN, &m->cp);
     const size_t again[] = {AT(wo_b), AT(shared_down)};
     const int N = run_positions(r), is_all = !is_fresh && recomputes_blocks(r);
     const double once = linear_layer_sends(m, &v4->adapters, l, TENSOR_NO_FIELD, 1, v4->config.D, N);
@@ -1152,6 +1174,45 @@ static double parts_sent(const Run* r) {
     if (mtp) { n += vocabulary_sends_head(m, c->D, N) + vocabulary_sends_rows(m, c->D, N); }
     n += experts_parts_send(r, c->D, c->k) + (again ? experts_parts_again(r, c->D) : 0.0);
     return n * cp_leaves(r);
+}
+
+// With --cp, floatX that the first rank sends of layer l in a micro-batch. index: of the indexer's entries too
+static double layer_keys_sent(const Run* r, int l, int index) {
+    const Config* c = config_of(r);
+    const int B = r->o.batch_size, T = r->T, ratio = config_ratio(c, l), overlap = c->kinds[l] == CSA_LAYER;
+    const RankGroup* cp = &r->model->cp;
+    const int channels = c->d + (overlap && index ? c->dI : 0), before = entry_tokens_before(ratio, overlap);
+    const double keys = entry_ranks_halo_sent(B, T, c->window - 1, c->d, cp);
+    return ratio == 0 ? keys : keys + entry_ranks_halo_sent(B, T, before, 2 * (1 + overlap) * channels, cp);
+}
+
+// ... of entries of all ranks, or of their gradients
+static double layer_entries_sent(const Run* r, int l, int index) {
+    const Config* c = config_of(r);
+    const int ratio = config_ratio(c, l), channels = c->d + (c->kinds[l] == CSA_LAYER && index ? c->dI : 0);
+    return ratio == 0 ? 0.0 : entry_ranks_entries_sent(r->o.batch_size, r->T, ratio, channels, &r->model->cp);
+}
+
+// bytes in an update. Back, halos come to this rank alone; entries are gathered once more, but for those of the last
+// layer of all, which are still there
+static double deepseek_v4_keys_sent(const Run* r) {
+    const Config* c = config_of(r);
+    const DeepseekV4* v4 = &workplace(r)->v4;
+    const Model* m = r->model;
+    const EntrySizes s = entry_sizes(v4, TO_TRAIN, &m->cp);
+    const int replays = recomputes_blocks(r);
+    const int scores = entry_scores(&s, r->T, TO_TRAIN), learns = entry_learns(&s, r->T, TO_TRAIN);
+    const int first = model_first_layer(m), end = end_layer(v4) + has_mtp(v4, TO_TRAIN);
+    double n = 0.0;
+    if (!model_has_cp(m)) { return 0.0; }
+    for (int l = first; l < end; l++) {
+        const int is_back = l >= m->lowest, again = is_back && !(model_has_head(m) && l + 1 == end);
+        n += layer_keys_sent(r, l, scores) + layer_entries_sent(r, l, scores);
+        n += again * (layer_entries_sent(r, l, learns) + (replays ? layer_keys_sent(r, l, learns) : 0.0));
+        n += is_back * layer_entries_sent(r, l, learns);
+    }
+    const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
+    return sizeof(floatX) * n * cp_leaves(r) + (end - first) * experts_count_sent(r, c->E, sequences);
 }
 
 static double deepseek_v4_rows_sent(const Run* r) {
@@ -1221,8 +1282,9 @@ static double workspace_bytes(const Run* r, int B) {
     int wide = c->D;
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, TO_TRAIN, how);
-    const EntrySizes entries = entry_sizes(&workplace(r)->v4, TO_TRAIN);
-    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, (double)B * r->T, r->T) : 0.0;
+    const EntrySizes entries = entry_sizes(&workplace(r)->v4, TO_TRAIN, NULL);
+    const double N = (double)B * r->T / r->model->cp.size;
+    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, N, r->T) : 0.0;
     return fmax(of_entries, decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->d, 1, &experts));
 }
 
@@ -1318,6 +1380,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.box = deepseek_v4_box;
     t.rows_sent = deepseek_v4_rows_sent;
     t.parts_sent = parts_sent;
+    t.keys_sent = deepseek_v4_keys_sent;
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;

@@ -294,6 +294,10 @@ mutation "merge: the block before keeps its weight" test_attention_merge "merge 
     attention_merge.h:attention_merged_ 's \* r, more_s \* r' 'r, more_s * r'
 mutation "ring: the next turn has the keys of the next place" test_context ring segment_ring.h:segment_ring_rows_ \
     'cp->place - turn \+ cp->size' 'cp->place + turn'
+mutation "halo: what the second rank behind asks is lost" test_context halo halo.h:halo_collect \
+    'p = h->ranks->place \+ 1; p < h->ranks->size' 'p = h->ranks->place + 1; p < h->ranks->size \&\& p < h->ranks->place + 2'
+mutation "halo: the rows of a farther rank lie where the nearest has its own" test_context halo halo.h:halo_row_ \
+    '\(h->ranks->place - from - 1\) \* h->n' '0'
 mutation "ring: late queries have no share in dk" test_context ring segment_ring.h:segment_ring_backward \
     'segment_ring_swap_\(&r, RING_SUMS, RING_EARLY\);' 'segment_ring_swap_(\&r, RING_SUMS, RING_LATE);'
 mutation "heads: shares of a head of keys are not added" test_context heads context_parallel.h:cp_to_positions \
@@ -331,8 +335,9 @@ mutation "window pool: a weight times the value rounds before it is added" test_
 mutation "window pool: dape takes entries descending" test_window_pool "window_pool backward" \
     window_pool.h:window_pool_dape_ 'int i = 0; i < w->W; i\+\+' 'int i = w->W - 1; i >= 0; i--'
 mutation "entry windows: they go on from one document to the next" test_window_pool windows \
-    entry_windows.h:entry_windows_of_batch 'number\[of_row \* room \+ used \+ w\] = w;' \
-    'number[of_row * room + used + w] = used + w;'
+    entry_windows.h:entry_windows_of_batch 'number\[at\] = w;' 'number[at] = at;'
+mutation "entry windows: a rank has those that begin in its positions" test_window_pool pieces \
+    entry_windows.h:entry_windows_of_batch 'last < d\.from \|\| last >= d\.to' 'begin < d.from || begin >= d.to'
 mutation "rope: what has no place turns by the first row" test_rope placed rope.h:rope_turn_ \
     'if \(row < 0\) \{ continue; \}' '' '\(size_t\)row' '(size_t)(row < 0 ? 0 : row)'
 mutation "rope: YaRN mixes from the wrong side" test_rope yarn rope.h:rope_yarn_frequencies \

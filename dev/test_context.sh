@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_mamba_hpn, as their user starts
-# them. The same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
+# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_mamba_hpn, as their
+# user starts them. The same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
 # update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its neighbour. --cp beside two other
 # ways to share: test_grids.sh.
 #     dev/test_context.sh quick   a few of each kind
@@ -10,6 +10,7 @@ export OMP_NUM_THREADS=1 COMM_CHECK=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build qwen "CPU=1" train_qwen3
 need_build qwen36 "CPU=1" train_qwen36
+need_build v4 "CPU=1" train_deepseek_v4
 need_build gpt2 "CPU=1" train_gpt2cu
 need_build moe "CPU=1" train_moe
 need_build mamba "" train_mamba_hpn
@@ -30,6 +31,18 @@ edit linear.json pure.json layer_types '["linear_attention","linear_attention"]'
 edit linear.json six.json num_attention_heads 6
 edit linear.json eight.json num_attention_heads 8 num_key_value_heads 4
 edit linear.json full.json layer_types '["full_attention","full_attention"]' num_hidden_layers 2
+# DeepSeek V4: windows that reach further than a chunk of 4 ranks, entries of 2 tokens, of which an indexer that learns chooses some, and of 4; a
+# document's entries may have tokens of several ranks
+echo '{"model_type":"deepseek_v4","vocab_size":257,"hidden_size":16,"num_hidden_layers":3,"max_position_embeddings":96,"num_attention_heads":4,
+"head_dim":8,"qk_rope_head_dim":4,"q_lora_rank":10,"o_groups":2,"o_lora_rank":6,"sliding_window":7,"index_n_heads":3,"index_head_dim":6,
+"index_topk":2,"hc_mult":3,"hc_sinkhorn_iters":4,"n_routed_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8,"swiglu_limit":1.0,
+"layer_types":["sliding_attention","compressed_sparse_attention","heavily_compressed_attention"],"mlp_layer_types":["hash_moe","moe","moe"],
+"compress_rates":{"compressed_sparse_attention":2,"heavily_compressed_attention":4},"num_nextn_predict_layers":1,"mtp_weight":0.5,
+"seq_balance_coef":0.1,"bias_update_rate":0.01,"indexer_train":"kl"}' >entries.json
+edit entries.json ends.json layer_types '["compressed_sparse_attention","heavily_compressed_attention","compressed_sparse_attention"]' num_nextn_predict_layers 0 \
+    indexer_train '"dense"'
+edit entries.json windows.json layer_types '["sliding_attention","sliding_attention"]' mlp_layer_types '["moe","moe"]' num_hidden_layers 2 \
+    indexer_train '"off"'
 mkdir long && for i in {1..30}; do head -c $((300 + i * 137 % 900)) text | tail -c $((30 + i * 59 % 220)) >long/doc_$i; done
 chunks=(--seq-len 128 --grad-accum 2)  # of train_qwen36
 # Of a new model states fade within a few positions: nobody would miss what is asked of them. `lasting` keeps them for a thousand
@@ -90,6 +103,7 @@ if is_quick; then
     shared mamba "Mamba, documents" "2/2 4/2" "${tiny[@]}" --train documents --doc-reset 1
     shared qwen36 "linear and full layers" "2/2 4/2/--pp,2,--recompute,3" "${chunks[@]}" --config linear.json
     shared qwen36 "... states that last, 4 ranks, documents whose chunks are cut" "4/4" "${chunks[@]}" --from lasting --seq-len 256 --train long --doc-reset 1
+    shared v4 "DeepSeek V4, documents" "2/2/--recompute,3 4/2/--ep,2 4/4" --config entries.json --train documents --doc-reset 1
     finish
     exit
 fi
@@ -149,6 +163,15 @@ shared qwen36 "answering examples, more and shorter rows than a batch has" "2/2 
 shared qwen36 "some does not learn" "2/2 4/2" "${chunks[@]}" --config linear.json --freeze '*.layers.0.*,*q_proj*,*A_log*,*conv1d*'
 shared qwen36 "an adapter" "2/2 4/2/--pp,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config linear.json --lora-rank 3
 shared qwen36 "an adapter beside a base in fp8" "2/2 4/2" "${chunks[@]}" --config linear.json --lora-rank 3 --base-dtype fp8
+echo "# DeepSeek V4"
+shared v4 "all that a layer may have" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 4/4 8/4" --config entries.json --ema 0.9
+shared v4 "... documents whose entries are cut" "2/2 4/2/--pp,2,--recompute,3 4/2/--tp,2,--recompute,3 4/4" --config entries.json --train documents --doc-reset 1
+shared v4 "... the last layer has entries, all chosen" "2/2 2/2/--recompute,3 4/2/--pp,2 3/3" --config ends.json --train documents --doc-reset 1 --seq-len 24
+shared v4 "... conversations" "4/4" --config entries.json --train talks.jsonl --chat-template chatml --seq-len 96
+shared v4 "... rows one by one, answering examples" "2/2 4/2/--ep,2" --config entries.json --batch-size 1 --grad-accum 4 --hellaswag examples
+shared v4 "windows alone: rows of any length" "3/3" --config windows.json --seq-len 18
+shared v4 "some does not learn" "2/2 4/2" --config entries.json --freeze 'layers.0.*,*.wkv.*,*ape*,*q_norm*'
+shared v4 "an adapter" "2/2 4/2/--pp,2" --config entries.json --lora-rank 3
 echo "# checkpoints"
 "$launch" -n 2 "$qwen" "${run[@]}" --config tied.json --cp 2 --run whole >out 2>err </dev/null
 for to in "2 --cp 2" "4 --cp 2" "4 --cp 2 --tp 2" "4 --cp 2 --pp 2"; do
@@ -201,6 +224,20 @@ for to in 2/2 4/4; do
     timeout 60 "$qwen36" --from mixed --eval-only --val text --seq-len 256 --batch-size 2 >loss 2>err
     check "... --eval-only by ${to%/*} ranks, --cp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
 done
+rm -rf mixed && "$launch" -n 2 "$v4" "${run[@]}" --config entries.json --cp 2 --run mixed >out 2>err </dev/null
+rm -rf several
+timeout 60 "$launch" -n 4 "$v4" "${run[@]}" --config entries.json --cp 2 --ep 4 --run several >out 2>err </dev/null
+rm -rf several/step_000020
+timeout 60 "$launch" -n 4 "$v4" --run several --resume --ep 1 --pp 2 >out 2>err </dev/null
+status=$?
+same_run mixed several
+verdict $? "train_deepseek_v4, written by 4 ranks, --cp 2 --ep 4, resumed by 4, --cp 2 --pp 2" "status $status: $(tail -n 1 err)"
+rm -rf several/step_000020
+timeout 60 "$v4" --run several --resume --pp 1 >out 2>err </dev/null
+check "... one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near mixed several >/dev/null 2>&1; echo $?)" = "0 1 0"
+timeout 60 "$launch" -n 4 "$v4" --from mixed --eval-only --val text --seq-len 32 --batch-size 2 --cp 4 >loss_several 2>err
+timeout 60 "$v4" --from mixed --eval-only --val text --seq-len 32 --batch-size 2 >loss 2>err
+check "... --eval-only by 4 ranks, --cp 4: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
 echo "# what it costs"
 sends qwen "  keys sent|positions" 2 --cp 2 --config tied.json
 sends qwen "  keys sent|positions" 4 --cp 4 --recompute 3 --config tied.json
@@ -220,6 +257,10 @@ sends qwen36 "  keys sent|positions" 2 --cp 2 "${chunks[@]}" --config linear.jso
 sends qwen36 "  keys sent|positions" 4 --cp 4 "${chunks[@]}" --seq-len 256 --recompute 3 --config mtp.json
 sends qwen36 "  keys sent|positions" 4 --cp 2 "${chunks[@]}" --config mtp.json --mtp-weight 0 --cp-by heads
 sends qwen36 "  keys sent|positions" 4 --cp 2 --pp 2 "${chunks[@]}" --recompute 3 --freeze 'first:1' --config linear.json
+sends v4 "  keys sent|positions" 2 --cp 2 --config entries.json --lora-rank 1 --lora-targets q_a_proj
+sends v4 "  keys sent|positions" 4 --cp 4 --recompute 3 --config entries.json
+sends v4 "  keys sent|positions" 4 --cp 2 --tp 2 --recompute 3 --config entries.json
+sends v4 "  keys sent|positions" 4 --cp 2 --pp 2 --freeze first:1 --config ends.json
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "--cp-by of no way" "--cp-by" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --cp-by rings
@@ -244,6 +285,9 @@ refused "Mamba: Forward-Forward" "--cp: is not for Forward-Forward" "$launch" -n
 refused "Mamba: --carry-state" "--cp: is not for --carry-state" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --carry-state 1
 refused "Mamba: learnt prototypes" "--cp: brings --zero 2" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --head hpn --proto learn --proto-separation 0.1
 refused "Mamba: --embeddings-out" "--cp: is not for --embeddings-out" "$launch" -n 2 "$mamba" "${run[@]}" "${tiny[@]}" --cp 2 --embeddings-out e.safetensors
+gov4=("${run[@]}" --config entries.json --cp 2)
+refused "entries: rows that cannot be cut" "--cp: 2: expected rows of a multiple of 8 positions, found 18: --seq-len 16" "$launch" -n 2 "$v4" "${gov4[@]}" --seq-len 18
+refused "entries: dropout" "--cp: is not for dropout" "$launch" -n 2 "$v4" "${gov4[@]}" --lora-rank 2 --lora-dropout 0.1
 refused "--noise-scale" "--noise-scale: is not for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --cp 2
 timeout 60 "$qwen" --from whole --generate x --max-new-tokens 2 --cp 2 >out 2>err
 check "refused: --generate" test "$? $(grep -cF -- '--cp: is for training and --eval-only' err)" = "2 1"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # train_gpt2.cu as a user runs it, its kernels on this CPU (dev/simt): the exact build beside train_gpt2, bf16 beside itself, with
 # every way to share the work; train_moe.cu with experts on two GPUs; train_qwen36.cu and train_deepseek_v4.cu with all of --tp; train_qwen3.cu, all of it and
-# adapters. Steps are few and the models are tiny: a GPU's lane is simulated one at a time.
+# adapters; train_deepseek_v4.cu with entries of two GPUs. Steps are few and the models are tiny: a GPU's lane is simulated one at a time.
 #     dev/test_gpus.sh quick   the exact build only, on one and two GPUs
 . "$(dirname "$0")/promises.sh"
 need_build trainer "" train_gpt2
@@ -169,6 +169,22 @@ equal "train_qwen36, exact: positions on two GPUs: the bits of two CPUs" mixed_t
 mixed mixed_fast "$launch" -n 2 "$mixed_fast" --cp 2
 mixed mixed_staged "$launch" -n 2 "$mixed_fast" --cp 2 --recompute 3
 equal "train_qwen36, bf16: --recompute 3 beside it changes no bit" mixed_fast mixed_staged
+
+# train_deepseek_v4: keys, entries and what is asked of them, in documents whose entries have tokens of two GPUs
+need_build entries_c "CPU=1" train_deepseek_v4
+make -s -C "$root" build/simt-exact/train_deepseek_v4 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+echo '{"model_type":"deepseek_v4","vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"max_position_embeddings":48,"num_attention_heads":4,
+"head_dim":8,"qk_rope_head_dim":4,"q_lora_rank":10,"o_groups":2,"o_lora_rank":6,"sliding_window":7,"index_n_heads":3,"index_head_dim":6,
+"index_topk":2,"hc_mult":2,"hc_sinkhorn_iters":2,"n_routed_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8,
+"layer_types":["compressed_sparse_attention","heavily_compressed_attention"],"mlp_layer_types":["hash_moe","moe"],"seq_balance_coef":0.1,
+"compress_rates":{"compressed_sparse_attention":2,"heavily_compressed_attention":4},"indexer_train":"kl"}' >entries.json
+entries() {  # RUN COMMAND...
+    local options="--config entries.json --train pages --doc-reset 1 --batch-size 2 --seq-len 16 --batch-tokens 32 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+entries entries_two_c "$launch" -n 2 "$entries_c" --cp 2
+entries entries_two "$launch" -n 2 "$root/build/simt-exact/train_deepseek_v4" --cp 2
+equal "train_deepseek_v4, exact: positions on two GPUs: the bits of two CPUs" entries_two_c entries_two
 
 # an adapter's run has no model.safetensors, but its A and B
 same_adapter() { cmp "$1/step_000003/adapter_model.safetensors" "$2/step_000003/adapter_model.safetensors" && cmp "$1/step_000003/optimizer.safetensors" "$2/step_000003/optimizer.safetensors"; }

@@ -51,6 +51,7 @@ typedef struct {
     double entry_theta;      // there RoPE has another base,
     const RopeYarn* yarn;    // and these frequencies; NULL: its own
     int has_places;          // attention goes by the places of positions, in all layers
+    int entry_before;        // with --cp: rows of keys before those of a chunk (entry_ranks.h)
     EntryPlaces entries;     // sizes: of the rooms that batches have
     RopeTable entry_rope;
     TokenBatch batch;        // of the slot that it is the turn of
@@ -116,8 +117,8 @@ static inline int activations_texts_(const Activations* acts) {
 
 static inline double activations_places_bytes_(Activations* acts) {
     if (!acts->has_places) { return 0.0; }
-    const double each = entry_places_measure(&acts->entries, acts->entry_ratio, activations_all_(acts),
-                                             activations_texts_(acts));
+    const double each = entry_places_measure(&acts->entries, acts->entry_ratio, acts->N, activations_texts_(acts),
+                                             acts->texts, acts->entry_before);
     return acts->n_slots * each + (acts->entry_theta > 0.0 ? (double)rope_table_bytes(acts->T, acts->rotated) : 0.0);
 }
 

@@ -24,6 +24,8 @@ by.
     entry_attention_sends   bytes that a rank sends because of these, of a layer's batch
 Caches  kv (rows, room, d), which share_text copies position by position; entries (rows, room / r, d) and tokens whose
         entry is still to come, states of a text as a whole (entry_places.h).
+With --cp a rank has its own positions of each row, and queries meet keys and entries of other ranks (entry_ranks.h).
+    entry_attention_bring   ... entries of all ranks once more, before a backward pass without `again`
 Order:  dinp is one chain through the outputs of Wq_a, Wkv, then the compressor's Wkv', Wgate'.
 Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Formula", "RoPE", "Entries"
 */
@@ -38,6 +40,7 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Formula", "RoPE"
 #include "../ops/sparse_attention.h"  // sparse_attention_forward, sparse_attention_backward, sparse_attention_mass
 #include "../ops/window_pool.h"     // window_pool_forward, window_pool_backward
 #include "activations.h"            // cached_activation, state_activation
+#include "entry_ranks.h"            // EntryRanks: keys and entries of other ranks (--cp)
 #include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward, tp_chain_pass
 
 // which entries a layer has: Config.kinds of the model; the numbers are those of EntryPlaces
@@ -53,15 +56,18 @@ typedef struct {
     int indexer;           // IndexerTraining; INDEXER_DENSE: all entries are chosen while it learns
     int L;                 // layers that a pass goes through
     const char* kinds;     // of each
+    const RankGroup* cp;   // with --cp: who has which positions; NULL: a rank has whole rows
 } EntrySizes;
 
-// what makes entries. In generation from new_v on: of the new tokens, those that wait, and the entries of all texts
+// what makes entries. new_v, new_g: in generation of the new tokens; with --cp of this rank's own, then their
+// gradients. From waiting_v on, in generation: of those that wait, and the entries of all texts
 typedef struct { floatX *v, *g, *pool, *entries, *new_v, *new_g, *waiting_v, *waiting_g, *cache; } CompressorTensors;
 
 // from `dlow` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *q_low, *q_low_norm, *q_proj, *q, *kv_proj, *kv, *new_kv, *attention, *out_low, *index_q;
     CompressorTensors csa, hca, index;
+    floatX *all_entries, *all_index, *ranks;  // with --cp: entries of all ranks; room
     floatX *dlow, *dattention, *dq, *dheads, *dq_low, *dkv, *dentries, *dpool, *dv, *dg, *dindex_q, *dindex_proj;
 } EntryTensors;
 
@@ -102,7 +108,7 @@ static inline int entry_scores(const EntrySizes* s, int T, Purpose purpose) {
 // ---- lines of the tables ----
 
 typedef struct {
-    int B, T, N;             // rows, positions of each, of a pass
+    int B, T, N;             // rows; positions of each; of a pass, those of this rank
     int L_norms, L_block;    // layers that keep what --recompute norms and blocks leave out
     Purpose purpose;
 } EntryRows;
@@ -122,19 +128,38 @@ static inline Tensor entry_state_(const EntrySizes* s, const char* kinds, const 
     return t;
 }
 
+// entries of r tokens that a pass makes
+static inline int entry_made_(const EntrySizes* s, const EntryRows* x, int r) {
+    if (x->purpose == TO_GENERATE) { return x->N / r + x->B; }
+    return x->B * (x->T / r) / (s->cp ? s->cp->size : 1);
+}
+
+// rows of a halo, with --cp
+static inline int entry_attention_before(const EntrySizes* s, int T) {
+    const int csa = entry_has_(s, CSA_LAYER) ? entry_tokens_before(s->csa, 1) : 0;
+    const int hca = entry_has_(s, HCA_LAYER) ? entry_tokens_before(s->hca, 0) : 0, of_entries = csa > hca ? csa : hca;
+    return entry_before(s->window - 1 > of_entries ? s->window - 1 : of_entries, T, s->cp);
+}
+
+// rows of keys and tokens of a pass that is no generation
+static inline int entry_token_rows_(const EntrySizes* s, const EntryRows* x) {
+    return x->N + x->B * entry_attention_before(s, x->T);
+}
+
 // of entries of r tokens and d channels, whose layers have C; L: layers that keep them for backward
 static inline Tensor* compressor_tensor_rows_(Tensor* t, const char* const names[4], size_t at, const EntrySizes* s,
                                               const EntryRows* x, const char* kinds, int r, int C, int d, int L) {
     const int generates = x->purpose == TO_GENERATE, overlap = C > d, most = entry_most_tokens(r, overlap);
-    const int W = generates ? x->N / r + x->B : x->B * (x->T / r), waiting = generates ? x->B * most : 0;
+    const int W = entry_made_(s, x, r), waiting = generates ? x->B * most : 0;
+    const int rows = generates ? x->N + waiting : entry_token_rows_(s, x), moves = generates || s->cp;
 #define FIELD(name) #name, at + offsetof(CompressorTensors, name)
-    *t++ = entry_row_(s, kinds, names[0], at + offsetof(CompressorTensors, v),       L, x->N + waiting, C);
-    *t++ = entry_row_(s, kinds, names[1], at + offsetof(CompressorTensors, g),       L, x->N + waiting, C);
+    *t++ = entry_row_(s, kinds, names[0], at + offsetof(CompressorTensors, v),       L, rows, C);
+    *t++ = entry_row_(s, kinds, names[1], at + offsetof(CompressorTensors, g),       L, rows, C);
     *t++ = entry_row_(s, kinds, names[2], at + offsetof(CompressorTensors, pool),    L, W, d);
     *t++ = entry_row_(s, kinds, names[3], at + offsetof(CompressorTensors, entries), L, W, d);
+    *t++ = entry_row_(s, kinds, FIELD(new_v),   0, moves ? x->N : 0, C);
+    *t++ = entry_row_(s, kinds, FIELD(new_g),   0, moves ? x->N : 0, C);
     if (!generates) { return t; }
-    *t++ = entry_row_(s, kinds, FIELD(new_v),   0, x->N, C);
-    *t++ = entry_row_(s, kinds, FIELD(new_g),   0, x->N, C);
     *t++ = entry_state_(s, kinds, FIELD(waiting_v), waiting, C);
     *t++ = entry_state_(s, kinds, FIELD(waiting_g), waiting, C);
     *t++ = entry_state_(s, kinds, FIELD(cache),     x->B * (x->T / r), d);
@@ -153,6 +178,20 @@ static inline int entry_most_(const EntrySizes* s, const EntryRows* x) {
     return x->B * (csa > hca ? csa : hca);
 }
 
+// with --cp
+static inline Tensor* entry_ranks_rows_(Tensor* t, size_t at, const EntrySizes* s, const EntryRows* x) {
+    const int entries = entry_most_(s, x), before = entry_attention_before(s, x->T), has_csa = entry_has_(s, CSA_LAYER);
+    const int indexed = entry_scores(s, x->T, x->purpose) ? x->B * (x->T / s->csa) : 0;
+    const int widest = has_csa && s->dI > s->d ? s->dI : s->d;
+    const size_t room = entry_ranks_room_elements(x->B, before, has_csa ? 2 * widest : widest, entries, widest);
+#define FIELD(name) #name, at + offsetof(EntryTensors, name)
+    *t++ = activation(FIELD(all_entries), 0, entries, s->d);
+    *t++ = activation(FIELD(all_index),   0, indexed, s->dI);
+    *t++ = activation(FIELD(ranks),       0, (int)ceil_div((int64_t)room, 64), 64);
+#undef FIELD
+    return t;
+}
+
 // of a pass; `at`: offset of EntryTensors in the struct of all. Returns the end
 static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* s, const EntryRows* x) {
     static const char* const csa[] = {"csa_v", "csa_g", "csa_pool", "csa_entries"};
@@ -161,15 +200,15 @@ static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* 
     const int N = x->N, HQ = s->H * s->d, trains = x->purpose == TO_TRAIN, L = x->L_block;
     const int generates = x->purpose == TO_GENERATE, N_train = trains ? N : 0;
     const int learns = entry_learns(s, x->T, x->purpose), scores = entry_scores(s, x->T, x->purpose);
-    const int N_learn = learns ? N : 0;
+    const int N_learn = learns ? N : 0, rows = entry_token_rows_(s, x), rows_train = trains ? rows : 0;
 #define FIELD(name) #name, at + offsetof(EntryTensors, name)
     *t++ = activation(FIELD(q_low),      L, N, s->qr);
     *t++ = activation(FIELD(q_low_norm), x->L_norms, N, s->qr);
     *t++ = activation(FIELD(q_proj),     L, N, HQ);   // before the norm of its heads
     *t++ = activation(FIELD(q),          L, N, HQ);   // turned by RoPE, as kv
     *t++ = activation(FIELD(kv_proj),    L, N, s->d);
-    *t++ = cached_activation(FIELD(kv), generates ? s->L : L, generates ? x->B * x->T : N, s->d);
-    *t++ = activation(FIELD(new_kv),     0, generates ? N : 0, s->d);  // on its way there
+    *t++ = cached_activation(FIELD(kv), generates ? s->L : L, generates ? x->B * x->T : rows, s->d);
+    *t++ = activation(FIELD(new_kv),     0, generates || s->cp ? N : 0, s->d);  // on its way there
     *t++ = activation(FIELD(attention),  L, N, HQ);   // turned back
     *t++ = activation(FIELD(out_low),    L, N, s->G * s->R);
     if (entry_has_(s, CSA_LAYER)) {
@@ -184,16 +223,17 @@ static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* 
                                     L_index);
         *t++ = entry_row_(s, "C", FIELD(index_q), L_index, N, s->nI * s->dI);
     }
+    if (s->cp) { t = entry_ranks_rows_(t, at, s, x); }
     *t++ = activation(FIELD(dlow),       0, N_train, s->G * s->R);
     *t++ = activation(FIELD(dattention), 0, N_train, HQ);
     *t++ = activation(FIELD(dq),         0, N_train, HQ);
     *t++ = activation(FIELD(dheads),     0, N_train, HQ);  // of q_proj
     *t++ = activation(FIELD(dq_low),     0, N_train, s->qr);  // of q_low_norm; then of q_low in its place
-    *t++ = activation(FIELD(dkv),        0, N_train, s->d);
+    *t++ = activation(FIELD(dkv),        0, rows_train, s->d);
     *t++ = activation(FIELD(dentries),   0, trains * entry_most_(s, x), entry_widest_(s));
     *t++ = activation(FIELD(dpool),      0, trains * entry_most_(s, x), entry_widest_(s));
-    *t++ = activation(FIELD(dv),         0, N_train, 2 * entry_widest_(s));
-    *t++ = activation(FIELD(dg),         0, N_train, 2 * entry_widest_(s));
+    *t++ = activation(FIELD(dv),         0, rows_train, 2 * entry_widest_(s));
+    *t++ = activation(FIELD(dg),         0, rows_train, 2 * entry_widest_(s));
     *t++ = activation(FIELD(dindex_q),   0, N_learn, s->nI * s->dI);
     *t++ = activation(FIELD(dindex_proj), 0, N_learn, s->nI);
 #undef FIELD
@@ -201,11 +241,11 @@ static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* 
 }
 
 static inline Tensor* entry_statistic_rows(Tensor* t, size_t at, const EntrySizes* s, const EntryRows* x) {
-    const int N = x->N, L = x->L_block, trains = x->purpose == TO_TRAIN, generates = x->purpose == TO_GENERATE;
+    const int N = x->N, L = x->L_block, trains = x->purpose == TO_TRAIN;
     const int learns = entry_learns(s, x->T, x->purpose), scores = entry_scores(s, x->T, x->purpose);
     const int K = entry_chosen(s, x->T), L_index = learns ? L : 0, N_learn = learns ? N : 0;
 #define FIELD(name) #name, at + offsetof(EntryStatistics, name)
-#define ENTRIES(r) (generates ? N / (r) + x->B : x->B * (x->T / (r)))
+#define ENTRIES(r) entry_made_(s, x, r)
     *t++ = activation(FIELD(q_low_rstd), L, N, 1);
     *t++ = activation(FIELD(q_rstd),     L, N, s->H);
     *t++ = activation(FIELD(kv_rstd),    L, N, 1);
@@ -244,9 +284,10 @@ static inline double entry_workspace_bytes(const EntrySizes* s, double N, int T)
 static inline double entry_attention_sends(const EntrySizes* s, char kind, int is_back, int B, int T,
                                            const RankGroup* tp) {
     const int r = entry_ratio_(s, kind), learns = kind == CSA_LAYER && entry_learns(s, T, TO_TRAIN);
-    const double rows = B * ((double)T + (r > 0 ? T / r : 0)), mass = sizeof(float) * (double)entry_chosen(s, T);
+    const double N = (double)B * T / (s->cp ? s->cp->size : 1), mass = sizeof(float) * (double)entry_chosen(s, T);
+    const double rows = N + B * ((double)entry_attention_before(s, T) + (r > 0 ? T / r : 0));
     const double sums = is_back ? tp_chain_sends(2.0 * rows, sizeof(float) * (double)s->d, tp) : 0.0;
-    return sums + (learns ? (1.0 + is_back) * tp_chain_sends((double)B * T, mass, tp) : 0.0);
+    return sums + (learns ? (1.0 + is_back) * tp_chain_sends(N, mass, tp) : 0.0);
 }
 
 // ---- a layer ----
@@ -287,6 +328,28 @@ static inline const EntryWindows* entry_pass_windows_(const EntryPass* p) {
 }
 
 static inline int entry_pass_generates_(const EntryPass* p) { return p->batch->n_texts > 0; }
+
+// have keys and tokens rows of their own, to which they go from where they are computed?
+static inline int entry_pass_moves_(const EntryPass* p) { return p->size.cp || entry_pass_generates_(p); }
+
+static inline EntryRanks entry_pass_ranks_(const EntryPass* p) { return entry_ranks(p->batch, p->a.ranks); }
+
+// entries of all ranks, in training
+static inline const floatX* entry_pass_entries_(const EntryPass* p) {
+    if (p->kind == WINDOW_LAYER) { return NULL; }
+    return p->size.cp ? p->a.all_entries : p->kind == CSA_LAYER ? p->a.csa.entries : p->a.hca.entries;
+}
+
+static inline const floatX* entry_pass_index_(const EntryPass* p) {
+    return p->size.cp ? p->a.all_index : p->a.index.entries;
+}
+
+// how many these are
+static inline int entry_pass_n_entries_(const EntryPass* p) {
+    const EntryWindows* w = entry_pass_windows_(p);
+    return w ? p->batch->rows.B * (p->batch->rows.T / w->r) : 0;
+}
+
 static inline int entry_pass_scores_(const EntryPass* p) {
     return p->kind == CSA_LAYER && entry_scores(&p->size, p->T, p->purpose);
 }
@@ -311,6 +374,7 @@ static inline SparseShape entry_attention_shape_(const EntryPass* p) {
     s.N = p->N, s.H = p->size.H, s.d = p->size.d, s.window = p->size.window;
     s.topk = entry_chosen(&p->size, p->T);
     s.scale = 1.0f / sqrtf((float)p->size.d);
+    s.n_rows = p->batch->entries.tokens.N;
     return s;
 }
 
@@ -361,13 +425,32 @@ static inline void entry_keep_entries_(floatX* cache, const floatX* from, int wi
     }
 }
 
+// with --cp: v and g of C channels get their halos
+static inline void entry_spread_tokens_(const EntryPass* p, const CompressorTensors* a, int C, const Device* dev) {
+    const EntryWindows* w = entry_pass_windows_(p);
+    const EntryRanks ranks = entry_pass_ranks_(p);
+    const int before = entry_tokens_before(w->r, w->overlap);
+    entry_ranks_spread(&ranks, a->v, a->new_v, before, C, dev);
+    entry_ranks_spread(&ranks, a->g, a->new_g, before, C, dev);
+}
+
+// with --cp: entries of all ranks, all_entries or all_index, from own ones
+static inline const floatX* entry_gather_(const EntryPass* p, floatX* all, const floatX* own, int d,
+                                          const Device* dev) {
+    const EntryRanks ranks = entry_pass_ranks_(p);
+    entry_ranks_gather(&ranks, all, own, entry_pass_windows_(p)->r, d, dev);
+    return all;
+}
+
 // entries of d channels; returns where all of them are
 static inline const floatX* entry_compress_(const EntryPass* p, const Compressor* x, const CompressorTensors* a,
                                             float* rstd, int d, const Device* dev) {
     const int i = entry_pass_kind_(p), C = x->wkv.OC, generates = entry_pass_generates_(p);
+    const int moves = entry_pass_moves_(p);
     const EntryWindows* w = &p->batch->entries.windows[i];
-    linear_forward(generates ? a->new_v : a->v, p->inp, x->wkv, p->N, dev);
-    linear_forward(generates ? a->new_g : a->g, p->inp, x->wgate, p->N, dev);
+    linear_forward(moves ? a->new_v : a->v, p->inp, x->wkv, p->N, dev);
+    linear_forward(moves ? a->new_g : a->g, p->inp, x->wgate, p->N, dev);
+    if (p->size.cp) { entry_spread_tokens_(p, a, C, dev); }
     if (generates) {
         entry_gather_tokens_(a->v, a->new_v, a->waiting_v, C, w->r, w->overlap, p->batch, dev);
         entry_gather_tokens_(a->g, a->new_g, a->waiting_g, C, w->r, w->overlap, p->batch, dev);
@@ -377,6 +460,8 @@ static inline const floatX* entry_compress_(const EntryPass* p, const Compressor
         rmsnorm_forward(a->entries, rstd, a->pool, x->norm, p->size.eps, w->W, d, dev);
         entry_turn_(a->entries, p, p->batch->entries.turns[i], w->W, 1, d, 0, dev);
     }
+    floatX* all = x == &p->index ? p->a.all_index : p->a.all_entries;
+    if (p->size.cp) { return entry_gather_(p, all, a->entries, d, dev); }
     if (!generates) { return a->entries; }
     entry_keep_tokens_(a->waiting_v, a->v, C, w->r, w->overlap, p->batch, dev);
     entry_keep_tokens_(a->waiting_g, a->g, C, w->r, w->overlap, p->batch, dev);
@@ -418,8 +503,8 @@ static inline void entry_keep_keys_(const EntryPass* p, const Device* dev) {
 static inline void entry_queries_(const EntryPass* p, const Device* dev) {
     const EntrySizes* s = &p->size;
     const EntryTensors* a = &p->a;
-    const int N = p->N, *t = p->batch->entries.places.t, generates = entry_pass_generates_(p);
-    floatX* kv = generates ? a->new_kv : a->kv;
+    const int N = p->N, *t = p->batch->entries.places.t;
+    floatX* kv = entry_pass_moves_(p) ? a->new_kv : a->kv;
     linear_forward(a->q_low, p->inp, p->wq_a, N, dev);
     rmsnorm_forward(a->q_low_norm, p->s.q_low_rstd, a->q_low, p->q_norm, s->eps, N, s->qr, dev);
     linear_forward(a->q_proj, a->q_low_norm, p->wq_b, N, dev);
@@ -428,7 +513,11 @@ static inline void entry_queries_(const EntryPass* p, const Device* dev) {
     linear_forward(a->kv_proj, p->inp, p->wkv, N, dev);
     rmsnorm_forward(kv, p->s.kv_rstd, a->kv_proj, p->kv_norm, s->eps, N, s->d, dev);
     entry_turn_(kv, p, t, N, 1, s->d, 0, dev);
-    if (generates) { entry_keep_keys_(p, dev); }
+    if (entry_pass_generates_(p)) { entry_keep_keys_(p, dev); }
+    if (s->cp) {
+        const EntryRanks ranks = entry_pass_ranks_(p);
+        entry_ranks_spread(&ranks, a->kv, kv, s->window - 1, s->d, dev);
+    }
 }
 
 // The sum of all heads' weights of each entry that is chosen
@@ -456,7 +545,7 @@ static inline void entry_index_loss_(const EntryPass* p, const floatX* entries, 
     const IndexShape index = entry_index_shape_(p);
     const EntryWindows* w = entry_pass_windows_(p);
     entry_mass_(p, entries, dev);
-    index_loss_forward(p->s.index_losses, p->s.index_mass, p->s.chosen, p->a.index_q, p->a.index.entries,
+    index_loss_forward(p->s.index_losses, p->s.index_mass, p->s.chosen, p->a.index_q, entry_pass_index_(p),
                        p->s.index_weights, &index, w, dev);
     crossentropy_losses_sum(p->index_number, p->s.index_losses, p->N, dev);
 }
@@ -487,22 +576,52 @@ static inline void entry_attention_again(const EntryPass* p, const Device* dev) 
     rmsnorm_forward(p->a.q_low_norm, p->s.q_low_rstd, p->a.q_low, p->q_norm, p->size.eps, p->N, p->size.qr, dev);
 }
 
+static inline void entry_attention_bring(const EntryPass* p, const Device* dev) {
+    const EntryTensors* a = &p->a;
+    if (!p->size.cp || p->kind == WINDOW_LAYER) { return; }
+    entry_gather_(p, a->all_entries, p->kind == CSA_LAYER ? a->csa.entries : a->hca.entries, p->size.d, dev);
+    if (entry_pass_learns_(p)) { entry_gather_(p, a->all_index, a->index.entries, p->size.dI, dev); }
+}
+
 // ---- backward ----
 
-// from dentries, of W entries of d channels, to dv and dg
-static inline void entry_compress_back_(const EntryPass* p, const Compressor* x, const CompressorTensors* a,
-                                        const float* rstd, int d, const Device* dev) {
-    const int i = entry_pass_kind_(p);
+// of v and g of this rank's tokens
+typedef struct { floatX *dv, *dg; } TokenGradients;
+
+// with --cp, of C channels: what has been asked of tokens in halos goes to their ranks
+static inline TokenGradients entry_collect_tokens_(const EntryPass* p, const CompressorTensors* a, int C,
+                                                   const Device* dev) {
+    const TokenGradients own = {p->a.dv, p->a.dg}, collected = {a->new_v, a->new_g};
+    const EntryWindows* w = entry_pass_windows_(p);
+    const EntryRanks ranks = entry_pass_ranks_(p);
+    const int before = entry_tokens_before(w->r, w->overlap);
+    if (!p->size.cp) { return own; }
+    entry_ranks_collect(&ranks, a->new_v, p->a.dv, before, C, dev);
+    entry_ranks_collect(&ranks, a->new_g, p->a.dg, before, C, dev);
+    return collected;
+}
+
+// from dentries, of all entries of d channels, to the gradients of tokens
+static inline TokenGradients entry_compress_back_(const EntryPass* p, const Compressor* x, const CompressorTensors* a,
+                                                  const float* rstd, int d, const Device* dev) {
+    const int i = entry_pass_kind_(p), C = x->wkv.OC;
     const EntryPlaces* places = &p->batch->entries;
     const EntryWindows* w = &places->windows[i];
+    if (p->size.cp) {
+        const EntryRanks ranks = entry_pass_ranks_(p);
+        entry_ranks_sum(&ranks, p->a.dentries, w->r, d, dev);
+        halo_clear(&ranks.halo, p->a.dv, C, dev);
+        halo_clear(&ranks.halo, p->a.dg, C, dev);
+    }
     if (w->W > 0) {
         entry_turn_(p->a.dentries, p, places->turns[i], w->W, 1, d, 1, dev);
         rmsnorm_backward(p->a.dpool, x->dnorm, p->a.dentries, a->pool, x->norm, rstd, 0, w->W, d, dev);
     } else if (x->dnorm) {
         device_zero(x->dnorm, sizeof(float) * (size_t)d, dev);
     }
-    window_pool_backward(p->a.dv, p->a.dg, x->dape, p->a.dpool, a->v, a->g, x->ape, a->pool, w, &places->places, p->N,
-                         d, dev);
+    window_pool_backward(p->a.dv, p->a.dg, x->dape, p->a.dpool, a->v, a->g, x->ape, a->pool, w, &places->tokens,
+                         places->tokens.N, d, dev);
+    return entry_collect_tokens_(p, a, C, dev);
 }
 
 // the indexer's own gradients, which reach nothing else
@@ -515,15 +634,16 @@ static inline void entry_index_backward_(const EntryPass* p, const floatX* entri
     const int N = p->N;
     entry_mass_(p, entries, dev);
     index_loss_backward(a->dindex_q, a->dentries, p->s.dindex_weights, p->index_dloss, p->s.index_mass, p->s.chosen,
-                        a->index_q, a->index.entries, p->s.index_weights, w->W, &index, &places->places, w, dev);
+                        a->index_q, entry_pass_index_(p), p->s.index_weights, entry_pass_n_entries_(p), &index,
+                        &places->places, w, dev);
     entry_turn_(a->dindex_q, p, places->places.t, N, s->nI, s->dI, 1, dev);
     linear_backward_weight(a->dindex_q, a->q_low_norm, p->index_wq_b, p->dindex_wq_b, N, dev);
     cast_scaled(a->dindex_proj, (const float*)p->s.dindex_weights, entry_index_scale_(s), (size_t)N * (size_t)s->nI,
                 dev);
     linear_backward_weight(a->dindex_proj, p->inp, p->index_proj, p->dindex_proj, N, dev);
-    entry_compress_back_(p, &p->index, &a->index, p->s.index_pool_rstd, s->dI, dev);
-    linear_backward_weight(a->dv, p->inp, p->index.wkv, p->index.dwkv, N, dev);
-    linear_backward_weight(a->dg, p->inp, p->index.wgate, p->index.dwgate, N, dev);
+    const TokenGradients d = entry_compress_back_(p, &p->index, &a->index, p->s.index_pool_rstd, s->dI, dev);
+    linear_backward_weight(d.dv, p->inp, p->index.wkv, p->index.dwkv, N, dev);
+    linear_backward_weight(d.dg, p->inp, p->index.wgate, p->index.dwgate, N, dev);
 }
 
 #ifdef __CUDACC__
@@ -533,7 +653,8 @@ typedef SparseBackward EntryBackward_;
 #endif
 
 // the sums that keys and entries have over the heads of all ranks, piece by piece
-static inline void entry_sums_(EntryBackward_* b, int N, int n_entries, int d, const RankGroup* x, const Device* dev) {
+static inline void entry_sums_(EntryBackward_* b, int n_keys, int n_entries, int d, const RankGroup* x,
+                               const Device* dev) {
     const int n_sums = n_entries > 0 ? SPARSE_CHAINS : SPARSE_CHAINS / 2;
     const size_t width = sizeof(float) * (size_t)d;
     SparseSums sums[SPARSE_CHAINS];
@@ -541,7 +662,7 @@ static inline void entry_sums_(EntryBackward_* b, int N, int n_entries, int d, c
     for (int step = 0; step < tp_chain_steps(x); step++) {
         const int p = tp_chain_piece(step, x), size = x->size;
         if (p >= 0) {
-            const SparsePart keys = {(int)comm_share(N, p, size), (int)comm_share(N, p + 1, size)};
+            const SparsePart keys = {(int)comm_share(n_keys, p, size), (int)comm_share(n_keys, p + 1, size)};
             const SparsePart entries = {(int)comm_share(n_entries, p, size), (int)comm_share(n_entries, p + 1, size)};
             sparse_backward_keys(b, keys, entries, dev);
         }
@@ -550,25 +671,31 @@ static inline void entry_sums_(EntryBackward_* b, int N, int n_entries, int d, c
     for (int i = 0; i < n_sums; i++) { tp_chain_end(sums[i].rows, sums[i].n, width, x, dev); }
 }
 
-// from the gradient of the outputs of all heads to those of the keys and entries, and of q_low
-static inline void entry_keys_backward_(const EntryPass* p, const floatX* entries, const Device* dev) {
+// from the gradient of the outputs of all heads to those of the keys, which is returned, of entries and of q_proj
+static inline floatX* entry_keys_backward_(const EntryPass* p, const floatX* entries, const Device* dev) {
     const EntrySizes* s = &p->size;
     const EntryTensors* a = &p->a;
     const Places* places = &p->batch->entries.places;
     const EntryWindows* w = entry_pass_windows_(p);
     const SparseShape shape = entry_attention_shape_(p);
-    const int N = p->N, n_entries = w ? w->W : 0;
+    const int N = p->N, n_entries = entry_pass_n_entries_(p);
     entry_turn_(a->dattention, p, places->t, N, s->H, s->d, 0, dev);
     EntryBackward_ b = sparse_backward_begin(a->dq, a->dkv, a->dentries, p->dsinks, a->dattention, a->q, a->kv, entries,
                                              p->s.att_max, p->s.att_inv, p->sinks,
                                              entry_pass_scores_(p) ? p->s.chosen : NULL, n_entries, &shape, places, w,
                                              dev);
-    entry_sums_(&b, N, n_entries, s->d, p->tp, dev);
+    entry_sums_(&b, sparse_rows(&shape), n_entries, s->d, p->tp, dev);
     sparse_backward_end(&b, dev);
     entry_turn_(a->dq, p, places->t, N, s->H, s->d, 1, dev);
     rmsnorm_backward(a->dheads, (float*)NULL, a->dq, a->q_proj, (const floatX*)NULL, p->s.q_rstd, 0, N * s->H, s->d,
                      dev);
-    entry_turn_(a->dkv, p, places->t, N, 1, s->d, 1, dev);
+    if (s->cp) {
+        const EntryRanks ranks = entry_pass_ranks_(p);
+        entry_ranks_collect(&ranks, a->new_kv, a->dkv, s->window - 1, s->d, dev);
+    }
+    floatX* dkv = s->cp ? a->new_kv : a->dkv;
+    entry_turn_(dkv, p, places->t, N, 1, s->d, 1, dev);
+    return dkv;
 }
 
 // dinp is written; room for N rows of the widest of D, qr and d in `room`
@@ -577,22 +704,22 @@ static inline void entry_attention_backward(const EntryPass* p, floatX* dinp, co
     const EntrySizes* s = &p->size;
     const EntryTensors* a = &p->a;
     const int N = p->N;
-    const floatX* entries = p->kind == CSA_LAYER ? a->csa.entries : p->kind == HCA_LAYER ? a->hca.entries : NULL;
+    const floatX* entries = entry_pass_entries_(p);
     linear_backward(a->dlow, dout, a->out_low, p->wo_b, p->dwo_b, 0, N, dev);
     linear_blocks_backward(a->dattention, a->dlow, a->attention, p->wo_a, p->dwo_a, s->G, N, dev);
-    entry_keys_backward_(p, entries, dev);
+    floatX* dkv = entry_keys_backward_(p, entries, dev);
     linear_backward(a->dq_low, a->dheads, a->q_low_norm, p->wq_b, p->dwq_b, 0, N, dev);
     rmsnorm_backward(room, p->dq_norm, a->dq_low, a->q_low, p->q_norm, p->s.q_low_rstd, 0, N, s->qr, dev);
     LinearChain chain = linear_chain(dinp);
     linear_chain_backward(&chain, room, p->inp, p->wq_a, p->dwq_a, N, dev);
-    rmsnorm_backward(room, p->dkv_norm, a->dkv, a->kv_proj, p->kv_norm, p->s.kv_rstd, 0, N, s->d, dev);
+    rmsnorm_backward(room, p->dkv_norm, dkv, a->kv_proj, p->kv_norm, p->s.kv_rstd, 0, N, s->d, dev);
     linear_chain_backward(&chain, room, p->inp, p->wkv, p->dwkv, N, dev);
     if (p->kind != WINDOW_LAYER) {
         const int is_csa = p->kind == CSA_LAYER;
-        entry_compress_back_(p, &p->entries, is_csa ? &a->csa : &a->hca,
-                             is_csa ? p->s.csa_pool_rstd : p->s.hca_pool_rstd, s->d, dev);
-        linear_chain_backward(&chain, a->dv, p->inp, p->entries.wkv, p->entries.dwkv, N, dev);
-        linear_chain_backward(&chain, a->dg, p->inp, p->entries.wgate, p->entries.dwgate, N, dev);
+        const TokenGradients d = entry_compress_back_(p, &p->entries, is_csa ? &a->csa : &a->hca,
+                                                      is_csa ? p->s.csa_pool_rstd : p->s.hca_pool_rstd, s->d, dev);
+        linear_chain_backward(&chain, d.dv, p->inp, p->entries.wkv, p->entries.dwkv, N, dev);
+        linear_chain_backward(&chain, d.dg, p->inp, p->entries.wgate, p->entries.dwgate, N, dev);
     }
     linear_chain_end(&chain, N, dev);
     if (entry_pass_learns_(p)) { entry_index_backward_(p, entries, dev); }

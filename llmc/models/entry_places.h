@@ -3,11 +3,12 @@ Places and entry windows (ops/entry_windows.h) of a batch, or of texts that are 
 over entries asks of every layer alike.
     EntryPlaces         the positions; and for two kinds of entries, of ratio[0] and ratio[1] tokens, their windows
     entry_places_open, entry_places_close   room for passes of N positions, in generation of so many texts
-    entry_places_take   of the segments of a batch of B rows of T positions
+    entry_places_take   of the segments of a batch, of which this pass has `rows`
     entry_places_texts  of new positions of texts whose caches have `room` positions a row
 Caches in generation: keys (rows, room), entries (rows, room / r). Tokens whose entry is still to come wait with those
 of the entry before it, from entry_first_token on; a pass has them and its new ones, text by text, in one buffer
 (EntryTokens): entry windows count by its rows.
+With --cp a pass has a chunk of each row, and `before` rows of keys and tokens before it (entry_ranks.h).
 Ratio 0: the model has no such entries.
 */
 #ifndef LLMC_ENTRY_PLACES_H
@@ -15,13 +16,16 @@ Ratio 0: the model has no such entries.
 #include "../core/device.h"       // device_alloc, device_upload, device_pinned
 #include "../ops/cached_text.h"   // CachedText
 #include "../ops/entry_windows.h" // Places, EntryWindows
+#include "../ranks/context_ranks.h"  // CpRows
 
 enum { ENTRY_KINDS = 2 };
 
 typedef struct {
     int ratio[ENTRY_KINDS], overlap[ENTRY_KINDS];
     int most_N, most_texts;    // room
+    int before, most_tokens;   // rows before those of a chunk; room for rows of keys and tokens, if there are such
     Places places;
+    Places tokens;             // of the rows of keys and tokens: t and behind alone
     EntryWindows windows[ENTRY_KINDS];
     const int* turns[ENTRY_KINDS];  // (W) the position at which an entry turns: of its first token; -1: there is none
     int *device, *host;        // of all arrays; host: on its way
@@ -34,18 +38,21 @@ static inline int entry_places_most_(const EntryPlaces* x, int i) {
 }
 
 static inline size_t entry_places_ints_(const EntryPlaces* x) {
-    size_t n = 3 * (size_t)x->most_N;
+    size_t n = 3 * (size_t)x->most_N + 2 * (size_t)x->most_tokens;
     for (int i = 0; i < ENTRY_KINDS; i++) {
         if (x->ratio[i] > 0) { n += (size_t)x->most_N + 3 * (size_t)entry_places_most_(x, i); }
     }
     return n;
 }
 
-// Sizes only. The first kind has overlapping windows. Returns the bytes on the device
-static inline double entry_places_measure(EntryPlaces* x, const int ratio[ENTRY_KINDS], int N, int n_texts) {
+// Sizes only. The first kind has overlapping windows. B rows of a chunk have `before` rows before them. Returns the
+// bytes on the device
+static inline double entry_places_measure(EntryPlaces* x, const int ratio[ENTRY_KINDS], int N, int n_texts, int B,
+                                          int before) {
     memset(x, 0, sizeof *x);
     for (int i = 0; i < ENTRY_KINDS; i++) { x->ratio[i] = ratio[i], x->overlap[i] = i == 0; }
     x->most_N = N, x->most_texts = n_texts;
+    x->before = before, x->most_tokens = before > 0 ? N + B * before : 0;
     x->n = entry_places_ints_(x);
     return (double)sizeof(int) * (double)x->n;
 }
@@ -63,8 +70,8 @@ static inline void entry_places_close(EntryPlaces* x) {
 }
 
 // the arrays on the host, and where they will be
-typedef struct { int *t, *first_key, *behind, *token[ENTRY_KINDS], *number[ENTRY_KINDS], *turn[ENTRY_KINDS],
-                 *first_entry[ENTRY_KINDS]; } EntryArrays;
+typedef struct { int *t, *first_key, *behind, *token_t, *token_behind, *token[ENTRY_KINDS], *number[ENTRY_KINDS],
+                 *turn[ENTRY_KINDS], *first_entry[ENTRY_KINDS]; } EntryArrays;
 
 static inline int* entry_array_(EntryPlaces* x, const int** on_device, int** at, int n) {
     int* host = *at;
@@ -81,6 +88,11 @@ static inline EntryArrays entry_arrays_(EntryPlaces* x, int N) {
     a.t = entry_array_(x, &x->places.t, &at, x->most_N);
     a.first_key = entry_array_(x, &x->places.first_key, &at, x->most_N);
     a.behind = entry_array_(x, &x->places.behind, &at, x->most_N);
+    x->tokens = x->places;
+    if (x->before > 0) {
+        a.token_t = entry_array_(x, &x->tokens.t, &at, x->most_tokens);
+        a.token_behind = entry_array_(x, &x->tokens.behind, &at, x->most_tokens);
+    }
     for (int i = 0; i < ENTRY_KINDS; i++) {
         EntryWindows* w = &x->windows[i];
         if (x->ratio[i] == 0) { continue; }
@@ -103,13 +115,18 @@ static inline void entry_places_upload_(EntryPlaces* x, const EntryArrays* a, co
     device_sync(dev);  // the next batch writes where this one still is
 }
 
-static inline void entry_places_take(EntryPlaces* x, const Segments* segments, int B, int T, const Device* dev) {
-    const EntryArrays a = entry_arrays_(x, B * T);
-    places_of_batch(a.t, a.first_key, a.behind, segments);
+static inline void entry_places_take(EntryPlaces* x, const Segments* segments, const CpRows* rows, const Device* dev) {
+    const BatchPiece piece = {rows->B, rows->T, rows->begin[0], rows->n, x->before};
+    const EntryArrays a = entry_arrays_(x, rows->B * rows->n);
+    places_of_batch(a.t, a.first_key, a.behind, segments, &piece);
+    if (x->before > 0) {
+        x->tokens.N = batch_keys(&piece);
+        tokens_of_batch(a.token_t, a.token_behind, segments, &piece);
+    }
     for (int i = 0; i < ENTRY_KINDS; i++) {
         if (x->ratio[i] == 0) { continue; }
-        x->windows[i].W = B * (T / x->ratio[i]);
-        entry_windows_of_batch(a.token[i], a.number[i], a.first_entry[i], x->ratio[i], segments, B, T);
+        x->windows[i].W = rows->B * (rows->n / x->ratio[i]);
+        entry_windows_of_batch(a.token[i], a.number[i], a.first_entry[i], x->ratio[i], segments, &piece);
     }
     entry_places_upload_(x, &a, dev);
 }

@@ -137,9 +137,10 @@ static inline Tensor* expert_statistic_rows(Tensor* t, size_t at, const ExpertSi
 
 // ---- what all layers share ----
 
-// floats of `counted`
+// with cp, floats of `counted`: of the router and, where sequences have a balance, twice of each of these
 static inline size_t expert_counted_(const ExpertSizes* s) {
-    return s->cp ? (size_t)s->cp->size * router_statistics_length(s->router.E) : 0;
+    const size_t n = (size_t)(1 > 2 * s->sequences ? 1 : 2 * s->sequences) * router_statistics_length(s->router.E);
+    return s->cp ? (size_t)s->cp->size * n : 0;
 }
 
 // Sizes only: bytes that expert_layers_open will take on the device. slots: of the arena of choices
@@ -224,6 +225,25 @@ static inline void expert_pool_(const ExpertPass* p, const Device* dev) {
     router_pool(p->numbers, p->all->counted, cp->size, shape, p->N, dev);
 }
 
+// What the router has counted in this rank's positions of each sequence becomes that of the sequence
+static inline void expert_pool_sequences_(const ExpertPass* p, const Device* dev) {
+    const RouterShape* shape = &p->all->size.router;
+    const RankGroup* cp = p->all->size.cp;
+    const int B = p->all->size.sequences;
+    const size_t n = router_statistics_length(shape->E), width = sizeof(float) * n;
+    if (!cp) { return; }
+    float *of_ranks = p->all->counted, *of_rows = of_ranks + (size_t)cp->size * (size_t)B * n;
+    cp_gather_floats(of_ranks, p->s.sequences, (size_t)B * n, cp, dev);
+    for (int r = 0; r < cp->size; r++) {
+        const float* of_rank = of_ranks + (size_t)r * (size_t)B * n;
+        device_copy_strips(of_rows + (size_t)r * n, width * (size_t)cp->size, of_rank, width, width, B, dev);
+    }
+    for (int b = 0; b < B; b++) {
+        router_pool(p->s.sequences + (size_t)b * n, of_rows + (size_t)b * (size_t)cp->size * n, cp->size, shape,
+                    p->N / B, dev);
+    }
+}
+
 // the rows of the micro-batch one after the other; their balance becomes the mean of theirs
 static inline void expert_count_sequences_(const ExpertPass* p, const Device* dev) {
     const RouterShape* shape = &p->all->size.router;
@@ -235,6 +255,7 @@ static inline void expert_count_sequences_(const ExpertPass* p, const Device* de
                           p->experts + first * (size_t)shape->k, s->weights + first * (size_t)shape->k,
                           s->scores + first * (size_t)shape->E, NULL, shape, T, dev);
     }
+    expert_pool_sequences_(p, dev);
     router_mean_balance(p->numbers, s->sequences, B, shape->E, dev);
 }
 
@@ -248,8 +269,8 @@ static inline void expert_choose(const ExpertPass* p, int replay, const Device* 
                    shape, p->N, dev);
     if (p->numbers && !replay) {
         router_statistics(p->numbers, p->experts, s->weights, s->scores, lse, shape, p->N, dev);
-        if (p->all->size.sequences > 0) { expert_count_sequences_(p, dev); }
         expert_pool_(p, dev);
+        if (p->all->size.sequences > 0) { expert_count_sequences_(p, dev); }
     }
 }
 

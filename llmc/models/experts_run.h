@@ -9,7 +9,7 @@
     experts_sent_bytes   of rows, by each rank in an update where experts are equally busy
     experts_sent_again   ... where whole layers are computed again on the way back: of outputs besides
     experts_parts_send   with --tp: of positions, in a micro-batch; experts_parts_again likewise
-    experts_counts_sent  with --cp: of what routers count, in an update
+    experts_counts_sent, experts_count_sent  with --cp: of what routers, or one, count, in an update
 A number that was not typed but comes from an earlier run is given up where it does not fit these ranks, this update, or
 what was asked for now: the result does not depend on it.
 */
@@ -155,10 +155,15 @@ static inline void experts_box(const Run* r, int E) {
     box_row("  rows sent", "%s per update by each", format_bytes(r->trainer->rows_sent(r)).s);
 }
 
-// bytes in an update: with --cp, of what the routers of layers below L count
-static inline double experts_counts_sent(const Run* r, int E, int L) {
+// bytes in an update: with --cp, of what a router counts, of a micro-batch and of `sequences` of its rows
+static inline double experts_count_sent(const Run* r, int E, int sequences) {
     const double each = (r->model->cp.size - 1.0) * sizeof(float) * (double)router_statistics_length(E);
+    return each == 0.0 ? 0.0 : each * (1 + sequences) * cp_leaves(r);
+}
+
+// ... of the layers below L
+static inline double experts_counts_sent(const Run* r, int E, int L) {
     const int layers = experts_layers_(r->model, 0) - experts_layers_(r->model, L);
-    return each == 0.0 ? 0.0 : each * layers * cp_leaves(r);
+    return layers * experts_count_sent(r, E, 0);
 }
 #endif  // LLMC_EXPERTS_RUN_H

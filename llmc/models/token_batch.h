@@ -159,7 +159,7 @@ static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const in
     x->n = token_batch_upload_(x, x->tokens, tokens, B * (T - t0), dev);
     segments_find_marked(&x->segments, tokens, targets, B, T);
     token_batch_mark_(x, B * T, dev);
-    if (x->entries.device) { entry_places_take(&x->entries, &x->segments, B, T, dev); }
+    if (x->entries.device) { entry_places_take(&x->entries, &x->segments, &x->rows, dev); }
     x->n_texts = 0;
 }
 

@@ -9,10 +9,10 @@ every softmax and gives nothing.
     score = (q . key) * scale    max = the largest of sink and scores    e = exp(score - max)
     inv = 1 / (sum over keys of e + exp(sink - max))    att = e * inv    out = sum over keys of att * key
 In generation places and w point into caches; a row of them has the bits that one pass over the whole text gives.
-Backward, in training alone, where the key of position n is row n; everything is written:
+Backward, in training alone; everything is written, also for keys that nobody sees:
     datt = dout . key    D = sum over keys of att * datt    ds = att * (datt - D) * scale
     dq   = sum over keys of ds * key                                              (N, H*d)
-    dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (N, d), dentries (n_entries, d)
+    dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (rows, d), dentries (n_entries, d)
     dsinks = sum over n of -(exp(sink - max) * inv) * D                           (H) float; NULL: nobody asks
 sparse_attention_mass: the sum over heads of att of each entry on a list, 0 behind the last: what teaches an indexer.
 Where ranks have some of the heads each (--tp), the sums over heads go on from those of heads before. With goes_on mass
@@ -97,7 +97,7 @@ static inline void sparse_see_ref_(SparseKeysRef_* x, const float* kv, const flo
     }
     for (int i = 0; i < n_entries; i++) {
         const int entry = sparse_entry(s, w, chosen, n, i);
-        x->row[n_window + i] = s->N + entry;
+        x->row[n_window + i] = sparse_rows(s) + entry;
         x->key[n_window + i] = entries + (size_t)entry * s->d;
     }
     x->n_keys = n_window + n_entries;
@@ -160,14 +160,14 @@ static inline float sparse_attention_row_ref_(float* dq, float* by_q, float* by_
     return D;
 }
 
-// sums (2, N + n_entries, d), of ds * q and of att * dout, go on from what heads before have written, or from 0
+// sums (2, rows + n_entries, d), of ds * q and of att * dout, go on from what heads before have written, or from 0
 static inline void sparse_attention_backward_ref(float* dq, float* dkv, float* dentries, float* dsinks, float* sums,
                                                  const float* dout, const float* q, const float* kv,
                                                  const float* entries, const float* max, const float* inv,
                                                  const float* sinks, const int* chosen, int n_entries,
                                                  const SparseShape* s, const Places* places, const EntryWindows* w) {
     SparseKeysRef_ see = sparse_keys_ref_(s, places, w, chosen);
-    const size_t n_kv = (size_t)s->N * s->d, n_sums = n_kv + (w ? (size_t)n_entries * s->d : 0);
+    const size_t n_kv = (size_t)sparse_rows(s) * s->d, n_sums = n_kv + (w ? (size_t)n_entries * s->d : 0);
     for (int h = 0; h < s->H; h++) {
         float dsink = 0.0f;
         for (int n = 0; n < s->N; n++) {
@@ -407,12 +407,13 @@ typedef struct {
     SparsePlan_ plan;
     const float *dout, *max, *inv, *sinks;
     float *dq, *D, *dsinks;  // D (N, H)
-    float *by_q, *by_dout;  // (N + n_entries, d) in two parts each: sums of ds * q and of att * dout
+    float *by_q, *by_dout;  // (rows + n_entries, d) in two parts each: sums of ds * q and of att * dout
     float *entries_by_q, *entries_by_dout;
     int at_once, first_head, n_heads;  // heads whose att and ds are kept; n_heads 0: none yet
     float *att, *ds;      // (n_heads, N, row): the keys of the window end at column n_window, where the entries begin
     size_t row;
-    int *begin, *end;     // (n_entries) positions that see an entry, where there are no lists
+    int *key_begin, *key_end;  // (rows) positions that see a key of the window
+    int *begin, *end;     // (n_entries) ... an entry, where there are no lists
     int *offsets, *positions, *pairs;  // inverse_lists.h, where there are lists
     int listed, list_rows;             // of a task, at a time
     int n_entries;
@@ -495,8 +496,8 @@ static inline SparseTile_ sparse_tile_(const SparseBackward* b, int is_entry, in
     t.n = n, t.is_entry = is_entry, t.first = first;
     for (int m = 0; m < n; m++) {
         const int u = first + m;
-        t.begin[m] = is_entry ? b->begin[u] : u;
-        t.end[m] = is_entry ? b->end[u] : gemm_min_(u + gemm_min_(s->window, s->N), b->x.places->behind[u]);
+        t.begin[m] = is_entry ? b->begin[u] : b->key_begin[u];
+        t.end[m] = is_entry ? b->end[u] : b->key_end[u];
     }
     t.stair = is_entry ? b->x.w->r : 1;
     t.stairs_down = n > 1 && t.end[1] > t.end[0];
@@ -536,7 +537,7 @@ static inline void sparse_add_(const SparseBackward* b, const SparseTile_* t, co
                                int from, int to, int m0, int m1) {
     const size_t d = (size_t)b->x.s->d, at = (size_t)(t->first + m0) * d;
     const size_t of_q = (size_t)(from - rows->first) * rows->step;
-    const int before = t->is_entry ? b->x.w->first_entry[from] : from + 1;
+    const int before = t->is_entry ? b->x.w->first_entry[from] : sparse_own_key(b->x.places, from) + 1;
     const size_t column = (size_t)(b->plan.n_window + t->first + m0 - before);
     const size_t kept = ((size_t)rows->h * b->x.s->N + from) * b->row + column;
     SparseProduct p = {(t->is_entry ? b->entries_by_q : b->by_q) + at, b->ds + kept, rows->q + of_q, NULL, d,
@@ -678,15 +679,35 @@ static inline void sparse_lists_(SparseBackward* b, int* p, size_t n_pairs, cons
                                                                                        : SPARSE_LIST_ROWS;
 }
 
-// positions that see an entry, where there are no lists
+// positions that see a key of the window: n is the first of its document here, whose later keys are theirs
+static inline void sparse_key_intervals_(const SparseBackward* b, int n) {
+    const SparseShape* s = b->x.s;
+    const Places* p = b->x.places;
+    const int own = sparse_own_key(p, n), end = p->behind[n];
+    for (int u = sparse_first_key(s, p, n); u < own + end - n; u++) {
+        const int at = n + u - own;  // of the position whose key it is
+        b->key_begin[u] = at > n ? at : n;
+        b->key_end[u] = end - at < s->window ? end : at + s->window;
+    }
+}
+
+// ... and an entry, where there are no lists: those that ended before n, and the others as they end
+static inline void sparse_entry_intervals_(const SparseBackward* b, int n) {
+    const Places* p = b->x.places;
+    const int r = b->x.w->r, first = b->x.w->first_entry[n], seen = ENTRIES_SEEN(p->t[n], r), end = p->behind[n];
+    const int seen_last = ENTRIES_SEEN(p->t[end - 1], r);
+    for (int e = 0; e < seen_last; e++) {
+        b->begin[first + e] = e < seen ? n : n + (e + 1) * r - 1 - p->t[n];
+        b->end[first + e] = end;
+    }
+}
+
 static inline void sparse_intervals_(const SparseBackward* b) {
+    for (int u = 0; u < sparse_rows(b->x.s); u++) { b->key_begin[u] = b->key_end[u] = 0; }
     for (int e = 0; e < b->n_entries; e++) { b->begin[e] = b->end[e] = 0; }
-    for (int n = 0; b->x.w && !b->x.chosen && n < b->x.s->N; n++) {
-        const int seen = ENTRIES_SEEN(b->x.places->t[n], b->x.w->r);
-        if ((b->x.places->t[n] + 1) % b->x.w->r == 0) {
-            b->begin[b->x.w->first_entry[n] + seen - 1] = n;
-            b->end[b->x.w->first_entry[n] + seen - 1] = b->x.places->behind[n];
-        }
+    for (int n = 0; n < b->x.s->N; n = b->x.places->behind[n]) {
+        sparse_key_intervals_(b, n);
+        if (b->x.w && !b->x.chosen) { sparse_entry_intervals_(b, n); }
     }
 }
 
@@ -771,11 +792,11 @@ static inline SparseBackward sparse_backward_begin(float* dq, float* dkv, float*
     b.at_once = fit < (size_t)s->H ? gemm_min_(s->H, whole) : s->H;
     const int strip_heads = gemm_min_(b.at_once, SPARSE_LANES);
     b.plan = sparse_plan_(&b.x, strip_heads, 2);
-    const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b.n_entries * s->d;
+    const size_t rows = (size_t)sparse_rows(s), n_kv = rows * s->d, n_of_entries = (size_t)b.n_entries * s->d;
     const size_t n_rows = 2 * SPARSE_ROWS * ((size_t)s->d + GEMM_LINE);  // more than those of lists
     if (b.plan.n_floats < n_rows) { b.plan.n_floats = n_rows; }
     const size_t n_D = (size_t)s->N * s->H, n_kept = (size_t)b.at_once * of_head;
-    const size_t n_pairs = x.chosen ? (size_t)s->N * s->topk : 0, n_seen = 2 * (size_t)b.n_entries;
+    const size_t n_pairs = x.chosen ? (size_t)s->N * s->topk : 0, n_seen = 2 * (rows + b.n_entries);
     const size_t n_scan = inverse_lists_scratch(b.n_entries, dev);
     const size_t n_lists = x.chosen ? (size_t)b.n_entries + 1 + 2 * n_pairs + n_scan : 0;
     float* p = device_workspace(dev, sizeof(float) * (n_D + n_kept + n_kv + n_of_entries + n_seen + n_lists +
@@ -785,7 +806,8 @@ static inline SparseBackward sparse_backward_begin(float* dq, float* dkv, float*
     b.ds = p, p += n_kept / 2;
     b.by_q = dkv, b.by_dout = p, p += n_kv;
     b.entries_by_q = dentries, b.entries_by_dout = p, p += n_of_entries;
-    b.begin = (int*)p, b.end = b.begin + b.n_entries, p += n_seen;
+    b.key_begin = (int*)p, b.key_end = b.key_begin + rows, b.begin = b.key_end + rows, b.end = b.begin + b.n_entries;
+    p += n_seen;
     if (x.chosen) { sparse_lists_(&b, (int*)p, n_pairs, dev); }
     b.scratch = p + n_lists;
     device_zero(dkv, sizeof(float) * n_kv, dev);
@@ -797,7 +819,8 @@ static inline SparseBackward sparse_backward_begin(float* dq, float* dkv, float*
 }
 
 static inline void sparse_backward_sums(SparseSums sums[SPARSE_CHAINS], const SparseBackward* b) {
-    const SparseSums all[SPARSE_CHAINS] = {{b->by_q, b->x.s->N}, {b->by_dout, b->x.s->N},
+    const int rows = sparse_rows(b->x.s);
+    const SparseSums all[SPARSE_CHAINS] = {{b->by_q, rows}, {b->by_dout, rows},
                                            {b->entries_by_q, b->n_entries}, {b->entries_by_dout, b->n_entries}};
     memcpy(sums, all, sizeof all);
 }
@@ -813,7 +836,7 @@ static inline void sparse_backward_keys(SparseBackward* b, SparsePart keys, Spar
 static inline void sparse_backward_end(const SparseBackward* b, const Device* dev) {
     const SparseShape* s = b->x.s;
     (void)dev;
-    sparse_join_(b->by_q, b->by_dout, (size_t)s->N * s->d);
+    sparse_join_(b->by_q, b->by_dout, (size_t)sparse_rows(s) * s->d);
     if (b->n_entries) { sparse_join_(b->entries_by_q, b->entries_by_dout, (size_t)b->n_entries * s->d); }
     if (b->dsinks) { sparse_dsinks_(b->dsinks, b->D, b->max, b->inv, b->sinks, s); }
 }
@@ -825,7 +848,7 @@ static inline void sparse_attention_backward(float* dq, float* dkv, float* dentr
                                              const Device* dev) {
     SparseBackward b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks, chosen,
                                              n_entries, s, places, w, dev);
-    const SparsePart keys = {0, s->N}, all = {0, w ? n_entries : 0};
+    const SparsePart keys = {0, sparse_rows(s)}, all = {0, w ? n_entries : 0};
     sparse_backward_keys(&b, keys, all, dev);
     sparse_backward_end(&b, dev);
 }

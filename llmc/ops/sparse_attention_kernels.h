@@ -379,19 +379,26 @@ struct SparseIntervals {
     int *begin, *end;
 };
 
+// begin and end are 0 before. The first position of a document here sees keys that are no other's
 __global__ static void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
-    const int u = blockIdx.x * blockDim.x + threadIdx.x;
-    if (u >= s.N) { return; }
-    of.begin[u] = u;
-    of.end[u] = places.behind[u] - u < s.window ? places.behind[u] : u + s.window;
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= s.N) { return; }
+    const int own = sparse_own_key(&places, n), end = places.behind[n];
+    const int first = sparse_is_first(&places, n) ? sparse_first_key(&s, &places, n) : own;
+    for (int u = first; u <= own; u++) {
+        const int at = n + u - own;  // of the position whose key it is
+        of.begin[u] = n, of.end[u] = end - at < s.window ? end : at + s.window;
+    }
 }
 
-// begin and end are 0 before
+// ... and entries that ended before it
 __global__ static void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= s.N || (places.t[n] + 1) % w.r != 0) { return; }
-    const int e = w.first_entry[n] + ENTRIES_SEEN(places.t[n], w.r) - 1;
-    of.begin[e] = n, of.end[e] = places.behind[n];
+    if (n >= s.N) { return; }
+    const int seen = ENTRIES_SEEN(places.t[n], w.r), ends = (places.t[n] + 1) % w.r == 0;
+    for (int e = sparse_is_first(&places, n) ? 0 : seen - ends; e < seen; e++) {
+        of.begin[w.first_entry[n] + e] = n, of.end[w.first_entry[n] + e] = places.behind[n];
+    }
 }
 
 // keys and entries of a block in shared memory: SPARSE_TERMS positions
@@ -412,7 +419,7 @@ __device__ inline void sparse_load_terms_(SparseTerms& x, const X* dout, const S
         size_t weight = 0, at = 0;
         if (sees) {
             weight = sparse_kept_at_(kept, h, in.s.N, n) + (size_t)(u0 + j);
-            weight -= (size_t)(is_entry ? in.w.first_entry[n] : n + 1);
+            weight -= (size_t)(is_entry ? in.w.first_entry[n] : sparse_own_key(&in.places, n) + 1);
         }
         if (has) { at = ((size_t)n * in.s.H + kept.first_head + h) * in.s.d + c0 + j; }
         x.ds[i / SPARSE_TILE][j] = sees ? kept.ds[weight] : 0.0f;
@@ -520,7 +527,7 @@ __global__ static void sparse_dsinks_kernel(float* dsinks, const float* D, const
 
 // scratch of backward, on the device
 typedef struct {
-    float *D, *by_q, *by_dout;  // by_q, by_dout (N + n_entries, d)
+    float *D, *by_q, *by_dout;  // by_q, by_dout (rows + n_entries, d)
     SparseKept kept;
     SparseIntervals of_window, of_entries;
     int *offsets, *pairs;       // of lists
@@ -534,13 +541,14 @@ static inline int sparse_heads_at_once_(const SparseShape* s, size_t row) {
 
 static inline SparseScratch_ sparse_scratch_(const SparseShape* s, int n_entries, int has_lists, const Device* dev) {
     SparseScratch_ x;
-    const size_t n_sums = ((size_t)s->N + n_entries) * s->d, n_pairs = has_lists ? (size_t)s->N * s->topk : 0;
-    x.kept.n_window = s->window < s->N ? s->window : s->N;
+    const int rows = sparse_rows(s);
+    const size_t n_sums = ((size_t)rows + n_entries) * s->d, n_pairs = has_lists ? (size_t)s->N * s->topk : 0;
+    x.kept.n_window = s->window < rows ? s->window : rows;
     x.kept.row = (size_t)x.kept.n_window + (has_lists ? s->topk : n_entries);
     x.kept.n_heads = sparse_heads_at_once_(s, x.kept.row);
     x.kept.first_head = 0;
     const size_t n_kept = (size_t)x.kept.n_heads * s->N * x.kept.row, n_D = (size_t)s->N * s->H;
-    const size_t n_ints = 2 * (size_t)s->N + 3 * (size_t)n_entries + 1 + n_pairs;
+    const size_t n_ints = 2 * (size_t)rows + 3 * (size_t)n_entries + 1 + n_pairs;
     float* p = device_workspace(dev, sizeof(float) * (n_D + 2 * n_sums + 2 * n_kept + n_ints));
     x.D = p, p += n_D;
     x.by_q = p, p += n_sums;
@@ -548,8 +556,8 @@ static inline SparseScratch_ sparse_scratch_(const SparseShape* s, int n_entries
     x.kept.att = p, p += n_kept;
     x.kept.ds = p, p += n_kept;
     int* i = (int*)p;
-    x.of_window.begin = i, i += s->N;
-    x.of_window.end = i, i += s->N;
+    x.of_window.begin = i, i += rows;
+    x.of_window.end = i, i += rows;
     x.of_entries.begin = i, i += n_entries;
     x.of_entries.end = i, i += n_entries;
     x.offsets = i, i += n_entries + 1;
@@ -563,6 +571,7 @@ template <typename X>
 static inline void sparse_find_positions_(const SparseScratch_* x, const SparseInputsOf<X>& in, int n_entries,
                                           const Device* dev) {
     const unsigned blocks = (unsigned)ceil_div(in.s.N, GRID_BLOCK);
+    device_zero(x->of_window.begin, sizeof(int) * 2 * (size_t)sparse_rows(&in.s), dev);
     sparse_window_intervals_kernel<<<blocks, GRID_BLOCK, 0, dev->stream>>>(x->of_window, in.s, in.places);
     if (in.chosen) {
         inverse_lists(x->offsets, NULL, x->pairs, NULL, in.chosen, in.s.N, in.s.topk, n_entries, dev);
@@ -608,7 +617,8 @@ static inline void sparse_add_heads_(const SparseBackwardOf<X>* b, SparsePart ke
     const unsigned channels = (unsigned)ceil_div(s->d, SPARSE_TILE);
     const dim3 of_keys((unsigned)ceil_div(n_keys, SPARSE_TILE), channels), listed((unsigned)n_entries, channels);
     const dim3 of_entries((unsigned)ceil_div(n_entries, SPARSE_TILE), channels);
-    float *by_q = x->by_q + (size_t)s->N * s->d, *by_dout = x->by_dout + (size_t)s->N * s->d;
+    const size_t n_kv = (size_t)sparse_rows(s) * s->d;
+    float *by_q = x->by_q + n_kv, *by_dout = x->by_dout + n_kv;
     if (n_keys > 0) {
         sparse_keys_kernel<X><<<of_keys, SPARSE_THREADS, 0, dev->stream>>>(x->by_q, x->by_dout, b->dout, b->in, x->kept,
                                                                            x->of_window, keys, 0);
@@ -644,10 +654,11 @@ static inline SparseBackwardOf<X> sparse_backward_begin(X* dq, X* dkv, X* dentri
 
 template <typename X>
 static inline void sparse_backward_sums(SparseSums sums[SPARSE_CHAINS], const SparseBackwardOf<X>* b) {
-    const size_t n_kv = (size_t)b->in.s.N * b->in.s.d;
+    const int n_rows = sparse_rows(&b->in.s);
+    const size_t n_kv = (size_t)n_rows * b->in.s.d;
     for (int i = 0; i < SPARSE_CHAINS; i++) {
         float* rows = i % 2 == 0 ? b->scratch.by_q : b->scratch.by_dout;
-        sums[i].rows = i < 2 ? rows : rows + n_kv, sums[i].n = i < 2 ? b->in.s.N : b->n_entries;
+        sums[i].rows = i < 2 ? rows : rows + n_kv, sums[i].n = i < 2 ? n_rows : b->n_entries;
     }
 }
 
@@ -664,7 +675,7 @@ template <typename X>
 static inline void sparse_backward_end(const SparseBackwardOf<X>* b, const Device* dev) {
     const SparseScratch_* x = &b->scratch;
     const SparseShape* s = &b->in.s;
-    const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b->n_entries * s->d;
+    const size_t n_kv = (size_t)sparse_rows(s) * s->d, n_of_entries = (size_t)b->n_entries * s->d;
     if (s->N == 0) { return; }
     sparse_join_kernel<X><<<grid_blocks(n_kv, 1, dev), GRID_BLOCK, 0, dev->stream>>>(b->dkv, x->by_q, x->by_dout, n_kv);
     if (n_of_entries > 0) {
@@ -685,7 +696,7 @@ static inline void sparse_attention_backward(X* dq, X* dkv, X* dentries, float* 
                                              const Places* places, const EntryWindows* w, const Device* dev) {
     SparseBackwardOf<X> b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks,
                                                   chosen, n_entries, s, places, w, dev);
-    const SparsePart keys = {0, s->N}, all = {0, b.n_entries};
+    const SparsePart keys = {0, sparse_rows(s)}, all = {0, b.n_entries};
     sparse_backward_keys(&b, keys, all, dev);
     sparse_backward_end(&b, dev);
 }

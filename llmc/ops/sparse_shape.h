@@ -2,7 +2,9 @@
 Which keys and entries a position sees, for sparse_attention.h and what it is made of.
     keys of the window   sparse_window_keys of them, neighbouring rows of kv from sparse_first_key on
     entries behind them  sparse_entries of them, entry i is row sparse_entry; sparse_list_length of those on a list
-In training the key of position n is row n, and places has `behind`; in generation both point into caches.
+    rows of kv           in training sparse_rows of them, where sparse_own_key says which one is a position's own
+In training places has `behind`, and a document's rows of kv follow each other as its positions do; there may be more
+rows than positions, which other ranks have. In generation places point into caches.
 */
 #ifndef LLMC_SPARSE_SHAPE_H
 #define LLMC_SPARSE_SHAPE_H
@@ -14,14 +16,20 @@ typedef struct {
     int N, H, d;       // positions, heads of queries, channels of a head
     int window, topk;  // keys that a position sees at most; length of its list
     float scale;       // of the scores, above 0
+    int n_rows;        // of kv, in training; 0: N, one for each position
 } SparseShape;
+
+FM_FUNCTION int sparse_rows(const SparseShape* s) { return s->n_rows > 0 ? s->n_rows : s->N; }
+FM_FUNCTION int sparse_own_key(const Places* places, int n) { return places->first_key[n] + places->t[n]; }
+// is no position of n's document before it in this pass?
+FM_FUNCTION int sparse_is_first(const Places* places, int n) { return n == 0 || places->behind[n - 1] == n; }
 
 // how many keys of the window position n sees, and which row is the first
 FM_FUNCTION int sparse_window_keys(const SparseShape* s, const Places* places, int n) {
     return places->t[n] + 1 < s->window ? places->t[n] + 1 : s->window;
 }
 FM_FUNCTION int sparse_first_key(const SparseShape* s, const Places* places, int n) {
-    return places->first_key[n] + places->t[n] + 1 - sparse_window_keys(s, places, n);
+    return sparse_own_key(places, n) + 1 - sparse_window_keys(s, places, n);
 }
 
 // entries of a list (topk), behind the last of which stands -1

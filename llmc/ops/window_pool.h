@@ -11,11 +11,12 @@ halves. Per channel, over the slots ascending:
             the total 0, it is 1
     pool  = sum of alpha v
 An entry without a token (-1) gets a row of zeros.
-Backward of a batch: tokens are its positions, entries come in their order, as entry_windows_of_batch has them. dv, dg
-(n_tokens, C) are written, 0 where no entry reads; dv may be v, dg may be g:
+Backward of a batch: entries and tokens come in their order, as entry_windows_of_batch and tokens_of_batch have them.
+dv, dg (n_tokens, C) are written, 0 where no entry reads; of tokens before this pass's own what no entry reads stays as
+it is. dv may be v, dg may be g:
     dv    = alpha dpool
     dg    = (alpha (v - pool)) dpool
-    dape  = sum over positions of dg          (r, C) float, written: one call is one leaf. NULL: nobody asks for it
+    dape  = sum over tokens of dg             (r, C) float, written: one call is one leaf. NULL: nobody asks for it
 Cost:   an exponential for each element of g, in each direction: a hundredth of the linear layers before it. One thread
         of an AMD EPYC without AVX-512, busy, the smallest of 40 runs, ns for each element of v: forward 1.7, backward
         2.3, dape 0.1 (r 4, d 512 with overlap; r 128, d 512 likewise), where an exponential alone takes 1.3 and a copy
@@ -24,7 +25,7 @@ Cost:   an exponential for each element of g, in each direction: a hundredth of 
 Error:  where |gate| < G, a weight is within (8 G + slots + 3) 2^-24 of itself, pool within that and slots 2^-24 of the
         largest |v|, dv as a weight, dg within that of (|v| + |pool|) |dpool|. bf16 rounds what is stored: 2^-8.
 Order:  chains over slots from 0, of e by additions, of alpha v by fused products; dape a chain of additions over
-        positions from 0. In C lanes hold channels, threads entries, places for dape. Fast kernels have the
+        tokens from 0. In C lanes hold channels, threads entries, places for dape. Fast kernels have the
         hardware's exp, slots of an entry in up to 8 groups whose sums are added ascending, and dape, of dg as it is
         stored, in parts of the entries, which are added likewise.
 Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Entries"
@@ -268,19 +269,20 @@ static inline void window_pool_forward(float* pool, const float* v, const float*
     }
 }
 
-// places over threads, and parts of their channels
+// parts of the channels of slots over threads: a place has a slot, or with overlap two, each with channels of its own
 static inline void window_pool_dape_(float* dape, const float* dg, const EntryWindows* w, int d) {
     enum { PART = 256 };
-    const int C = window_pool_channels_(w, d);
     #pragma omp parallel for collapse(2)
-    for (int place = 0; place < w->r; place++) {
-        for (int first = 0; first < C; first += PART) {
-            const int n = window_pool_smaller_(PART, C - first);
-            float* sum = dape + (size_t)place * C + first;
+    for (int slot = 0; slot < (w->overlap ? 2 * w->r : w->r); slot++) {
+        for (int first = 0; first < d; first += PART) {
+            const int n = window_pool_smaller_(PART, d - first);
+            float* sum = dape + window_pool_ape_at_(w, slot, d) + first;
             for (int c = 0; c < n; c++) { sum[c] = 0.0f; }
-            for (int i = 0; i < w->W; i++) {  // positions without an entry would add 0
-                const float* x = dg + (size_t)(w->token[i] + place) * C + first;
-                for (int c = 0; c < n && w->token[i] >= 0; c++) { sum[c] += x[c]; }
+            for (int i = 0; i < w->W; i++) {  // tokens that no entry reads would add 0
+                const WindowSlots slots = window_pool_slots_(w, i);
+                if (w->token[i] < 0 || slot < slots.begin) { continue; }
+                const float* x = dg + window_pool_at_(w, &slots, slot, d) + first;
+                for (int c = 0; c < n; c++) { sum[c] += x[c]; }
             }
         }
     }
@@ -455,17 +457,20 @@ __global__ void window_pool_zeros_kernel(X* dv, X* dg, EntryWindows w, Places pl
     }
 }
 
-// parts (gridDim.y, r, C): the sums over the entries W * y / gridDim.y .. of part y. A thread has a channel of a place
+// parts (gridDim.y, r, C): the sums over the entries W * y / gridDim.y .. of part y. A thread has a channel of a place:
+// of the window itself, or of the one before it
 template <typename X>
 __global__ void window_pool_dape_kernel(float* parts, const X* dg, EntryWindows w, int d) {
     const int C = window_pool_channels_(&w, d), n = w.r * C, i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int before = w.overlap && i % C < d ? w.r : 0;
     const int first = (int)((int64_t)w.W * blockIdx.y / gridDim.y);
     const int last = (int)((int64_t)w.W * (blockIdx.y + 1) / gridDim.y);
     if (i >= n) { return; }
     float sum = 0.0f;
     #pragma unroll 4
     for (int entry = first; entry < last; entry++) {
-        if (w.token[entry] >= 0) { sum += to_float(dg[(size_t)w.token[entry] * C + i]); }
+        const int token = w.token[entry], has_one = token >= 0 && (before == 0 || w.number[entry] > 0);
+        if (has_one) { sum += to_float(dg[(size_t)(token - before) * C + i]); }
     }
     parts[(size_t)blockIdx.y * n + i] = sum;
 }

@@ -6,7 +6,8 @@ rank: 2 of attention, as models/segment_attention.h has it; 1 of what goes along
     cp_begin     in Trainer.choose, behind pp_begin and tp_begin: which ranks have which positions
     cp_check     in Trainer.check: can rows be cut so?
     cp_check_by  behind it, of attention with so many heads
-    cp_box       rows of the box, for attention; cp_line_box, for what goes along rows alone
+    cp_box       rows of the box, for attention; cp_halo_box, where keys come in one way alone, of which the first rank
+                 has its own to send; cp_line_box, for what goes along rows alone
     cp_leaves, cp_layer_sent, cp_sent   for Trainer.keys_sent: micro-batches; of attention with so many heads in a layer
                  in one of them, floatX; in each layer in an update, bytes
 */
@@ -114,6 +115,11 @@ static inline void cp_box(const Run* r) {
     if (!cp_box_positions_(r)) { return; }
     box_row("  keys sent", "%s per update by each, by %s", format_bytes(pp_sum(r, r->trainer->keys_sent)).s,
             choice_name(CP_BY_NAMES, r->model->cp.by).s);
+}
+
+static inline void cp_halo_box(const Run* r) {
+    if (!cp_box_positions_(r)) { return; }
+    box_row("  keys sent", "%s per update by rank 0", format_bytes(pp_sum(r, r->trainer->keys_sent)).s);
 }
 
 static inline void cp_line_box(const Run* r) {
