@@ -1,10 +1,152 @@
 /*
-Promises of llmc/models/glm5.h: names, numbers and places of the tensors of GLM-5, from presets and from config.json; what
-train_glm5.cu computes will be held against dev/ref/glm5.py here.
+train_glm5.cu against the files that dev/ref/glm5.py, an independent NumPy program, has written: activations, choices of
+the routers and indexers, losses, norms, gradients, and the parameters after 1 and 10 updates, to the last bit. What must
+change no bit. And llmc/models/glm5.h: names, numbers and places of the tensors, from presets and from config.json.
 */
-#include "llmc/models/glm5.h"
-#include "llmc/test/test.h"       // check, test_main
-#include "llmc/test/testfiles.h"  // temp_folder, temp_path
+#define TESTING
+#include "train_glm5.cu"
+#include "llmc/test/decoder_subject.h"  // DecoderSubject, subject_check_training, ...
+#include "llmc/test/testfiles.h"        // temp_folder, temp_path
+
+static const char* const TEXT = "dev/golden/glm5_text.safetensors";
+// groups of experts, a second layer without an indexer, MTP, indexers that learn, balance of sequences, biases that move
+static const char* const MTP_FILE = "dev/golden/glm5_mtp.safetensors";
+enum { LONG_V = 40 };  // vocabulary of the model for long texts
+
+typedef struct {
+    DecoderSubject d;  // first
+    Glm5 glm;
+} GlmSubject;
+
+static GlmSubject* of(Subject* s) { return (GlmSubject*)s; }
+
+static Model* layout(Subject* s) {
+    Config c;
+    ErrorText error;
+    if (!config_parse(&c, s->file.config, &error)) { fail_run("%s: %s", s->file.set.path, error.text); }
+    glm5_layout(&of(s)->glm, &c, NULL, c.mtp, c.indexer != INDEXER_OFF);
+    return &of(s)->glm.model;
+}
+
+// fewer positions are chosen than there are; a token takes all experts, so that no rounding chooses others
+static Model* layout_long(Subject* s) {
+    Config c = config_preset("tiny", LONG_V);
+    c.D = 24, c.H = 2, c.rq = 10, c.r = 9, c.dn = 5, c.dr = 4, c.dv = 7, c.nI = 4, c.dI = 8, c.topk = 6;
+    c.FD = 20, c.E = c.k = 3, c.F = c.FS = 12;
+    memcpy(c.indexers, "FSFSF", 6);
+    glm5_layout(&of(s)->glm, &c, NULL, 0, 0);
+    return &of(s)->glm.model;
+}
+
+// what the MTP module says behind a forward pass
+static void mtp_losses(GlmSubject* x, const int* inputs, const int* targets, int B) {
+    const int T = x->d.s.file.T;
+    mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
+    mtp_forward(&x->glm, &x->d.acts, B * T, &x->d.s.dev);
+    const LmHead head = mtp_head(&x->glm, &x->d.acts);
+    lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
+}
+
+static const float* losses(Subject* s, const int* inputs, const int* targets, int B) {
+    GlmSubject* x = of(s);
+    x->d.acts.numbers = dp_numbers(&s->model->dp);  // then indexers have losses, too
+    decoder_subject_batch(s, inputs, targets, B);
+    if (x->d.acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
+    x->d.acts.numbers = NULL;
+    return decoder_subject_evaluate(s, targets, B);
+}
+
+// of the update to which these targets belong, what the losses beside that of the next token are divided by
+static void count_others(GlmSubject* x, const int* targets) {
+    const Golden* g = &x->d.s.file;
+    const ptrdiff_t n = g->n_leaves * g->B * g->T;
+    const int step = (int)((targets - golden_batch(g, "targets", 0, 0)) / n), rows = g->n_leaves * g->B;
+    const int *inputs = golden_batch(g, "inputs", step, 0), *all = golden_batch(g, "targets", step, 0);
+    Model* m = &x->glm.model;
+    m->mtp_counted = fmaxf(1.0f, (float)mtp_counted(inputs, all, NO_RESET, rows, g->T));
+    m->index_counted = (float)entries_counted(inputs, all, NO_RESET, 1, rows, g->T);
+    m->mtp_index_counted = (float)entries_counted(inputs, all, NO_RESET, 2, rows, g->T);
+}
+
+static void leaf(void* subject, const int* inputs, const int* targets, float dloss) {
+    count_others((GlmSubject*)subject, targets);
+    decoder_subject_leaf(subject, inputs, targets, dloss);
+}
+
+static float loss_beside(void* subject) { return more_loss(&((GlmSubject*)subject)->glm); }
+
+static void updated(void* subject) {
+    GlmSubject* x = (GlmSubject*)subject;
+    level_biases(&x->glm, NULL, &x->d.s.dev);
+}
+
+static const SubjectCalls GLM = {
+    .n_bytes = sizeof(GlmSubject), .layout = layout, .updated = updated, .more_loss = loss_beside,
+    DECODER_SUBJECT(&PASSES, decoder_subject_close, losses, leaf),
+};
+
+// ---- golden files: every number of threads ----
+
+static void check_forward(Test* t, const char* path, int n_tensors, int n_statistics) {
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        subject_check_forward(t, &GLM, path, subject_way(test_threads(i), KEEP_ALL), n_tensors, n_statistics);
+    }
+}
+
+static void check_training(Test* t, const char* path) {
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        subject_check_training(t, &GLM, path, subject_way(test_threads(i), RECOMPUTE_NORMS));
+    }
+}
+
+static void test_text_forward(Test* t) { check_forward(t, TEXT, 26, 13); }
+static void test_text(Test* t) { check_training(t, TEXT); }
+static void test_mtp_forward(Test* t) { check_forward(t, MTP_FILE, 27, 19); }
+static void test_mtp(Test* t) { check_training(t, MTP_FILE); }
+
+// who is on the lists of the first leaf
+static void test_chosen(Test* t) {
+    const char* const paths[] = {TEXT, MTP_FILE};
+    for (int f = 0; f < 2; f++) {
+        Subject* s = subject_open(&GLM, paths[f], subject_way(2, KEEP_ALL));
+        const GlmSubject* x = of(s);
+        const SafeTensor* expected = golden_tensor(&s->file, "act.index_chosen", DTYPE_I32);
+        const size_t T = (size_t)s->file.T, K = (size_t)x->glm.config.topk < T ? (size_t)x->glm.config.topk : T;
+        const size_t n = (size_t)s->file.B * T * K;
+        int* found = (int*)new_array(n, sizeof(int));
+        losses(s, golden_batch(&s->file, "inputs", 0, 0), golden_batch(&s->file, "targets", 0, 0), s->file.B);
+        for (int l = 0, i = 0; l < x->glm.config.L; l++) {
+            if (x->glm.config.indexers[l] != FULL_INDEXER) { continue; }
+            device_download(found, layer_statistics(&x->d.acts, l).attention.chosen, sizeof(int) * n, &s->dev);
+            for (size_t k = 0; k < n; k++) { found[k] -= found[k] < 0 ? 0 : (int)(k / (T * K) * T); }  // positions in a row
+            check(t, memcmp(found, (const int*)expected->data + n * (size_t)i++, sizeof(int) * n) == 0,
+                  "%s: layer %d has chosen others", paths[f], l);
+        }
+        free(found);
+        subject_close(s);
+    }
+}
+
+// ---- what must change no bit ----
+
+static void test_recompute(Test* t) {
+    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_MLPS), subject_way(2, RECOMPUTE_BLOCKS),
+                     subject_way(2, RECOMPUTE_BLOCKS)};
+    others[3].head_rows = 5;
+    subject_check_same(t, &GLM, TEXT, subject_way(2, KEEP_ALL), others, 4);
+    subject_check_same(t, &GLM, MTP_FILE, subject_way(2, KEEP_ALL), others, 4);
+}
+
+static void test_documents(Test* t) { subject_check_documents(t, &GLM, TEXT, subject_way(3, KEEP_ALL)); }
+
+static void test_cache(Test* t) {
+    subject_check_file_cache(t, &GLM, TEXT, subject_way(2, KEEP_ALL));
+    subject_check_long_cache(t, &GLM, layout_long, LONG_V);
+}
+
+static void test_texts(Test* t) { subject_check_texts(t, &GLM, layout_long, LONG_V); }
+
+// ---- sizes and names ----
 
 // tensors on disk, and their elements
 typedef struct { int tensors; size_t elements; } Counted;
@@ -116,6 +258,15 @@ static void test_saved(Test* t) {
 
 int main(int argc, char** argv) {
     const Promise promises[] = {
+        {"golden text, forward", "activations", test_text_forward},
+        {"golden text", "gradients, losses, norms, parameters after 1 and 10 updates", test_text},
+        {"golden MTP, forward", "activations of the module that predicts the token after the next", test_mtp_forward},
+        {"golden MTP", "the same numbers with it, indexers that several layers teach, balance, biases that move", test_mtp},
+        {"golden, chosen", "who is on the lists of all layers with an indexer", test_chosen},
+        {"recompute", "no level and no --head-rows changes a bit", test_recompute},
+        {"documents", "a packed row gives each document the bits it gets alone", test_documents},
+        {"cache", "a text position by position has the bits of the whole text", test_cache},
+        {"texts", "several side by side have the logits that each has alone", test_texts},
         {"counts", "tensors and parameters of the published models, and of a tiny one in transformers", test_counts},
         {"indexers", "which layers have one, by rule, pattern and list", test_indexers},
         {"refused", "config.json that contradicts itself, with the key", test_refused},

@@ -503,12 +503,13 @@ static inline Tensor* mtp_rows_(Tensor* t, const Config* c) {
     *t++ = tensor("enorm.weight", AT(mtp_enorm), 0, 1, D, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     *t++ = tensor("hnorm.weight", AT(mtp_hnorm), 0, 1, D, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     *t++ = tensor("eh_proj.weight", AT(mtp_eh_proj), 0, D, 2 * D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
-    for (const Tensor* row = rows; row < end; row++) {
-        *t++ = tensor_again(row, c->L, c->mtp_prefix);
-        t[-1].module = t[-1].parameter = NULL;
-    }
     *t++ = tensor("shared_head.norm.weight", AT(mtp_norm), 0, 1, D, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     for (; first < t; first++) { tensor_under(first, c->mtp_prefix); }
+    for (const Tensor* row = rows; row < end; row++) {
+        *t++ = tensor_again(row, c->L, "model.layers.%d.");
+        tensor_named_from(&t[-1], 0);  // on disk it is one more layer
+        t[-1].module = t[-1].parameter = NULL;
+    }
     return t;
 }
 

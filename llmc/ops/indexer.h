@@ -504,6 +504,15 @@ static inline IndexRow index_list_row_(const IndexList* l, const float* mass) {
     return row;
 }
 
+// The last position of a document teaches nothing: of what it does not know nobody asks (mass (N, topk))
+static inline void index_forget_last(float* mass, const Places* places, int N, int topk, const Device* dev) {
+    (void)dev;
+    for (int n = 0; n < N; n++) {
+        if (places->behind[n] != n + 1) { continue; }
+        memset(mass + (size_t)n * topk, 0, sizeof(float) * (size_t)topk);
+    }
+}
+
 static inline void index_loss_forward(float* losses, const float* mass, const int* chosen, const float* q,
                                       const float* k, const float* a, const IndexShape* s, const EntryWindows* w,
                                       const Device* dev) {

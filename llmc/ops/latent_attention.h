@@ -240,6 +240,13 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
     }
 }
 
+// scratch of a training step of N positions, for the account of memory
+static inline double latent_workspace_bytes(const LatentShape* s, const Device* dev) {
+    const double turning = (double)s->H * s->N * s->dr + 64.0;
+    return sizeof(float) * (turning + (double)latent_all_keys_floats_(s, s->N) +
+                            (double)latent_floats_(s, s->N, 1) * dev->n_threads);
+}
+
 // what 0 is multiplied by in the gradients of a strip
 static inline int latent_backward_is_finite_(const LatentStrip_* x, const float* dout, const float* q, const float* kv,
                                              const float* turning, int h, const LatentShape* s) {

@@ -77,6 +77,7 @@ typedef struct {
     float mtp_counted;    // so many count in the update whose leaves are computed
     int index_ratio;      // an indexer learns to choose among entries of so many tokens (ops/indexer.h); 0: none does
     float index_counted;  // positions with its loss in that update
+    float mtp_index_counted;  // ... with that of the indexer of the module, if that has one: who knows a next token
     int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank

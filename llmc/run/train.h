@@ -61,12 +61,20 @@ static inline int64_t train_count_index_(const Run* r, const int* row, int docum
     return entries_counted(row, row + r->T, document_start, r->model->index_ratio, 1, r->T);
 }
 
+// ... of that of a module for the token after the next: all but the last ones of documents
+static inline int64_t train_count_mtp_index_(const Run* r, const int* row, int document_start) {
+    return entries_counted(row, row + r->T, document_start, 2, 1, r->T);
+}
+
 // what losses besides that of the next token are divided by
 static inline void train_count_others_(const Run* r) {
     Model* m = r->model;
     const int r_index = m->index_ratio, seen = r_index > 0 && r->T >= r_index ? r->T - r_index + 1 : 0;
     if (m->learns_mtp) { m->mtp_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, r->T - 1, train_count_mtp_)); }
     if (r_index > 0) { m->index_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, seen, train_count_index_)); }
+    if (r_index == 1 && m->learns_mtp) {
+        m->mtp_index_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, r->T - 1, train_count_mtp_index_));
+    }
 }
 
 // does --noise-scale ask for this step?

@@ -1,0 +1,1084 @@
+/*
+GLM-5, GLM-5.1 and GLM-5.2: attention whose keys and values are made of one short vector for each token (MLA), over the
+tokens that an indexer chooses (DSA), and experts. From a Hugging Face folder to a Hugging Face folder. Read
+train_qwen3.cu first: experts, and what a run does beside the model, are explained there.
+
+The model: token embedding, L blocks of
+    r = r + attention(norm(r))   latent_layer.h; layers without an indexer see what the last one before them that has
+                                 one has chosen (IndexShare)
+    r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
+a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
+Not here yet: ranks that share matrices, positions or layers (--tp, --cp, --pp); GPUs, whose kernels of attention are
+missing; a cache of short vectors, in place of the keys and values of all heads.
+
+    make train_glm5 CPU=1
+    ./train_glm5 --model tiny --train book.txt
+*/
+#include "llmc/core/floatx.h"         // floatX: float or bf16
+#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
+#include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
+#include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/glm5.h"         // Config, Parameters, parameter_table
+#include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
+#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/mtp.h"          // MtpBatch, mtp_join, mtp_part: the token after the next
+#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
+#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
+#include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
+#include "llmc/ops/residual.h"        // residual_forward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
+#include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
+#ifndef TESTING                       // a test includes this file for the model alone
+#include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
+#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
+#include "llmc/models/router_log.h"   // what routers have counted, for the log
+#include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1. Tensors. Sizes and parameters are in llmc/models/glm5.h; here is one line for each activation.
+
+// what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
+typedef struct {
+    floatX *encoded, *norm1, *attention_out, *norm2, *gate_up, *hidden, *shared_gate_up, *shared_hidden, *shared_out,
+        *branch, *norm, *logits, *adapter, *parallel;
+    Stream residual2, residual3;
+    LatentTensors attention;
+    ExpertTensors experts;
+    floatX *mtp_joined, *mtp_encoded, *mtp_norm, *dhidden;  // of the MTP module, and of what it reads
+    floatX *dresidual, *dbranch, *droom, *dmlp_hidden, *dshared_hidden;
+} ActivationTensors;
+
+// what must not lose digits, always float
+typedef struct {
+    float *norm1_rstd, *norm2_rstd, *norm_rstd, *losses, *mtp_embedding_rstd, *mtp_hidden_rstd, *mtp_norm_rstd,
+        *mtp_losses;
+    LatentStatistics attention;
+    ExpertStatistics experts;
+} Statistics;
+
+typedef struct {
+    Model model;    // the first member: a run finds its tensors here
+    Config config;
+    Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
+} Glm5;
+
+// what --recompute leaves out in forward: each level what those before leave out, too
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_MLPS, RECOMPUTE_BLOCKS } Recompute;
+
+static RouterShape router_shape(const Config* c) {
+    const RouterShape s = {c->E, c->k, ROUTER_SIGMOID, c->renormalize, c->factor, c->groups, c->top_groups};
+    return s;
+}
+
+// do passes of this rank go through the MTP module?
+static int holds_mtp(const Glm5* glm, Purpose purpose) { return glm->model.learns_mtp && purpose == TO_TRAIN; }
+
+static int layers_of(const Glm5* glm, Purpose purpose) { return glm->config.L + holds_mtp(glm, purpose); }
+
+static int has_experts(const Config* c, int l) { return c->mlps[l] == EXPERT_LAYER; }
+
+// B: rows of a micro-batch, each of which has a balance of its own where the loss has that
+static ExpertSizes expert_sizes(const Glm5* glm, int B, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &glm->config;
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(glm, purpose), c->mlps, NULL,
+                           adapters_widest_expert(&glm->adapters), 0.0f, c->balance > 0.0f ? B : 0};
+    return s;
+}
+
+static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose) {
+    const Config* c = &glm->config;
+    const int indexer = glm->model.index_ratio > 0 && purpose == TO_TRAIN ? c->indexer : INDEXER_OFF;
+    const LatentSizes s = {c->D, c->H, c->rq, c->r, c->dn, c->dr, c->dv, c->nI, c->dI, c->topk, c->latent_eps,
+                           c->halves, indexer, c->target == TARGET_SOURCE, layers_of(glm, purpose), c->indexers};
+    return s;
+}
+
+// a line for the layers of a kind
+static Tensor kind_activation(const char* kinds, const char* of, const char* name, size_t field, int layers, int rows,
+                              int columns) {
+    Tensor t = activation(name, field, layers, rows, columns);
+    if (layers > 0) { tensor_in_kinds(&t, kinds, of); }
+    return t;
+}
+
+// B rows of T positions; generation keeps logits of the last position of each. glm must outlive the table
+static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &glm->config;
+    const int D = c->D, N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
+    const int L = layers_of(glm, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
+    const int L_mlps = activations_kept(how, L, purpose, RECOMPUTE_MLPS), L_out = purpose == TO_TRAIN ? L : 0;
+    const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
+    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
+    const int FD = config_layers(c->mlps, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
+    const size_t adapters = adapter_scratch_elements(&glm->adapters, &glm->model, N, N * c->k);
+    const size_t parallel = vocabulary_room_elements(&glm->model, N, N_head, purpose == TO_GENERATE ? N_head : 1);
+    const RankGroup* tp = &glm->model.tp;
+    const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
+    const LatentSizes latent = latent_sizes(glm, purpose);
+    const LatentRows rows = {B, T, N, L_norms, L_block, purpose};
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(ActivationTensors, name)
+    *t++ = input_activation(FIELD(encoded), N, D);
+    *t++ = activation(FIELD(norm1),          L_norms, N, D);   // what attention reads
+    t = latent_tensor_rows(t, offsetof(ActivationTensors, attention), &latent, &rows);
+    *t++ = activation(FIELD(attention_out),  0, N, D);
+    t = stream_rows(t, FIELD(residual2),     L_block, N, D, purpose, tp);  // after attention
+    *t++ = activation(FIELD(norm2),          L_norms, N, D);   // what MLP, router and experts read
+    *t++ = kind_activation(c->mlps, "M", FIELD(gate_up), L_mlps, N, 2 * FD);  // then its gradient
+    *t++ = activation(FIELD(hidden),         0, N, FD);        // silu(gate) o up
+    t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_mlps, purpose);
+    *t++ = kind_activation(c->mlps, "E", FIELD(shared_gate_up), L_mlps, N, 2 * c->FS);
+    *t++ = activation(FIELD(shared_hidden),  0, N, c->FS);
+    *t++ = activation(FIELD(shared_out),     0, N, D);
+    *t++ = activation(FIELD(branch),         0, N, D);         // what a half of a block says
+    t = stream_rows(t, FIELD(residual3),     L_out, N, D, purpose, tp);    // after the MLP
+    *t++ = activation(FIELD(norm),           0, N, D);         // the last one's output
+    *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
+    if (holds_mtp(glm, purpose)) {
+        *t++ = activation(FIELD(mtp_joined),  0, N, 2 * D);    // [next token; last norm]; then its gradient
+        *t++ = activation(FIELD(mtp_encoded), 0, N, D);        // the stream that comes into the module's layer
+        *t++ = activation(FIELD(mtp_norm),    0, N, D);        // behind it
+        *t++ = activation(FIELD(dhidden),     0, N, D);        // of the last norm's output
+    }
+    *t++ = activation(FIELD(dresidual),      0, N_train, D);
+    *t++ = activation(FIELD(dbranch),        0, N_train, D);   // of what a norm gives
+    *t++ = activation(FIELD(droom),          0, N_train, room);
+    *t++ = activation(FIELD(dmlp_hidden),    0, N_train, FD);
+    *t++ = activation(FIELD(dshared_hidden), 0, N_train, c->FS);
+    *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
+    *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
+#undef FIELD
+    return (int)(t - table);
+}
+
+static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const int N = activations_positions(how, B, T, purpose), L = layers_of(glm, purpose);
+    const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
+    const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
+    const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
+    const LatentSizes latent = latent_sizes(glm, purpose);
+    const LatentRows rows = {B, T, N, L_norms, L_block, purpose};
+    Tensor* t = table;
+#define FIELD(name) #name, offsetof(Statistics, name)
+    *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
+    t = latent_statistic_rows(t, offsetof(Statistics, attention), &latent, &rows);
+    *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
+    t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose);
+    *t++ = activation(FIELD(norm_rstd),  0, N, 1);
+    *t++ = activation(FIELD(losses),     0, N, 1);
+    if (holds_mtp(glm, purpose)) {
+        *t++ = activation(FIELD(mtp_embedding_rstd), 0, N, 1);
+        *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, 1);
+        *t++ = activation(FIELD(mtp_norm_rstd), 0, N, 1);
+        *t++ = activation(FIELD(mtp_losses),    0, N, 1);
+    }
+#undef FIELD
+    return (int)(t - table);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about any of it.
+
+#define AT(name) offsetof(Parameters, name)  // a field of the table
+
+// ---- numbers that a leaf counts: of each router, MTP's last; the losses of the indexers, MTP's last; that of MTP ----
+
+// of the layers below l
+static int kinds_below(const char* kinds, char kind, int l) { return config_layers(kinds, l, kind); }
+
+static int routers_of(const Glm5* glm) {
+    return kinds_below(glm->config.mlps, EXPERT_LAYER, glm->config.L) + glm->model.learns_mtp;
+}
+
+static size_t router_number(const Glm5* glm, int l) {
+    return (size_t)kinds_below(glm->config.mlps, EXPERT_LAYER, l) * router_statistics_length(glm->config.E);
+}
+
+static size_t index_number(const Glm5* glm, int l) {
+    return (size_t)routers_of(glm) * router_statistics_length(glm->config.E) +
+           (size_t)kinds_below(glm->config.indexers, FULL_INDEXER, l);
+}
+
+static size_t mtp_number(const Glm5* glm) {
+    return index_number(glm, glm->model.index_ratio > 0 ? glm->config.L + glm->model.learns_mtp : 0);
+}
+
+// Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
+// learns_mtp: of a model that has the module; trains_index: its indexers learn
+static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, int learns_mtp, int trains_index) {
+    Model* m = &glm->model;
+    const int n = adapters_place(&glm->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
+    glm->config = *c;
+    m->learns_mtp = learns_mtp;
+    m->index_ratio = trains_index;  // every position is an entry
+    model_layout(m, n + parameter_table(m->table + n, &glm->config));
+    if (n > 0) { model_save_rows(m, n); }
+    m->n_numbers = (int)mtp_number(glm) + learns_mtp;
+}
+
+// Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
+static double activations_layout(Activations* acts, const Glm5* glm, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Config* c = &glm->config;
+    const ExpertSizes experts = expert_sizes(glm, B, purpose, &how);
+    activations_begin(acts, B, T, purpose, how);
+    acts->has_places = 1;
+    acts->entry_ratio[LATENT_PLACES] = 1;
+    acts->has_mtp = holds_mtp(glm, purpose);
+    if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    const int n_tensors = activation_table(acts->tensors.table, glm, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, glm, B, T, purpose, &how);
+    const int has = routers_of(glm) > 0;
+    return activations_measure(acts, n_tensors, n_statistics, has ? &experts : NULL, c->dr, c->theta);
+}
+
+// ---- what stands where: parameters by their field of the table, at layer l ----
+
+static ActivationTensors layer_activations(const Activations* acts, int l) {
+    ActivationTensors a;
+    tensor_arena_point(&acts->tensors, &a, l);
+    return a;
+}
+
+static Statistics layer_statistics(const Activations* acts, int l) {
+    Statistics s;
+    tensor_arena_point(&acts->statistics, &s, l);
+    return s;
+}
+
+// with its adapters
+static Linear linear(const Glm5* glm, const Activations* acts, size_t weight, size_t bias, int l) {
+    Linear w = model_linear(&glm->model, weight, bias, l);
+    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
+    linear_adapt(&w, &glm->model, &glm->adapters, pass, weight, l);
+    w.room = layer_activations(acts, 0).parallel;
+    return w;
+}
+
+static LinearGradients gradients(Glm5* glm, size_t weight, size_t bias, int l) {
+    LinearGradients d = model_linear_gradients(&glm->model, weight, bias, l);
+    linear_adapt_gradients(&d, &glm->model, &glm->adapters, weight, l);
+    return d;
+}
+
+static const floatX* vector(const Glm5* glm, size_t field, int l) {
+    return (const floatX*)model_vector(&glm->model, field, l);
+}
+
+// where a gradient is to be written; NULL: it does not learn
+static float* gradient(Glm5* glm, size_t field, int l) { return model_vector_gradient(&glm->model, field, l); }
+
+static float* router_bias(const Glm5* glm, int l) {
+    return (float*)model_place_of(&glm->model, model_row(&glm->model, AT(router_bias), l), l);
+}
+
+// attention of layer l, without gradients
+static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, int N) {
+    const Config* c = &glm->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const int source = config_source(c, l);
+    LatentPass p;
+    memset(&p, 0, sizeof p);
+    p.size = latent_sizes(glm, acts->purpose);
+    p.is_full = source == l, p.is_mtp = l == c->L;
+    p.a = a.attention, p.s = layer_statistics(acts, l).attention;
+    p.chosen = layer_statistics(acts, source).attention.chosen;
+    p.mass = layer_statistics(acts, source).attention.index_mass;
+    p.inp = a.norm1;
+    p.q_a = linear(glm, acts, AT(q_a), AT(q_a_bias), l), p.q_b = linear(glm, acts, AT(q_b), NO_BIAS, l);
+    p.kv_a = linear(glm, acts, AT(kv_a), AT(kv_a_bias), l), p.kv_b = linear(glm, acts, AT(kv_b), NO_BIAS, l);
+    p.o = linear(glm, acts, AT(o), AT(o_bias), l);
+    p.q_norm = vector(glm, AT(q_norm), l), p.kv_norm = vector(glm, AT(kv_norm), l);
+    p.turn = &acts->rope;
+    p.batch = &acts->batch;
+    p.T = acts->T, p.N = N, p.purpose = acts->purpose;
+    if (!p.is_full) { return p; }
+    p.index_q = linear(glm, acts, AT(index_q), NO_BIAS, l), p.index_k = linear(glm, acts, AT(index_k), NO_BIAS, l);
+    p.index_proj = linear(glm, acts, AT(index_proj), NO_BIAS, l);
+    p.index_norm = vector(glm, AT(index_norm), l), p.index_norm_bias = vector(glm, AT(index_norm_bias), l);
+    if (glm->model.index_ratio > 0 && acts->numbers) { p.index_number = acts->numbers + index_number(glm, l); }
+    return p;
+}
+
+static LatentPass latent_pass_back(Glm5* glm, const Activations* acts, int l, int N) {
+    LatentPass p = latent_pass(glm, acts, l, N);
+    p.dq_a = gradients(glm, AT(q_a), AT(q_a_bias), l), p.dq_b = gradients(glm, AT(q_b), NO_BIAS, l);
+    p.dkv_a = gradients(glm, AT(kv_a), AT(kv_a_bias), l), p.dkv_b = gradients(glm, AT(kv_b), NO_BIAS, l);
+    p.d_o = gradients(glm, AT(o), AT(o_bias), l);
+    p.dq_norm = gradient(glm, AT(q_norm), l), p.dkv_norm = gradient(glm, AT(kv_norm), l);
+    if (!p.is_full || glm->model.index_ratio == 0) { return p; }
+    p.dindex_q = gradients(glm, AT(index_q), NO_BIAS, l), p.dindex_k = gradients(glm, AT(index_k), NO_BIAS, l);
+    p.dindex_proj = gradients(glm, AT(index_proj), NO_BIAS, l);
+    p.dindex_norm = gradient(glm, AT(index_norm), l), p.dindex_norm_bias = gradient(glm, AT(index_norm_bias), l);
+    const float counted = p.is_mtp ? glm->model.mtp_index_counted : glm->model.index_counted;
+    p.index_dloss = glm->config.index_weight * (1.0f / counted);
+    return p;
+}
+
+// router and experts of layer l, without gradients
+static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const ExpertPass p = {&acts->experts, a.experts, layer_statistics(acts, l).experts,
+                          expert_choices(&acts->experts, l), a.norm2, linear(glm, acts, AT(router), NO_BIAS, l),
+                          linear(glm, acts, AT(expert_gate_up), NO_BIAS, l),
+                          linear(glm, acts, AT(expert_down), NO_BIAS, l), router_bias(glm, l), NO_GRADIENTS,
+                          NO_GRADIENTS, NO_GRADIENTS, acts->numbers ? acts->numbers + router_number(glm, l) : NULL, N,
+                          NULL};
+    return p;
+}
+
+// is what layers share still that of layer l, the last one that forward went through?
+static int is_last_and_fresh(const Glm5* glm, const Activations* acts, int l) {
+    return acts->is_fresh && l + 1 == layers_of(glm, acts->purpose);
+}
+
+// the stream behind layer l, for backward
+static const floatX* stream_behind(const Glm5* glm, const Activations* acts, int l, int N, const Device* dev) {
+    const Stream s = layer_activations(acts, l).residual3;
+    return is_last_and_fresh(glm, acts, l) ? s.x : stream_bring(s, N, glm->config.D, &glm->model.tp, dev);
+}
+
+static void keep_streams(const Glm5* glm, const Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (acts->purpose != TO_TRAIN) { return; }
+    stream_keep(a.residual2, N, glm->config.D, &glm->model.tp, dev);
+    stream_keep(a.residual3, N, glm->config.D, &glm->model.tp, dev);
+}
+
+static void norm_forward(const Glm5* glm, floatX* out, float* rstd, const floatX* inp, size_t field, int l, int N,
+                         const Device* dev) {
+    rmsnorm_forward(out, rstd, inp, vector(glm, field, l), glm->config.eps, N, glm->config.D, dev);
+}
+
+// add: the gradient of inp goes on from what dinp holds
+static void norm_backward(Glm5* glm, floatX* dinp, const floatX* dout, const floatX* inp, const float* rstd,
+                          size_t field, int l, int add, int N, const Device* dev) {
+    rmsnorm_backward(dinp, gradient(glm, field, l), dout, inp, vector(glm, field, l), rstd, add, N, glm->config.D, dev);
+}
+
+// ---- forward ----
+
+// The first half of layer l: N positions, whose stream comes in as `residual`. replay: they have been here before, and
+// have chosen whom they see
+static void attend_forward(const Glm5* glm, Activations* acts, int l, const floatX* residual, int replay, int N,
+                           const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const LatentPass p = latent_pass(glm, acts, l, N);
+    norm_forward(glm, a.norm1, layer_statistics(acts, l).norm1_rstd, residual, AT(norm1), l, N, dev);
+    latent_layer_forward(&p, a.attention_out, replay, dev);
+    residual_forward(a.residual2.x, residual, a.attention_out, (size_t)N * glm->config.D, dev);
+}
+
+// the first product of an MLP; of experts, once their rows are found, and of the shared one
+static void gate_up_forward(const Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    if (!has_experts(&glm->config, l)) {
+        linear_forward(a.gate_up, a.norm2, linear(glm, acts, AT(gate_up), NO_BIAS, l), N, dev);
+        return;
+    }
+    const ExpertPass p = expert_pass(glm, acts, l, N);
+    expert_gate_up(&p, dev);
+    linear_forward(a.shared_gate_up, a.norm2, linear(glm, acts, AT(shared_gate_up), NO_BIAS, l), N, dev);
+}
+
+// the second half up to the products that are kept for backward. replay: these positions have chosen their experts
+static void mlp_up(const Glm5* glm, Activations* acts, int l, int replay, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    norm_forward(glm, a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
+    if (has_experts(&glm->config, l)) {
+        const ExpertPass p = expert_pass(glm, acts, l, N);
+        expert_choose(&p, replay, dev);
+        expert_gather(&p, dev);
+    }
+    gate_up_forward(glm, acts, l, N, dev);
+}
+
+// ... and from there on: what the MLP says, or the experts of a token, weighed, the shared one last
+static void mlp_down(const Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &glm->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    if (has_experts(c, l)) {
+        const ExpertPass p = expert_pass(glm, acts, l, N);
+        expert_down(&p, a.branch, dev);
+        swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, c->FS, dev);
+        linear_forward(a.shared_out, a.shared_hidden, linear(glm, acts, AT(shared_down), NO_BIAS, l), N, dev);
+        residual_forward(a.branch, a.branch, a.shared_out, (size_t)N * c->D, dev);
+    } else {
+        swiglu_forward(a.hidden, a.gate_up, 0.0f, N, c->FD, dev);
+        linear_forward(a.branch, a.hidden, linear(glm, acts, AT(down), NO_BIAS, l), N, dev);
+    }
+    residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * c->D, dev);
+}
+
+static void block_forward(const Glm5* glm, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    attend_forward(glm, acts, l, residual, 0, N, dev);
+    mlp_up(glm, acts, l, 0, N, dev);
+    mlp_down(glm, acts, l, N, dev);
+    keep_streams(glm, acts, l, N, dev);
+}
+
+// what the indexers of layers first .. end - 1 lose, once all that see their choices have been here
+static void indexers_forward(const Glm5* glm, Activations* acts, int first, int end, int N, const Device* dev) {
+    const LatentSizes s = latent_sizes(glm, acts->purpose);
+    for (int l = first; l < end && s.indexer != INDEXER_OFF; l++) {
+        if (glm->config.indexers[l] != FULL_INDEXER) { continue; }
+        const LatentPass p = latent_pass(glm, acts, l, N);
+        latent_index_loss(&p, dev);
+    }
+}
+
+// The N positions of the batch, up to the last norm
+static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device* dev) {
+    const Config* c = &glm->config;
+    const ActivationTensors a = layer_activations(acts, 0);
+    const floatX* residual = a.encoded;
+    vocabulary_rows(a.encoded, acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    for (int l = 0; l < c->L; l++) {
+        block_forward(glm, acts, l, residual, N, dev);
+        residual = layer_activations(acts, l).residual3.x;
+    }
+    indexers_forward(glm, acts, 0, c->L, N, dev);
+    acts->is_fresh = 1;
+    norm_forward(glm, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
+}
+
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
+static LmHead lm_head(const Glm5* glm, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    floatX* dhidden = holds_mtp(glm, acts->purpose) ? a.dhidden : a.dbranch;
+    const LmHead head = {linear(glm, acts, AT(head), NO_BIAS, 0), a.norm, dhidden, a.logits,
+                         layer_statistics(acts, 0).losses, acts->how.head_rows, glm->config.V, 0};
+    return head;
+}
+
+// ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
+
+// What --recompute left out of layer l, what is never kept, and which rows its experts have: of the last layer all is
+// still there
+static void recompute_block(const Glm5* glm, Activations* acts, int l, const floatX* residual, int N,
+                            const Device* dev) {
+    const int is_there = is_last_and_fresh(glm, acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    if (level == RECOMPUTE_BLOCKS) {
+        attend_forward(glm, acts, l, residual, 1, N, dev);
+        mlp_up(glm, acts, l, 1, N, dev);
+        return;
+    }
+    if (!is_there) { stream_bring(a.residual2, N, glm->config.D, &glm->model.tp, dev); }
+    if (level >= RECOMPUTE_NORMS) {
+        const LatentPass p = latent_pass(glm, acts, l, N);
+        norm_forward(glm, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
+        norm_forward(glm, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
+        latent_layer_again(&p, dev);
+    }
+    if (!is_there && has_experts(&glm->config, l)) {
+        const ExpertPass p = expert_pass(glm, acts, l, N);
+        expert_gather(&p, dev);
+    }
+    if (level >= RECOMPUTE_MLPS) { gate_up_forward(glm, acts, l, N, dev); }
+}
+
+// from dresidual, the gradient of the stream behind layer l, to that of norm2, dbranch
+static void mlp_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
+    const int F = glm->config.FD;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Linear down = linear(glm, acts, AT(down), NO_BIAS, l), gate_up = linear(glm, acts, AT(gate_up), NO_BIAS, l);
+    swiglu_forward(a.hidden, a.gate_up, 0.0f, N, F, dev);
+    linear_backward(a.dmlp_hidden, a.dresidual, a.hidden, down, gradients(glm, AT(down), NO_BIAS, l), 0, N, dev);
+    swiglu_backward(a.gate_up, NULL, NULL, a.dmlp_hidden, a.gate_up, NULL, 0.0f, N, F, dev);
+    linear_backward(a.dbranch, a.gate_up, a.norm2, gate_up, gradients(glm, AT(gate_up), NO_BIAS, l), 0, N, dev);
+}
+
+// The shared expert: dbranch, which has what comes by way of the router, goes on
+static void shared_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
+    const int F = glm->config.FS;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Linear down = linear(glm, acts, AT(shared_down), NO_BIAS, l);
+    const Linear gate_up = linear(glm, acts, AT(shared_gate_up), NO_BIAS, l);
+    swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, F, dev);
+    linear_backward(a.dshared_hidden, a.dresidual, a.shared_hidden, down,
+                    gradients(glm, AT(shared_down), NO_BIAS, l), 0, N, dev);
+    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, 0.0f, N, F, dev);
+    linear_backward(a.dbranch, a.shared_gate_up, a.norm2, gate_up, gradients(glm, AT(shared_gate_up), NO_BIAS, l), 1,
+                    N, dev);
+}
+
+// of the balance of each sequence in the gradient of a router: a mean over those of all leaves
+static float balance_weight(const Glm5* glm, const Activations* acts, int l) {
+    const Config* c = &glm->config;
+    const int rows = acts->experts.size.sequences * glm->model.dp.n_leaves;
+    return c->balance > 0.0f && l < c->L ? c->balance * (1.0f / (float)rows) : 0.0f;
+}
+
+static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    ExpertPass p = expert_pass(glm, acts, l, N);
+    p.drouter = gradients(glm, AT(router), NO_BIAS, l);
+    p.dgate_up = gradients(glm, AT(expert_gate_up), NO_BIAS, l);
+    p.ddown = gradients(glm, AT(expert_down), NO_BIAS, l);
+    expert_backward_router(&p, a.dbranch, a.dresidual, NULL, balance_weight(glm, acts, l), 0.0f, dev);
+    shared_backward(glm, acts, l, N, dev);
+    expert_backward_rows(&p, a.dbranch, dev);
+}
+
+// dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
+static void block_backward(Glm5* glm, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const LatentPass p = latent_pass_back(glm, acts, l, N);
+    if (has_experts(&glm->config, l)) { experts_backward(glm, acts, l, N, dev); }
+    else { mlp_backward(glm, acts, l, N, dev); }
+    norm_backward(glm, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, dev);
+    latent_layer_backward(&p, a.dbranch, a.dresidual, a.droom, dev);
+    norm_backward(glm, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);
+}
+
+// the row of the embedding that fills does not learn
+static void forget_padding(Glm5* glm, const Device* dev) {
+    const Config* c = &glm->config;
+    float* d = gradient(glm, AT(embedding), 0);
+    if (d && c->pad >= 0) { device_zero(d + (size_t)c->pad * (size_t)c->D, sizeof(float) * (size_t)c->D, dev); }
+}
+
+// After the heads. Every parameter's gradient is written: one micro-batch is one leaf
+static void glm5_backward(Glm5* glm, Activations* acts, int N, const Device* dev) {
+    const Config* c = &glm->config;
+    const Model* m = &glm->model;
+    const ActivationTensors a = layer_activations(acts, c->L - 1);
+    norm_backward(glm, a.dresidual, lm_head(glm, acts).dnorm, stream_behind(glm, acts, c->L - 1, N, dev),
+                  layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, dev);
+    for (int l = c->L - 1; l >= 0 && l >= m->lowest; l--) {
+        const floatX* residual = l > 0 ? stream_behind(glm, acts, l - 1, N, dev) : a.encoded;
+        recompute_block(glm, acts, l, residual, N, dev);
+        block_backward(glm, acts, l, residual, N, dev);
+        model_layer_done(&glm->model, l, dev);
+    }
+    vocabulary_embedding_backward(&glm->model, AT(embedding), m->learns_mtp && !c->mtp_detach, a.dresidual,
+                                  acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    forget_padding(glm, dev);
+}
+
+// ---- the module that predicts the token after the next ----
+
+// after forward: from the last norm's output and the next tokens up to the module's own last norm
+static void mtp_forward(const Glm5* glm, Activations* acts, int N, const Device* dev) {
+    const int l = glm->config.L, D = glm->config.D;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    floatX *next = a.dbranch, *hidden = a.dresidual;  // room that only backward needs
+    vocabulary_rows(a.branch, acts->mtp.batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    norm_forward(glm, next, s.mtp_embedding_rstd, a.branch, AT(mtp_enorm), 0, N, dev);
+    norm_forward(glm, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hnorm), 0, N, dev);
+    mtp_join(a.mtp_joined, next, hidden, N, D, dev);
+    linear_forward(a.mtp_encoded, a.mtp_joined, linear(glm, acts, AT(mtp_eh_proj), NO_BIAS, 0), N, dev);
+    block_forward(glm, acts, l, a.mtp_encoded, N, dev);
+    indexers_forward(glm, acts, l, l + 1, N, dev);
+    norm_forward(glm, a.mtp_norm, s.mtp_norm_rstd, a.residual3.x, AT(mtp_norm), 0, N, dev);
+}
+
+// The same matrix, whose gradient goes on
+static LmHead mtp_head(const Glm5* glm, const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    LmHead head = lm_head(glm, acts);
+    head.norm = a.mtp_norm, head.dnorm = a.dbranch, head.losses = layer_statistics(acts, 0).mtp_losses;
+    head.goes_on = 1;
+    return head;
+}
+
+// From dbranch, the gradient of the module's last norm, to what it adds to that of the embedding and to dhidden
+static void mtp_backward(Glm5* glm, Activations* acts, int N, const Device* dev) {
+    const int l = glm->config.L, D = glm->config.D, reaches = !glm->config.mtp_detach;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const Linear proj = linear(glm, acts, AT(mtp_eh_proj), NO_BIAS, 0);
+    const Linear embedding = linear(glm, acts, AT(embedding), NO_BIAS, 0);
+    norm_backward(glm, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, dev);
+    recompute_block(glm, acts, l, a.mtp_encoded, N, dev);
+    block_backward(glm, acts, l, a.mtp_encoded, N, dev);
+    model_layer_done(&glm->model, l, dev);
+    linear_backward_weight(a.dresidual, a.mtp_joined, proj, gradients(glm, AT(mtp_eh_proj), NO_BIAS, 0), N, dev);
+    linear_backward_input(a.mtp_joined, a.dresidual, proj, 0, N, dev);
+    mtp_part(a.dbranch, a.mtp_joined, MTP_NEXT, N, D, dev);
+    vocabulary_rows(a.branch, acts->mtp.batch.tokens, embedding, N, dev);
+    norm_backward(glm, a.dresidual, a.dbranch, a.branch, s.mtp_embedding_rstd, AT(mtp_enorm), 0, 0, N, dev);
+    if (reaches) {
+        vocabulary_embedding_share(&glm->model, AT(embedding), 0, a.dresidual, acts->mtp.batch.tokens, embedding, N,
+                                   dev);
+    }
+    mtp_part(a.dbranch, a.mtp_joined, MTP_HIDDEN, N, D, dev);
+    norm_backward(glm, reaches ? a.dhidden : a.dresidual, a.dbranch, a.norm, s.mtp_hidden_rstd, AT(mtp_hnorm), 0,
+                  reaches, N, dev);
+}
+
+// forward and backward, once the head has written dhidden; the sum of its losses joins what the leaf counts
+static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
+    mtp_forward(glm, acts, N, dev);
+    const LmHead head = mtp_head(glm, acts);
+    const float dloss = glm->config.mtp_weight * (1.0f / glm->model.mtp_counted);
+    lm_head_losses(&head, &acts->mtp.batch, 1, glm->config.mtp_detach ? NULL : gradient(glm, AT(head), 0), dloss, N,
+                   dev);
+    crossentropy_losses_sum(dp_numbers(&glm->model.dp) + mtp_number(glm), head.losses, N, dev);
+    mtp_backward(glm, acts, N, dev);
+}
+
+// ---- all of it ----
+
+// from the stream behind the last layer to losses, and back to all gradients
+static void leaf_backward(Glm5* glm, Activations* acts, float dloss, int N, const Device* dev) {
+    const LmHead head = lm_head(glm, acts);
+    lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
+    crossentropy_losses_sum(dp_loss(&glm->model.dp), head.losses, N, dev);
+    if (holds_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
+    glm5_backward(glm, acts, N, dev);
+}
+
+// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
+// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
+static void glm5_leaf(Glm5* glm, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    DataParallel* dp = &glm->model.dp;
+    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
+    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
+        glm5_forward(glm, acts, acts->batch.n, dev);
+        leaf_backward(glm, acts, dloss, acts->batch.n, dev);
+        graph_end(&acts->graph, dev);
+    }
+    acts->numbers = NULL;
+    model_leaf_done(&glm->model, dev);
+}
+
+// ---- of an update, once dp_reduce is back ----
+
+// the mean over the targets that count for the MTP module
+static float mtp_loss(const Glm5* glm) { return dp_sums(&glm->model.dp)[mtp_number(glm)] / glm->model.mtp_counted; }
+
+// the balance of sequences, or without it of leaves: means over leaves, summed over the layers with experts
+static float balance(const Glm5* glm) {
+    const Config* c = &glm->config;
+    const size_t at = 2 * (size_t)c->E + ROUTER_BALANCE;
+    float sum = 0.0f;
+    for (int l = 0; l < c->L; l++) {
+        if (!has_experts(c, l)) { continue; }
+        sum += dp_sums(&glm->model.dp)[router_number(glm, l) + at] / (float)glm->model.dp.n_leaves;
+    }
+    return sum;
+}
+
+// what is added to the loss: the MTP module's, and the balance. What indexers lose is no part of it: they share no
+// parameter with the rest
+static float more_loss(const Glm5* glm) {
+    const Config* c = &glm->config;
+    const float of_balance = c->balance > 0.0f ? c->balance * balance(glm) : 0.0f;
+    if (!glm->model.learns_mtp) { return of_balance; }
+    return c->balance > 0.0f ? c->mtp_weight * mtp_loss(glm) + of_balance : c->mtp_weight * mtp_loss(glm);
+}
+
+// the biases of routers follow their counts. stays (layers): those that --freeze keeps
+static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
+    const Config* c = &glm->config;
+    for (int l = 0; l < c->L + glm->model.learns_mtp && c->bias_rate > 0.0f; l++) {
+        if (!has_experts(c, l) || (stays && stays[l])) { continue; }
+        expert_level_bias(router_bias(glm, l), dp_sums(&glm->model.dp) + router_number(glm, l), c->bias_rate, 0, c->E,
+                          l, dev);
+    }
+}
+
+// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const Glm5*)m, B, T, purpose, how);
+}
+
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    glm5_forward((const Glm5*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Glm5*)m, acts); }
+
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    glm5_leaf((Glm5*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((Glm5*)m, acts, dloss, N, dev);
+}
+
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+    const Glm5* glm = (const Glm5*)m;
+    const ActivationTensors a = layer_activations(acts, glm->config.L - 1);
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)glm->config.D);
+}
+
+static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3. What a run asks of this model (llmc/run/trainer.h), and main.
+
+#ifndef TESTING
+typedef struct {
+    Glm5 glm;                 // first
+    Adapted adapted;          // activations, adapters, and options of both
+    MtpOptions mtp;
+    int indexer, indexer_alone;
+    float balance, bias_rate;
+    char bias_stays[CONFIG_MAX_LAYERS + 1];  // of each router: --freeze keeps it as it is
+} Workplace;
+
+static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
+static const Config* config_of(const Run* r) { return &workplace(r)->glm.config; }
+
+#define LORA_TARGETS ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
+
+static void glm5_options(Run* r) {
+    Workplace* w = workplace(r);
+    const Option own[] = {
+        {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
+         "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
+         "as it weighs all positions, which all are chosen meanwhile, but in validations and texts. off: they stay as "
+         "they are. Where it is not typed, config.json's indexer_train", 0},
+        {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
+         "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
+        {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "0", 0, 1, "F",
+         "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
+         "at all. Where it is not typed, config.json's bias_update_rate or the preset's, 0.001 of tiny and small", 0},
+        {"experts", "seq-balance", "", OPTION_FLOAT, &w->balance, "0", 0, 1e3, "F",
+         "weight of the balance of experts in each sequence, a loss; 0: none. Where it is not typed, config.json's "
+         "seq_balance_coef", 0},
+        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
+         "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs and experts too, 3 whole "
+         "blocks. Saves memory, changes no bit", 0},
+        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
+         "positions whose logits are in memory at once", 0},
+    };
+    run_add_options(r, own, sizeof own);
+    mtp_options(r, &w->mtp);
+    experts_options(r, &w->adapted.decoder.how.ep);
+    adapted_options(r, &w->adapted);
+    options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
+                   "whole name, or ends of names, 'q_a_proj,o_proj', but never indexers; all-linear; empty: those of "
+                   "attention; none with --lora-parameters");
+    options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
+                   "checkpoint, or a .safetensors file with config.json beside it");
+    options_reword(r->table, r->n_options, "config", "random start from a config.json of GLM-5, with sizes of your "
+                   "own");
+}
+
+// what was typed instead of what config.json says
+static void choose_training(Run* r, Config* c) {
+    Workplace* w = workplace(r);
+    mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
+    if (run_is_typed(r, "indexer")) { c->indexer = w->indexer; }
+    if (run_is_typed(r, "bias-rate")) { c->bias_rate = w->bias_rate; }
+    if (run_is_typed(r, "seq-balance")) { c->balance = w->balance; }
+}
+
+// The table of settings has what this run trains with: off and 0 where it computes no gradient, or nothing that would
+// learn by it. config.json keeps its own
+static void show_training(Run* r, const Config* c, int is_adapter, int trains_index) {
+    const int learns = run_is_training(r) || *r->o.probe, moves_bias = run_is_training(r) && !is_adapter;
+    const IndexerTraining indexer = learns && trains_index ? (IndexerTraining)c->indexer : INDEXER_OFF;
+    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, indexer).s);
+    options_set(r->table, r->n_options, "bias-rate", format_float(moves_bias ? c->bias_rate : 0.0f).s);
+    options_set(r->table, r->n_options, "seq-balance", format_float(learns ? c->balance : 0.0f).s);
+}
+
+// options that an adapter excludes
+static void refuse_options(Run* r, const Config* c, int is_adapter) {
+    const Workplace* w = workplace(r);
+    options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && is_adapter, "indexer",
+                   "is not for adapters, beside which indexers stay as they are");
+    options_refuse(w->indexer_alone && (c->indexer == INDEXER_OFF || is_adapter), "indexer-alone",
+                   "is for --indexer kl or dense, without an adapter");
+    options_refuse(run_is_typed(r, "bias-rate") && is_adapter && w->bias_rate > 0.0f, "bias-rate",
+                   "is not for adapters, beside which routers stay as they are");
+}
+
+static void glm5_choose(Run* r) {
+    Workplace* w = workplace(r);
+    const int is_new = !*r->config;
+    const size_t not_fp8[] = {AT(embedding), AT(router), AT(index_proj)};
+    Adapters adapters;
+    Tensor base[MAX_PARAMETERS];
+    SafeSet set;
+    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (*r->weights) {
+        safeset_open(&set, r->weights);
+        config_fit(&c, &set);
+        adapted_base(r, &set);
+        safeset_close(&set);
+    }
+    choose_training(r, &c);
+    const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
+    const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
+    const int trains_index = c.indexer != INDEXER_OFF && !is_adapter;
+    refuse_options(r, &c, is_adapter);
+    show_training(r, &c, is_adapter, trains_index);
+    glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
+    if (trains_index) {
+        log_add_key(&r->log, "index_loss", "of the indexers, the mean over their layers; not in the loss");
+    }
+    adapted_store(r, not_fp8, 3);
+    r->V = r->classes = c.V;
+    r->max_T = c.max_T;
+    if (routers_of(&w->glm) > 0) { experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E); }
+    else { options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts"); }
+}
+
+// biases of routers that --freeze names do not even follow the counts. Indexers that nothing trains do not learn
+static void glm5_freeze(Run* r) {
+    Workplace* w = workplace(r);
+    Model* m = r->model;
+    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
+        const Tensor* t = &m->table[i];
+        const int first = tensors_slices(m->table, i), is_bias = t->field == AT(router_bias);
+        for (int k = 0; is_bias && k < tensor_slices(t); k++) {
+            const int stays = w->indexer_alone || slice_is_frozen(m->frozen, first + k);
+            w->bias_stays[tensor_slice_layer(t, k)] = (char)stays;
+        }
+        if (is_bias || (parameter_is_index(t) ? m->index_ratio == 0 : w->indexer_alone)) { model_freeze(m, t); }
+    }
+    mtp_freeze(m, parameter_is_mtp);
+}
+
+static void glm5_check(Run* r) {
+    Workplace* w = workplace(r);
+    const Config* c = config_of(r);
+    options_refuse(w->indexer_alone && r->o.early_stop > 0 && r->T <= c->topk, "early-stop",
+                   "with --indexer-alone no validation gets better in rows of which all positions are chosen: leave it "
+                   "out, or give more --seq-len");
+    r->has_masters = !FLOATX_IS_FLOAT;
+    adapted_check(r);
+    if (routers_of(&w->glm) > 0) { experts_check(r, &w->adapted.decoder.how.ep, c->k); }
+}
+
+// of the model's rows those before the MTP module's
+static int trunk_rows(const Run* r) {
+    const Model* m = r->model;
+    int n = workplace(r)->glm.adapters.n_table;
+    const int first = n;
+    while (n < m->n_table && !parameter_is_mtp(&m->table[n])) { n++; }
+    return n - first;
+}
+
+static void glm5_box(const Run* r) {
+    const Config* c = config_of(r);
+    const int n_full = config_layers(c->indexers, c->L, FULL_INDEXER);
+    const int n_experts = config_layers(c->mlps, c->L, EXPERT_LAYER);
+    const size_t active = decoder_active(r->model, workplace(r)->glm.adapters.n_table + trunk_rows(r), c->k);
+    box_row("model", "%d layer%s of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->D, c->max_T);
+    box_row("  attention", "%d head%s, keys of %d of which %d turn, values of %d, all of %d for a token", c->H,
+            c->H > 1 ? "s" : "", c->dn + c->dr, c->dr, c->dv, c->r);
+    box_row("  indexers", "in %d layer%s, of %d head%s, choose %d positions%s", n_full, n_full > 1 ? "s" : "", c->nI,
+            c->nI > 1 ? "s" : "", c->topk,
+            r->model->index_ratio == 0 ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learn" : " and learn");
+    if (n_experts < c->L) {
+        box_row("mlp", "%d wide, in %d layer%s", c->FD, c->L - n_experts, c->L - n_experts > 1 ? "s" : "");
+    }
+    if (n_experts > 0) {
+        box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all, %d wide", c->E, c->F, c->k,
+                c->FS);
+        experts_box(r, c->E);
+    }
+    mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
+    if (run_is_training(r) && !model_is_adapter(r->model) && n_experts > 0) {
+        const ShortText by_bias = format_float(c->bias_rate), by_loss = format_float(c->balance);
+        box_row("balance", "bias %s%s, loss %s%s", c->bias_rate > 0.0f ? by_bias.s : "stays",
+                c->bias_rate > 0.0f ? " an update" : "", c->balance > 0.0f ? by_loss.s : "none",
+                c->balance > 0.0f ? " for each sequence" : "");
+    }
+    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
+    adapted_box(r, 0);
+}
+
+static void glm5_load(Run* r, const SliceSink* sink) {
+    const Workplace* w = workplace(r);
+    Model* m = r->model;
+    Tensor *base = m->table + w->glm.adapters.n_table, *mtp = base + trunk_rows(r), *end = m->table + m->n_table;
+    SafeSet set;
+    adapted_load(r, sink);
+    if (!*r->weights) {
+        tensors_init_into(sink, base, (int)(mtp - base), (uint32_t)r->o.seed);
+        mtp_load(r, &w->mtp, sink, NULL, mtp, (int)(end - mtp));
+        return;
+    }
+    safeset_open(&set, r->weights);
+    tensors_load_into(sink, &set, base, (int)(mtp - base), "", NULL);
+    mtp_load(r, &w->mtp, sink, &set, mtp, (int)(end - mtp));
+    config_leave_rest(config_of(r), &set);
+    safeset_report_unused(&set);
+    safeset_close(&set);
+}
+
+static double glm5_rows_sent(const Run* r) {
+    const Config* c = config_of(r);
+    return experts_sent_bytes(r, c->E, c->D, c->k);
+}
+
+// positions that one sees, on average; of what an indexer chooses all of them while that learns so
+static double positions_seen(const Run* r) {
+    const Config* c = config_of(r);
+    const int is_dense = c->indexer == INDEXER_DENSE && r->model->index_ratio > 0;
+    const double T = r->T, K = c->topk;
+    return is_dense || T <= K ? 0.5 * (T + 1.0) : K - 0.5 * K * (K - 1.0) / T;
+}
+
+// of a token in layer l, forward and backward; of the indexer's scores forward alone, and both where it learns
+static double attention_flops(const Run* r, int l) {
+    const Config* c = config_of(r);
+    const double seen = positions_seen(r), n = 6.0 * c->H * (c->dn + c->dr + c->dv) * seen;
+    const int learns = r->model->index_ratio > 0, scores = learns || r->T > c->topk;
+    const double scored = (r->T + 1.0) + (learns ? 4.0 * seen : 0.0);
+    return c->indexers[l] == FULL_INDEXER && scores ? n + scored * c->nI * (c->dI + 1.0) : n;
+}
+
+// of what model_flops counts for row i: indexers send nothing back to what they read, and without scores nothing goes
+// through them
+static double flops_not_done(const Run* r, int i) {
+    const Model* m = r->model;
+    const Tensor* t = &m->table[i];
+    const int reached = tensor_layers_below(t, t->layers) - tensor_layers_below(t, m->lowest);
+    if (!parameter_is_index(t) || t->on_disk == VECTOR) { return 0.0; }
+    return m->index_ratio > 0 || r->T > config_of(r)->topk ? 2.0 * reached * (double)tensor_slice_elements(t)
+                                                           : model_flops(m, i);
+}
+
+static double glm5_flops_per_token(const Run* r) {
+    const Config* c = config_of(r);
+    const int learns_mtp = r->model->learns_mtp;
+    const int n = learns_mtp ? r->model->n_table : workplace(r)->glm.adapters.n_table + trunk_rows(r);
+    double sum = learns_mtp ? model_flops(r->model, model_row(r->model, AT(head), 0)) : 0.0;  // a second time
+    for (int l = 0; l < c->L + learns_mtp; l++) { sum += attention_flops(r, l); }
+    for (int i = 0; i < n; i++) { sum -= flops_not_done(r, i); }
+    return sum + decoder_flops(r, n, model_row(r->model, AT(embedding), 0), c->k, c->E);
+}
+
+static double workspace_bytes(const Run* r, int B) {
+    const Config* c = config_of(r);
+    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
+    const int outputs[] = {c->H * (c->dn + c->dr), c->H * (c->dn + c->dv), 2 * c->FS, 2 * c->FD};
+    int wide = c->D;
+    for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
+    const ExpertSizes experts = expert_sizes(&workplace(r)->glm, B, TO_TRAIN, how);
+    const LatentShape latent = {B * r->T, c->H, c->dn, c->dr, c->dv, c->topk, 1.0f};
+    return fmax(latent_workspace_bytes(&latent, &r->dev),
+                decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->dv, 1, &experts));
+}
+
+static float losses_beside(Run* r, float* grads) {
+    (void)grads;
+    return more_loss(&workplace(r)->glm);
+}
+
+// of the i-th layer with an indexer, MTP's last: the mean over positions
+static float index_loss(const Glm5* glm, int i) {
+    const int n = config_layers(glm->config.indexers, glm->config.L, FULL_INDEXER);
+    const float sum = dp_sums(&glm->model.dp)[index_number(glm, 0) + (size_t)i];
+    return sum / (i == n ? glm->model.mtp_index_counted : glm->model.index_counted);
+}
+
+static int index_losses(const Glm5* glm) {
+    return config_layers(glm->config.indexers, glm->config.L, FULL_INDEXER) + glm->model.learns_mtp;
+}
+
+static float probed_mtp_loss(const Run* r, int i) {
+    (void)i;
+    return mtp_loss(&workplace(r)->glm);
+}
+
+static float probed_index_loss(const Run* r, int i) { return index_loss(&workplace(r)->glm, i); }
+
+static int probed_losses(const Run* r, OtherLoss* others) {
+    const OtherLoss of_mtp = {"mtp_loss", 1, probed_mtp_loss};
+    const OtherLoss of_indexers = {"index_loss", index_losses(&workplace(r)->glm), probed_index_loss};
+    int n = 0;
+    if (r->model->learns_mtp) { others[n++] = of_mtp; }
+    if (r->model->index_ratio > 0) { others[n++] = of_indexers; }
+    return n;
+}
+
+static void glm5_stepped(Run* r, const Step* s) {
+    Workplace* w = workplace(r);
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const int n = config_layers(c->mlps, c->L, EXPERT_LAYER), n_index = index_losses(&w->glm);
+    if (n > 0) {
+        const Routing now = routing_read(dp_sums(&m->dp), n, c->E, m->dp.n_leaves);
+        router_log_step(r, balance(&w->glm) / (float)n, 0.0f, now.load, now.idle);
+    }
+    if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
+        save_let_change(r);
+        level_biases(&w->glm, w->bias_stays, &r->dev);
+    }
+    if (m->learns_mtp) { mtp_log(r, mtp_loss(&w->glm)); }
+    if (m->index_ratio == 0) { return; }
+    double sum = 0.0;
+    for (int i = 0; i < n_index; i++) { sum += (double)index_loss(&w->glm, i); }
+    log_note(&r->log, "index %.4f", sum / n_index);
+    log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(sum / n_index)));
+}
+
+static json_t* glm5_summary(const Run* r) {
+    const Config* c = config_of(r);
+    int layers[CONFIG_MAX_LAYERS], n = 0;
+    for (int l = 0; l < c->L; l++) {
+        if (has_experts(c, l)) { layers[n++] = l; }
+    }
+    return n > 0 ? router_log_summary(r, layers, n, c->L, c->E) : json_object();
+}
+
+static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
+    return config_save(path, config_of(r), eot, dtype);
+}
+
+// --indexer dense chooses all positions while the model learns. A validation is of the model that is saved, which has
+// index_topk of them
+static void choosing_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Config* c = &workplace(r)->glm.config;
+    const int indexer = c->indexer;
+    if (purpose == TO_EVALUATE) { c->indexer = INDEXER_OFF; }
+    decoder_forward(r, purpose, tokens, targets, B, T, t0);
+    c->indexer = indexer;
+}
+
+static Trainer glm5_trainer(void) {
+    Trainer t = adapted_trainer(offsetof(Workplace, adapted));
+    t.name = "train_glm5";
+    t.about = "Trains GLM-5, attention over chosen tokens by short vectors, and experts, from and to folders of it.";
+    t.presets = "random start from a preset: " GLM5_PRESETS;
+    t.usual_V = 154880;
+    t.options = glm5_options;
+    t.parsed = router_log_keys;
+    t.choose = glm5_choose;
+    t.freeze = glm5_freeze;
+    t.check = glm5_check;
+    t.box = glm5_box;
+    t.rows_sent = glm5_rows_sent;
+    t.flops_per_token = glm5_flops_per_token;
+    t.workspace_bytes = workspace_bytes;
+    t.load = glm5_load;
+    t.forward = choosing_forward;
+    t.stepped = glm5_stepped;
+    t.more_loss = losses_beside;
+    t.without_more = "cross_entropy";
+    t.other_losses = probed_losses;
+    t.write_config = write_config;
+    t.summary = glm5_summary;
+    return t;
+}
+
+int main(int argc, char** argv) {
+    static Workplace place;  // all zero
+    const Trainer trainer = glm5_trainer();
+    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.glm.adapters, LORA_TARGETS);
+    return run_main(&trainer, &place.glm.model, argc, argv);
+}
+#endif
