@@ -26,6 +26,7 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
+#include "../ops/indexer.h"      // IndexerTraining, INDEXER_NAMES
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "config_parts.h"        // config_parse_kinds, config_check_quantized
 #include "rope_theta.h"          // rope_theta_parse
@@ -35,9 +36,7 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024, CONFIG_MOST_HEAD = 1024 };
 enum { FULL_INDEXER = 'F', SHARED_INDEXER = 'S' };  // Config.indexers
 enum { MLP_LAYER = 'M', EXPERT_LAYER = 'E' };       // Config.mlps
-#define INDEXER_NAMES "off|kl|dense"                // IndexerTraining
 #define TARGET_NAMES "group_average|source_layer"   // of what a choice that several layers see is taught by
-typedef enum { INDEXER_OFF, INDEXER_KL, INDEXER_DENSE } IndexerTraining;
 typedef enum { TARGET_GROUP, TARGET_SOURCE } IndexerTarget;
 
 typedef struct {

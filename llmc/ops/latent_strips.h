@@ -52,50 +52,59 @@ static inline int latent_rows_(const LatentShape* s, const Places* places) {
 
 static inline size_t latent_round_(size_t n) { return (n + 63) / 64 * 64 + 64; }
 
-// packed keys take floats from *p on; back: backward asks for more than forward
-static inline LatentPacked_ latent_packed_(float** p, size_t n, const LatentShape* s, int back) {
-    const size_t Q = latent_round_(latent_q_(s)), V = latent_round_((size_t)s->dv);
+// the next n floats of room from `base` on, of which *used are taken; base NULL: they are only counted
+static inline float* latent_take_(float* base, size_t* used, size_t n) {
+    float* at = base ? base + *used : NULL;
+    *used += n;
+    return at;
+}
+
+// back: backward asks for more than forward
+static inline LatentPacked_ latent_packed_(float* base, size_t* used, size_t n, const LatentShape* s, int back) {
+    const size_t V = latent_round_((size_t)s->dv);
     LatentPacked_ x;
     memset(&x, 0, sizeof x);
-    x.k_by_u = *p, *p += n * Q;
+    x.k_by_u = latent_take_(base, used, n * latent_round_(latent_q_(s)));
     if (back) {
-        x.v_by_u = *p, *p += n * V;
-        x.k_by_i = *p, *p += n * latent_round_((size_t)s->dn);
-        x.turning_by_i = *p, *p += n * latent_round_((size_t)s->dr);
+        x.v_by_u = latent_take_(base, used, n * V);
+        x.k_by_i = latent_take_(base, used, n * latent_round_((size_t)s->dn));
+        x.turning_by_i = latent_take_(base, used, n * latent_round_((size_t)s->dr));
     } else {
-        x.v_by_i = *p, *p += n * V;
+        x.v_by_i = latent_take_(base, used, n * V);
     }
     return x;
 }
 
-// a thread's scratch from p on, of so many rows of keys; returns its end
-static inline float* latent_lay_(LatentStrip_* x, float* p, const LatentShape* s, int n_rows, int back) {
+// a thread's scratch, of so many rows of keys; how many floats that is goes to *used
+static inline LatentStrip_ latent_lay_(float* base, size_t* used, const LatentShape* s, int n_rows, int back) {
     const size_t n = latent_round_((size_t)n_rows), Q = latent_round_(latent_q_(s)), V = latent_round_((size_t)s->dv);
     const size_t widest = Q > V ? Q : V;
-    memset(x, 0, sizeof *x);
-    x->all = latent_packed_(&p, n, s, back);
-    x->own = latent_packed_(&p, n, s, back);
-    x->q = p, p += TILE_N * Q;
-    x->att = p, p += n * TILE_N;
-    x->ds = p, p += n * TILE_N;
-    x->turned = p, p += n * TILE_N + widest * TILE_N;  // packed weights, then a panel
-    if (!back) { return p; }
-    x->dout = p, p += TILE_N * V;
-    x->part = p, p += n * widest;
-    x->dk = p, p += n * Q;
-    x->dv = p, p += n * V;
-    return p;
+    LatentStrip_ x;
+    memset(&x, 0, sizeof x);
+    *used = 0;
+    x.all = latent_packed_(base, used, n, s, back);
+    x.own = latent_packed_(base, used, n, s, back);
+    x.q = latent_take_(base, used, TILE_N * Q);
+    x.att = latent_take_(base, used, n * TILE_N);
+    x.ds = latent_take_(base, used, n * TILE_N);
+    x.turned = latent_take_(base, used, n * TILE_N + widest * TILE_N);  // packed weights, then a panel
+    if (!back) { return x; }
+    x.dout = latent_take_(base, used, TILE_N * V);
+    x.part = latent_take_(base, used, n * widest);
+    x.dk = latent_take_(base, used, n * Q);
+    x.dv = latent_take_(base, used, n * V);
+    return x;
 }
 
 static inline size_t latent_floats_(const LatentShape* s, int n_rows, int back) {
-    LatentStrip_ x;
-    return (size_t)(latent_lay_(&x, NULL, s, n_rows, back) - (float*)NULL);
+    size_t n;
+    latent_lay_(NULL, &n, s, n_rows, back);
+    return n;
 }
 
-static inline LatentStrip_ latent_scratch_(float* p, const LatentShape* s, int n_rows, int back) {
-    LatentStrip_ x;
-    latent_lay_(&x, p, s, n_rows, back);
-    return x;
+static inline LatentStrip_ latent_scratch_(float* base, const LatentShape* s, int n_rows, int back) {
+    size_t n;
+    return latent_lay_(base, &n, s, n_rows, back);
 }
 
 static inline size_t latent_row_(const LatentKeys_* k, int u) { return (size_t)(k->rows ? k->rows[u] : k->low + u); }
