@@ -33,7 +33,8 @@ Cost:   on a CPU the products with fn, not bytes: 2*M*N*n flops forward, twice t
             D 512              1.0    0.24             1.6     1.2            3.1          2.1   0.09   0.09
             D 4096             9.0     3.5            13.1     9.3           29.8         20.8    1.9    1.8
         which is 52 and 48 GFLOP/s forward, 34 and 28 backward. Two threads, D 512, wall time: 0.52, 0.12, 0.83, and 2.0
-        for the site's backward. Not measured with AVX-512. A GPU: hyper_kernels.h.
+        for the site's backward. One thread of a busy Zen 5 with AVX-512, X from memory, in the table's order: D 512:
+        0.48, 0.23, in place 0.72, 0.93, 0.72; D 4096: 4.3, 2.5, 7.0, 12.1, 8.7. A GPU: hyper_kernels.h.
 Error:  fp32 against fp64 at the values of test_hyper_connections.c: comb of 20 iterations within 5e-7, its gradient
         1e-6. A step of Sinkhorn has hc + 2 roundings, which later steps do not enlarge. bf16 rounds what is stored:
         2^-8.
@@ -881,10 +882,17 @@ static inline __attribute__((always_inline)) HyperRow hyper_dx_row_(const HyperB
     const size_t stream = at * p->s->hc + j, D = (size_t)p->s->D;
     const HyperRow row = {p->dX + stream * D + d, p->X + stream * D + d, p->dy + at * D + d, v_fill(p->pre[stream]),
                           v_fill(p->r[at]), v_fill(t)};
-    for (int i = 0; i < HYPER_WIDE; i += GEMM_LINE) {
-        __builtin_prefetch(row.dX + i, 1, 3), __builtin_prefetch(row.X + i, 0, 3), __builtin_prefetch(row.dy + i, 0, 3);
-    }
     return row;
+}
+
+// its lines are asked for
+static inline __attribute__((always_inline)) void hyper_dx_ask_(const HyperBackward* p, size_t at, int j, int d) {
+    const size_t D = (size_t)p->s->D, of_stream = (at * p->s->hc + j) * D + d, of_y = at * D + d;
+    for (int i = 0; i < HYPER_WIDE; i += GEMM_LINE) {
+        __builtin_prefetch(p->dX + of_stream + i, 1, 3);
+        __builtin_prefetch(p->X + of_stream + i, 0, 3);
+        __builtin_prefetch(p->dy + of_y + i, 0, 3);
+    }
 }
 
 // n channels: dX, which with add 0 begins at 0
@@ -903,18 +911,18 @@ static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward*
                                                             const HyperSide* l, int first, int j, int d) {
     const float* f = p->packed + ((size_t)j * hyper_wides_(p->s) + d / HYPER_WIDE) * p->M * HYPER_WIDE;
     const int add = p->dpost != NULL, n = p->s->D - d, M = p->M;
+    const float* factor = dz[0] + first;
     vfloat sums[HYPER_ROWS][3];
-    HyperRow rows[HYPER_ROWS];
     #pragma GCC unroll 8
     for (int r = 0; r < HYPER_ROWS; r++) {
-        rows[r] = hyper_dx_row_(p, t[first + r], l->at[first + r], j, d);
+        hyper_dx_ask_(p, l->at[first + r], j, d);
         sums[r][0] = sums[r][1] = sums[r][2] = v_fill(0.0f);
     }
-    for (int m = 0; m < M; m++, f += HYPER_WIDE) {
+    for (int m = 0; m < M; m++, f += HYPER_WIDE, factor += HYPER_SIDE) {
         const vfloat f0 = v_load(f), f1 = v_load(f + VLANES), f2 = v_load(f + 2 * VLANES);
         #pragma GCC unroll 8
         for (int r = 0; r < HYPER_ROWS; r++) {
-            const vfloat x = v_fill(dz[m][first + r]);
+            const vfloat x = v_fill(factor[r]);
             sums[r][0] = v_madd(x, f0, sums[r][0]);
             sums[r][1] = v_madd(x, f1, sums[r][1]);
             sums[r][2] = v_madd(x, f2, sums[r][2]);
@@ -923,10 +931,11 @@ static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward*
     #pragma GCC unroll 8
     for (int r = 0; r < HYPER_ROWS; r++) {
         if (first + r >= l->n) { break; }
+        const HyperRow row = hyper_dx_row_(p, t[first + r], l->at[first + r], j, d);
         if (add && n >= HYPER_WIDE) {
-            hyper_dx_end_(&rows[r], sums[r], 1, HYPER_WIDE);
+            hyper_dx_end_(&row, sums[r], 1, HYPER_WIDE);
         } else {
-            hyper_dx_end_(&rows[r], sums[r], add, n);
+            hyper_dx_end_(&row, sums[r], add, n);
         }
     }
 }
