@@ -10,6 +10,7 @@ its answer goes (post), and how they go on (comb). Sinkhorn's iterations make co
                            comb (N, hc*hc) = sinkhorn(a)        comb[j][k]: from stream j to stream k
                            y (N, D) = sum over j of pre[j] X_j
     hyper_expand_forward   out_k = post[k] f + sum over j of comb[j][k] X_j    f (N, D): what the half says of y
+    hyper_collapse_forward y again, from X and pre: what a layer that is recomputed needs
     hyper_head_forward     behind the last layer: fn (hc, n), base (hc), scale (1), pre and y alone
     hyper_spread_forward   X_j = encoded, of an embedding
 Sinkhorn of (hc, hc): softmax of the rows + eps_h; then columns, and iters - 1 times rows and columns, are divided by
@@ -131,17 +132,23 @@ static inline void hyper_mix_ref_(float* r, float* z, const float* X, const floa
     }
 }
 
-// pre from z, of which a position has M numbers, and y
-static inline void hyper_collapse_ref_(float* y, float* pre, const float* z, const float* X, const float* base,
-                                       const float* scale, const HyperShape* s, int M) {
+static inline void hyper_collapse_forward_ref(float* y, const float* X, const float* pre, const HyperShape* s) {
     const size_t hc = (size_t)s->hc, D = (size_t)s->D;
     for (size_t t = 0; t < (size_t)s->N; t++) {
-        for (size_t j = 0; j < hc; j++) { pre[t * hc + j] = sigmoid_one(z[t * M + j] * scale[0] + base[j]) + s->eps_h; }
         for (size_t d = 0; d < D; d++) {
             float sum = 0.0f;
             for (size_t j = 0; j < hc; j++) { sum = madd(pre[t * hc + j], X[(t * hc + j) * D + d], sum); }
             y[t * D + d] = sum;
         }
+    }
+}
+
+// pre from z, of which a position has M numbers
+static inline void hyper_pre_ref_(float* pre, const float* z, const float* base, const float* scale,
+                                  const HyperShape* s, int M) {
+    for (int i = 0; i < s->N * s->hc; i++) {
+        const int t = i / s->hc, j = i % s->hc;
+        pre[i] = sigmoid_one(z[(size_t)t * M + j] * scale[0] + base[j]) + s->eps_h;
     }
 }
 
@@ -156,13 +163,15 @@ static inline void hyper_site_forward_ref(float* y, float* r, float* z, float* p
         for (int k = 0; k < hc; k++) { post[t * hc + k] = 2.0f * sigmoid_one(a[hc + k]); }
         hyper_sinkhorn_ref_(comb + t * hc * hc, q, a + 2 * hc, 2 * s->iters - 1, s);
     }
-    hyper_collapse_ref_(y, pre, z, X, base, scale, s, M);
+    hyper_pre_ref_(pre, z, base, scale, s, M);
+    hyper_collapse_forward_ref(y, X, pre, s);
 }
 
 static inline void hyper_head_forward_ref(float* y, float* r, float* z, float* pre, const float* X, const float* fn,
                                           const float* base, const float* scale, const HyperShape* s) {
     hyper_mix_ref_(r, z, X, fn, s, s->hc);
-    hyper_collapse_ref_(y, pre, z, X, base, scale, s, s->hc);
+    hyper_pre_ref_(pre, z, base, scale, s, s->hc);
+    hyper_collapse_forward_ref(y, X, pre, s);
 }
 
 static inline void hyper_expand_forward_ref(float* out, const float* X, const float* f, const float* post,
@@ -619,13 +628,27 @@ static inline void hyper_logits_(HyperLanes* a, HyperLanes* sigmoid, HyperLanes*
 }
 
 // y of one position
-static inline __attribute__((always_inline)) void hyper_collapse_(float* y, const float* X, const float* pre, int hc,
-                                                                  int D) {
+static inline __attribute__((always_inline)) void hyper_collapse_row_(float* y, const float* X, const float* pre,
+                                                                      int hc, int D) {
     for (int d = 0; d < D; d += VLANES) {
         vfloat sum = v_fill(0.0f);
         for (int j = 0; j < hc; j++) { sum = v_madd(v_fill(pre[j]), hyper_load_(X + (size_t)j * D + d, D - d), sum); }
         hyper_store_(y + d, sum, D - d);
     }
+}
+
+// ... of position t
+static inline void hyper_collapse_(float* y, const float* X, const float* pre, const HyperShape* s, size_t t) {
+    const int hc = s->hc, D = s->D;
+    y += t * D, X += t * hc * D, pre += t * hc;
+    if (hc == 4) { hyper_collapse_row_(y, X, pre, 4, D); } else { hyper_collapse_row_(y, X, pre, hc, D); }
+}
+
+static inline void hyper_collapse_forward(float* y, const float* X, const float* pre, const HyperShape* s,
+                                          const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (size_t t = 0; t < (size_t)s->N; t++) { hyper_collapse_(y, X, pre, s, t); }
 }
 
 // what follows from z, and y
@@ -648,14 +671,7 @@ static inline void hyper_forward_side_(const HyperForward* p, int first) {
         hyper_sinkhorn_lanes_(comb, a + 2 * hc, s);
         hyper_out_of_lanes_(p->comb, comb, hc * hc, &l);
     }
-    for (size_t t = (size_t)first; t < (size_t)first + l.n; t++) {
-        const float* X = p->X + t * hc * s->D;
-        if (hc == 4) {
-            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, 4, s->D);
-        } else {
-            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, hc, s->D);
-        }
-    }
+    for (size_t t = (size_t)first; t < (size_t)first + l.n; t++) { hyper_collapse_(p->y, p->X, p->pre, s, t); }
 }
 
 // Few positions, as in generation, do without the copy of fn
