@@ -521,10 +521,11 @@ typedef struct {
     const HyperShape* s;
 } HyperForward;
 
-// packed (n, hyper_row_(M)) = fn turned, zeros beyond M
+// packed (n, hyper_row_(M)) = fn turned, zeros beyond M; by the threads of the enclosing parallel region, as all that
+// follows with omp for
 static inline void hyper_pack_(float* packed, const float* fn, int M, int n) {
     const size_t row = hyper_row_(M);
-    #pragma omp parallel for
+    #pragma omp for
     for (int i = 0; i < n; i += VLANES) {
         for (size_t m = 0; m < row; m += VLANES) {
             vfloat square[VLANES];
@@ -679,15 +680,19 @@ static inline void hyper_forward_(HyperForward* p, const float* fn, const Device
     const HyperShape* s = p->s;
     const int n = s->hc * s->D;
     assert(s->hc >= 1 && s->hc <= HYPER_STREAMS && s->iters >= 1);
+    float* packed = NULL;
     if (s->N <= GEMM_FEW) {
         matmul_forward(p->z, p->X, fn, NULL, s->N, n, p->M, dev);
     } else {
-        float* packed = device_workspace(dev, sizeof(float) * hyper_row_(p->M) * n);
-        hyper_pack_(packed, fn, p->M, n);
-        p->packed = packed;
+        packed = device_workspace(dev, sizeof(float) * hyper_row_(p->M) * n);
     }
-    #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < s->N; first += HYPER_SIDE) { hyper_forward_side_(p, first); }
+    p->packed = packed;
+    #pragma omp parallel
+    {
+        if (packed) { hyper_pack_(packed, fn, p->M, n); }
+        #pragma omp for schedule(dynamic) nowait
+        for (int first = 0; first < s->N; first += HYPER_SIDE) { hyper_forward_side_(p, first); }
+    }
 }
 
 static inline void hyper_site_forward(float* y, float* r, float* z, float* pre, float* post, float* comb,
@@ -875,7 +880,7 @@ static inline void hyper_da_(HyperLanes* da, HyperLanes* z, const HyperBackward*
 static inline size_t hyper_wides_(const HyperShape* s) { return (size_t)ceil_div(s->D, HYPER_WIDE); }
 static inline void hyper_pack_wide_(float* packed, const HyperBackward* p) {
     const size_t n_wides = hyper_wides_(p->s), D = (size_t)p->s->D, row = (size_t)p->s->hc * D;
-    #pragma omp parallel for
+    #pragma omp for
     for (size_t i = 0; i < (size_t)p->s->hc * n_wides; i++) {
         const size_t j = i / n_wides, d = i % n_wides * HYPER_WIDE, n = D - d < HYPER_WIDE ? D - d : (size_t)HYPER_WIDE;
         for (size_t m = 0; m < (size_t)p->M; m++) {
@@ -1043,7 +1048,7 @@ static inline void hyper_dfn_panel_(float* dfn, const HyperBackward* p, int firs
 
 static inline void hyper_dfn_(float* dfn, const HyperBackward* p) {
     const int n = p->s->hc * p->s->D;
-    #pragma omp parallel for schedule(dynamic)
+    #pragma omp for schedule(dynamic) nowait
     for (int first = 0; first < n; first += HYPER_PANEL) {
         hyper_dfn_panel_(dfn, p, first, hyper_least_(HYPER_PANEL, n - first));
     }
@@ -1070,13 +1075,17 @@ static inline void hyper_backward_(float* dfn, float* dbase, float* dscale, Hype
     float* steps = device_workspace(dev, sizeof(float) * (n_steps * dev->n_threads + n_left + n_packed +
                                                           (size_t)s->N * p->M));
     p->left = steps + n_steps * dev->n_threads, p->packed = p->left + n_left, p->da = p->packed + n_packed;
-    hyper_pack_wide_(p->packed, p);
-    #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < s->N; first += HYPER_SIDE) {
-        hyper_backward_side_(p, first, steps + n_steps * thread_number());
+    #pragma omp parallel
+    {
+        hyper_pack_wide_(p->packed, p);
+        #pragma omp for schedule(dynamic)
+        for (int first = 0; first < s->N; first += HYPER_SIDE) {
+            hyper_backward_side_(p, first, steps + n_steps * thread_number());
+        }
+        #pragma omp single nowait  // chains over all positions, while the others begin with dfn
+        if (dbase || dscale) { hyper_few_gradients_(dbase, dscale, p); }
+        if (dfn) { hyper_dfn_(dfn, p); }
     }
-    if (dfn) { hyper_dfn_(dfn, p); }
-    if (dbase || dscale) { hyper_few_gradients_(dbase, dscale, p); }
 }
 
 static inline void hyper_site_backward(float* dX, float* dfn, float* dbase, float* dscale, const float* dy,
