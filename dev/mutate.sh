@@ -364,6 +364,10 @@ mutation "muon: ranks have no whole matrices" test_comm "dp muon" data_parallel.
 mutation "rounding: a random number has 15 bits" test_adamw rounding rng.h 'noise \& 0xffffu' 'noise \& 0x7fffu'
 mutation "global norm: low digits are not carried" test_adamw "norm order" global_norm.h \
     'high \+= low >> NORM_BITS;' 'high += 0;'
+mutation "global norm: any exponent is the expected one" test_adamw "norm expected" global_norm.h:norm_is_done \
+    'norm_exponent_\(sum->largest\) == norm_exponent_\(sum->expected\)' '1'
+mutation "global norm: a second pass goes on with the digits of the first" test_adamw "norm expected" \
+    global_norm.h:norm_restart 'memset\(sum->digit, 0, sizeof sum->digit\);' '(void)sum;'
 mutation "global norm: units are rounded to the nearest" test_adamw "norm order" global_norm.h \
     '\(int32_t\)\(\(square - \(double\)high\) \* 0x1p31\)' '(int32_t)((square - (double)high) * 0x1p31 + 0.5)'
 
