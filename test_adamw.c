@@ -436,23 +436,42 @@ static double spelled_sum(const float* g, size_t n) {
     return ldexp((double)(uint64_t)(units >> 62) + (middle * 0x1p-31 + low * 0x1p-62), 2 * exponent);
 }
 
-// the sum of an array on the device that comes in `pieces`; it begins `skip_first` floats behind a boundary
-static double device_sum(const float* g, size_t n, size_t skip_first, size_t pieces, const Device* dev) {
-    float *shifted = filled_array(skip_first + n, 1e30f), *d_g;
-    NormSum sum, *room = (NormSum*)device_alloc(sizeof sum, "the norm");
-    memcpy(shifted + skip_first, g, sizeof(float) * n);
-    d_g = to_device(shifted, skip_first + n, dev);
-    device_zero(room, sizeof sum, dev);
-    for (int pass = 0; pass < 2; pass++) {
-        for (size_t k = 0; k < pieces; k++) {
-            const size_t first = n * k / pieces, end = n * (k + 1) / pieces;
-            if (pass == 0) { norm_see(room, d_g + skip_first + first, end - first, dev); }
-            else { norm_add(room, d_g + skip_first + first, end - first, dev); }
-        }
-    }
+typedef void (*NormPass)(NormSum*, const float*, size_t, const Device*);
+
+// over an array on the device that comes in `pieces`
+static NormSum device_pass(NormPass pass, NormSum sum, const float* d_g, size_t n, size_t pieces, const Device* dev) {
+    NormSum* room = (NormSum*)device_alloc(sizeof sum, "the norm");
+    device_upload(room, &sum, sizeof sum, dev);
+    for (size_t k = 0; k < pieces; k++) { pass(room, d_g + n * k / pieces, n * (k + 1) / pieces - n * k / pieces, dev); }
     device_download(&sum, room, sizeof sum, dev);
     device_release(room, sizeof sum);
+    return sum;
+}
+
+// the sum of an array that begins `skip_first` floats behind a boundary
+static double device_sum(const float* g, size_t n, size_t skip_first, size_t pieces, const Device* dev) {
+    float *shifted = filled_array(skip_first + n, 1e30f), *d_g;
+    memcpy(shifted + skip_first, g, sizeof(float) * n);
+    d_g = to_device(shifted, skip_first + n, dev);
+    NormSum sum = device_pass(norm_see, norm_sum_init(), d_g + skip_first, n, pieces, dev);
+    sum = device_pass(norm_add, sum, d_g + skip_first, n, pieces, dev);
     device_drop(d_g), free(shifted);
+    return norm_value(&sum);
+}
+
+// ... by one pass that expects this exponent of its largest number, and a second one only where that was wrong
+static double tried_sum(const float* g, size_t n, int exponent, int* passes, const Device* dev) {
+    const float expected = ldexpf(0.75f, exponent);
+    uint32_t bits;
+    memcpy(&bits, &expected, sizeof bits);
+    float* d_g = to_device(g, n, dev);
+    NormSum sum = device_pass(norm_try, norm_sum_expecting(bits), d_g, n, 2, dev);
+    *passes = norm_is_done(&sum) ? 1 : 2;
+    if (*passes == 2) {
+        norm_restart(&sum);
+        sum = device_pass(norm_add, sum, d_g, n, 2, dev);
+    }
+    device_drop(d_g);
     return norm_value(&sum);
 }
 
@@ -483,6 +502,31 @@ static void test_norm_order(Test* t) {
         device_free(&dev);
         free(g);
     }
+}
+
+// one pass is enough where the largest number is what was expected, and counts nothing twice where it is not
+static void test_norm_expected(Test* t) {
+    const size_t lengths[] = {1, 33, 4095, 4097, 65536 + 33, 200003};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const size_t n = lengths[i];
+        float* g = random_array(n, 1.0f, (uint32_t)i);
+        Device dev = test_device(i % 2 ? 2 : 3);
+        g[n / 2] = 0x1.8p3f;  // the largest, of exponent 4
+        for (int exponent = 2; exponent <= 6; exponent++) {
+            int passes;
+            check_sum(t, tried_sum(g, n, exponent, &passes, &dev), spelled_sum(g, n), "tried", n, dev.n_threads);
+            check(t, passes == (exponent == 4 ? 1 : 2), "exponent %d: %d passes", exponent, passes);
+        }
+        g[0] = NAN;
+        int passes;
+        check(t, isnan(tried_sum(g, n, 4, &passes, &dev)) && passes == 1, "not a number");
+        device_free(&dev);
+        free(g);
+    }
+    NormSum sum = norm_sum_expecting(0x3f800000u), other = norm_sum_expecting(0x40800000u);
+    sum.largest = other.largest = 0x3f800000u;
+    norm_join(&sum, &other);
+    check(t, !norm_is_done(&sum), "ranks that expect different numbers have no sum");
 }
 
 // ranks see and add what they have, and join: any of them gets what one has who has all
@@ -596,6 +640,7 @@ int main(int argc, char** argv) {
         {"stored shares", "the same bits in pieces and on any number of multiprocessors", test_stored_shares},
         {"stored steps", "without a master, steps too small for a bf16 add up on average", test_stored_small_steps},
         {"norm order", "equals the stated sum bit for bit, whatever the threads and pieces", test_norm_order},
+        {"norm expected", "one pass is enough where the largest number is as expected", test_norm_expected},
         {"norm join", "ranks that join what they have get the sum of one that has all", test_norm_join},
         {"norm obvious", "known sums, none overflows, what is not finite shows", test_norm_obvious},
         {"norm error", "within 1e-11 of a chain in double, over 24 powers of two", test_norm_error},

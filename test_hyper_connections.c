@@ -265,6 +265,41 @@ static const Op head = {
     .in_double = head_in_double, .error = head_error, .judged = {{3, 3, 11, 1}, {5, 4, 8, 1}}, .apart = head_apart,
 };
 
+// ---- a site's y again ----
+
+enum { CX, CPRE, CY };
+
+static void collapse_ref(float* const* a, const int* d) {
+    const HyperShape s = shape_of(d);
+    hyper_collapse_forward_ref(a[CY], a[CX], a[CPRE], &s);
+}
+
+OP_STORED(T)
+static void collapse_again(T* const* x, float* const* a, const int* d, const Device* dev) {
+    const HyperShape s = shape_of(d);
+    hyper_collapse_forward(x[CY], x[CX], a[CPRE], &s, dev);
+}
+
+// |X| < 2, |pre| < 1
+static double collapse_apart(const OpProblem* p, int array, size_t i) {
+    return array == CY ? 2.0 * rounding_walk(p->d['S'], 2 * p->d['S']) : 0.0;
+}
+
+static const int collapse_shapes[][OP_DIMS] = {
+    {1, 1, 1}, {1, 4, 7}, {7, 2, 5}, {3, 3, 11}, {17, 4, 16}, {2, 8, 9}, {33, 1, 33}, {2, 4, 257}, {0},
+};
+
+static const Op collapse = {
+    .name = "collapse", .dims = "NSD",
+    .arrays = {
+        {CX, "X", "NSD", GIVEN, 2.0f},
+        {CPRE, "pre", "NS", GIVEN | FLOAT, 1.0f},
+        {CY, "y", "ND", MADE},
+    },
+    .shapes = collapse_shapes, .traits = ROWS | ANYWHERE,
+    .forward_ref = collapse_ref, .forward = OP_FAST(collapse_again), .apart = collapse_apart,
+};
+
 // ---- expand ----
 
 enum { EX, EF, EPOST, ECOMB, EOUT, EDOUT, EDF, EDX, EDPOST, EDCOMB };
@@ -554,7 +589,7 @@ static void test_nothing(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    const Op* ops[] = {&site, &head, &expand, &spread};
+    const Op* ops[] = {&site, &head, &collapse, &expand, &spread};
     const Promise promises[] = {
         {"reference", "the plain loops have the bits of the NumPy reference", test_reference},
         {"sinkhorn", "the numbers of the authors' code, forward and backward", test_sinkhorn},
@@ -562,5 +597,5 @@ int main(int argc, char** argv) {
         {"obvious", "comb is contracted over its first index: stream 0 goes on as 1, f as 2", test_obvious},
         {"nothing", "N = 0: the sums are 0", test_nothing},
     };
-    return op_main(argc, argv, ops, 4, promises, 5);
+    return op_main(argc, argv, ops, 5, promises, 5);
 }

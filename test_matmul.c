@@ -292,6 +292,7 @@ static void test_gemm_shapes(Test* t) {
         {GEMM_FEW, 3 * TILE_N - 1, 4 * VLANES + 3}, {GEMM_FEW + 1, TILE_N, 2 * VLANES + 1},
         {5, TILE_N + VLANES + 1, 3 * VLANES}, {6, TILE_N, VLANES + 2},
         {8 * TILE_M, TILE_N, VLANES}, {8 * TILE_M + 1, VLANES + 1, VLANES + 1}, {17 * TILE_M + 5, 5 * TILE_N + 1, 3},
+        {TILE_M + 1, 2 * GEMM_TASKS * TILE_N + 1, 2}, {TILE_M, (3 * GEMM_TASKS + 1) * TILE_N - VLANES, 2},  // panels narrower
 #endif
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

@@ -459,6 +459,15 @@ static void site_forward(const DeepseekV4* v4, const floatX* X, size_t field, si
     rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, l), c->eps, N, c->D, dev);
 }
 
+// the same once more, where the site's numbers are still there
+static void site_again(const DeepseekV4* v4, const floatX* X, size_t norm_field, SiteNumbers n, floatX* y,
+                       floatX* norm, float* rstd, int l, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const HyperShape shape = hyper_shape(c, N);
+    hyper_collapse_forward(y, X, n.pre, &shape, dev);
+    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, l), c->eps, N, c->D, dev);
+}
+
 // what the two halves of layer l read, of streams X; and of streams1
 static void site1_forward(const DeepseekV4* v4, const Activations* acts, int l, const floatX* X, int N,
                           const Device* dev) {
@@ -586,8 +595,9 @@ static void recompute_block(const DeepseekV4* v4, Activations* acts, int l, cons
     if (!is_there) { stream_bring(a.streams1, N, v4->config.hc * v4->config.D, &v4->model.tp, dev); }
     if (level >= RECOMPUTE_NORMS) {
         const EntryPass p = entry_pass(v4, acts, l, N);
-        site1_forward(v4, acts, l, X, N, dev);
-        site2_forward(v4, acts, l, N, dev);
+        const Statistics s = layer_statistics(acts, l);
+        site_again(v4, X, AT(attn_norm), s.site1, a.hc_attn_y, a.norm1, s.norm1_rstd, l, N, dev);
+        site_again(v4, a.streams1.x, AT(ffn_norm), s.site2, a.hc_ffn_y, a.norm2, s.norm2_rstd, l, N, dev);
         entry_attention_again(&p, dev);
     }
     if (!is_there) {

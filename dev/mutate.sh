@@ -198,7 +198,9 @@ mutation "grouped: experts gather the rows of the first" test_grouped_matmul "ga
 mutation "grouped: an expert without rows keeps its gradient" test_grouped_matmul "no rows" \
     grouped_matmul.h:grouped_add_ 'k < K \|\| k == 0' 'k < K'
 mutation "grouped: the panel of another part is taken" test_grouped_matmul "rows forward" gemm.h:gemm_block_ \
-    'gemm_columns_\(p->b, n, block->N, p->K\)' 'gemm_columns_(block->part->b, n, block->N, p->K)'
+    'gemm_columns_\(p->b, n, n_end, p->K\)' 'gemm_columns_(block->part->b, n, n_end, p->K)'
+mutation "gemm: a panel ends where the next one has begun" test_matmul "gemm shapes" gemm.h:gemm_block_ \
+    'n_end = gemm_panel_begin_\(block, panel \+ 1\)' 'n_end = gemm_min_(n + TILE_N, block->N)'
 mutation "grouped: a tile that is stored past the caches leaves out its last vector" test_grouped_matmul past \
     gemm.h:gemm_vectors_ 'if \(past\) \{ v_store_past' 'if (past) { if (v + 1 < V) v_store_past'
 mutation "grouped: a product that goes on begins at 0" test_lora "experts forward" grouped_matmul.h:grouped_add_ \
@@ -367,6 +369,10 @@ mutation "muon: ranks have no whole matrices" test_comm "dp muon" data_parallel.
 mutation "rounding: a random number has 15 bits" test_adamw rounding rng.h 'noise \& 0xffffu' 'noise \& 0x7fffu'
 mutation "global norm: low digits are not carried" test_adamw "norm order" global_norm.h \
     'high \+= low >> NORM_BITS;' 'high += 0;'
+mutation "global norm: any exponent is the expected one" test_adamw "norm expected" global_norm.h:norm_is_done \
+    'norm_exponent_\(sum->largest\) == norm_exponent_\(sum->expected\)' '1'
+mutation "global norm: a second pass goes on with the digits of the first" test_adamw "norm expected" \
+    global_norm.h:norm_restart 'memset\(sum->digit, 0, sizeof sum->digit\);' '(void)sum;'
 mutation "global norm: units are rounded to the nearest" test_adamw "norm order" global_norm.h \
     '\(int32_t\)\(\(square - \(double\)high\) \* 0x1p31\)' '(int32_t)((square - (double)high) * 0x1p31 + 0.5)'
 

@@ -83,6 +83,9 @@ static inline int thread_number(void) {
 #endif
 }
 
+// a loop over so many elements, with a few operations each, is done before another thread is awake
+enum { FEW_ELEMENTS = 1 << 15 };
+
 static inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 // ---- memory ----

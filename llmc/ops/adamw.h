@@ -70,7 +70,7 @@ static inline void adamw_update(float* p, float* m, float* v, const float* g, si
                                 const AdamW* step, const Device* dev) {
     (void)dev;
     const AdamW a = *step;  // a copy: the compiler need not fear that p points into it
-    #pragma omp parallel for simd schedule(static)
+    #pragma omp parallel for simd schedule(static) if (parallel : n > FEW_ELEMENTS)
     for (size_t i = 0; i < n; i++) { p[i] = adamw_element_(p[i], m + i, v + i, g[i], weight_decay, a); }
 }
 

@@ -7,10 +7,10 @@ Order:  sum = madd(a[m][k], b[k][n], sum) for k = 0, 1, ... from start: each ste
 Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the order in which the inner loop reads them
         ("packed"), and a tile of outputs stays in registers while k runs: TILE_M * TILE_N chains side by side hide the
         latency of an addition, and lanes hold different n. A long k is cut into blocks; the next block goes on from the
-        stored tile. Threads share a's packed block and take panels of b one by one; they meet twice per block, however
-        long N is. While a thread multiplies, the part of b that it will pack next comes from memory. Few rows, as when
-        a text is generated, are a matter of GB/s: a weight's rows are turned in registers, nothing is packed. On a
-        GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers, on
+        stored tile. Threads share a's packed block and take panels of b one by one, as many each; they meet twice per
+        block, however long N is. While a thread multiplies, the part of b that it will pack next comes from memory. Few
+        rows, as when a text is generated, are a matter of GB/s: a weight's rows are turned in registers, nothing is
+        packed. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers, on
         the CUDA cores. gemm_cublas.h is what fast builds use where it can.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in
         order. Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
@@ -103,6 +103,7 @@ enum {
     GEMM_LONG_K = 4096,      // k block of a, packed for all threads together...
     GEMM_A_FLOATS = 1 << 21, // ...with as many rows as make this many floats
     GEMM_TASKS = 4,          // at least so many tasks a thread, for a fair share when one is held up...
+    GEMM_UNIT = TILE_V == 3 ? VLANES : TILE_N,  // columns of which a panel has several
     GEMM_PIECE = 8 * TILE_M  // ...cut at multiples of so many rows, for each task packs its panel of b anew
 };
 
@@ -531,7 +532,7 @@ typedef struct {
     Matrix a, b;
     int M, K;
     float* a_packed;     // this and what follows is gemm_plan_block_'s
-    int rows;            // of a task, which has TILE_N columns
+    int rows;            // of a task, which has a panel of columns
     int first_tile, first_task;
 } GemmPart;
 
@@ -543,6 +544,7 @@ typedef struct {
     size_t out_stride;
     int past;              // 1: out is stored past the caches; it begins at cache lines, and so do its rows
     int n_tiles, n_tasks;  // of all parts
+    int n_panels;          // of columns, in each part
 } GemmBlock;
 
 // floats of a part's a, packed: whole tiles, and whole cache lines
@@ -669,10 +671,26 @@ static __attribute__((noinline, unused)) void gemm_few_task_(const GemmPart* p, 
     }
 }
 
+// Whole panels of one product are as many for each thread, for which some have fewer columns: 512 of them are 8 panels
+// of 48 and 4 of 32 for two threads
+static inline int gemm_panels_(int N, int n_parts, int n_threads) {
+    const int n = (int)ceil_div(N, TILE_N), fair = (int)ceil_div(n, n_threads) * n_threads;
+    return n_parts == 1 && n >= GEMM_TASKS * n_threads && fair <= ceil_div(N, GEMM_UNIT) ? fair : n;
+}
+
+// the first column of a panel
+static inline int gemm_panel_begin_(const GemmBlock* block, int panel) {
+    const int64_t n_units = ceil_div(block->N, GEMM_UNIT);
+    if ((int64_t)block->n_panels * TILE_N < block->N + TILE_N) { return gemm_min_(panel * TILE_N, block->N); }
+    return gemm_min_((int)(n_units * panel / block->n_panels) * GEMM_UNIT, block->N);
+}
+
 // tasks are panels, cut into pieces of rows where there are few of them: large parts into more
 static inline void gemm_plan_block_(GemmBlock* block, float* a_packed, int n_threads) {
-    int n_panels = (int)ceil_div(block->N, TILE_N), pieces = (int)ceil_div(GEMM_TASKS * n_threads, n_panels);
+    const int n_panels = gemm_panels_(block->N, block->n_parts, n_threads);
+    const int pieces = (int)ceil_div(GEMM_TASKS * n_threads, n_panels);
     int64_t work = 0;
+    block->n_panels = n_panels;
     for (int i = 0; i < block->n_parts; i++) { work += (int64_t)block->part[i].M * (block->part[i].K + 1); }
     block->n_tiles = block->n_tasks = 0;
     for (int i = 0; i < block->n_parts; i++) {
@@ -712,11 +730,11 @@ static inline void gemm_pack_a_(const GemmPart* p, int tile) {
 static inline PanelSource gemm_task_columns_(const GemmBlock* block, int task) {
     const GemmPart* p = gemm_part_of_(block, INT_MAX, task);
     int n_pieces = (int)ceil_div(p->M, p->rows);
-    int n = task < block->n_tasks ? (task - p->first_task) / n_pieces * TILE_N : block->N;
-    return gemm_columns_(p->b, n, block->N, p->K);
+    const int panel = task < block->n_tasks ? (task - p->first_task) / n_pieces : block->n_panels;
+    return gemm_columns_(p->b, gemm_panel_begin_(block, panel), gemm_panel_begin_(block, panel + 1), p->K);
 }
 
-// by the threads of the enclosing parallel region
+// by the threads of the enclosing parallel region, which have to meet before the next block
 static inline void gemm_block_(const GemmBlock* block, float* b_packed, int n_threads) {
     static const float zeros[TILE_N] = {0};
     if (block->n_tiles > 0) {  // few rows are not packed: nobody waits for them
@@ -726,18 +744,19 @@ static inline void gemm_block_(const GemmBlock* block, float* b_packed, int n_th
             gemm_pack_a_(p, tile - p->first_tile);
         }
     }
-    #pragma omp for schedule(dynamic)
+    #pragma omp for schedule(dynamic) nowait
     for (int task = 0; task < block->n_tasks; task++) {
         const GemmPart* p = gemm_part_of_(block, INT_MAX, task);
         int n_pieces = (int)ceil_div(p->M, p->rows), i = task - p->first_task;
-        int n = i / n_pieces * TILE_N, m = i % n_pieces * p->rows;
+        const int panel = i / n_pieces, m = i % n_pieces * p->rows;
+        const int n = gemm_panel_begin_(block, panel), n_end = gemm_panel_begin_(block, panel + 1);
         if (gemm_is_few_(p)) {
-            int n_end = gemm_min_(n + TILE_N, block->N), after = n + n_threads * TILE_N;
+            const int after = gemm_panel_begin_(block, gemm_min_(panel + n_threads, block->n_panels));
             gemm_few_task_(p, block->out_stride, n, n_end, after + VLANES <= block->N ? after : n);
             continue;
         }
         gemm_task_(p->out + n, block->out_stride, p->start ? p->start + n : zeros, p->start ? p->start_stride : 0,
-                   p->a_packed, b_packed, gemm_columns_(p->b, n, block->N, p->K),
+                   p->a_packed, b_packed, gemm_columns_(p->b, n, n_end, p->K),
                    gemm_task_columns_(block, task + n_threads),  // most likely the next: threads take turns
                    m, gemm_min_(m + p->rows, p->M), p->M, block->past);
     }
@@ -757,8 +776,11 @@ static inline void gemm(float* out, size_t out_stride, const float* start, size_
             const float* from = k > 0 ? o : start ? start + m * start_stride : NULL;
             GemmPart part = {o, from, k > 0 ? out_stride : start_stride, gemm_from_(a, m, k), gemm_from_(b, k, 0),
                              gemm_min_(block_rows, M - m), gemm_min_(GEMM_LONG_K, K - k), NULL, 0, 0, 0};
-            GemmBlock block = {&part, 1, N, out_stride, 0, 0, 0};
+            GemmBlock block = {&part, 1, N, out_stride, 0, 0, 0, 0};
             gemm_plan_block_(&block, workspace, dev->n_threads);
+            if (m + k > 0) {
+                #pragma omp barrier
+            }
             gemm_block_(&block, gemm_b_packed_(workspace + a_floats), dev->n_threads);
         }
     }

@@ -4,10 +4,13 @@ Sum of squares of gradients, for the global norm: the same number in whatever or
                  kernels write to it
     norm_see     first for every array g (n) of them: the largest |g|
     norm_add     then for every array again: its squares
+    norm_try     both at once for every array, in units of a largest |g| that is expected (norm_sum_expecting)...
+    norm_is_done ...which was right if this is true, once all have joined: else norm_restart, then norm_add
     norm_join    what others have seen, or added, joins; on the host
     norm_value   the sum of squares; norm = (float)sqrt of it
 norm_see and norm_add do not wait for the device.
-Cost:   memory bound, n floats read twice. CUDA: 16 bytes a load; in norm_add a few operations in double per element,
+Cost:   memory bound, n floats read twice; by norm_try once, if what is expected has the exponent of what is found, as
+        that of the update before often does. CUDA: 16 bytes a load; in norm_add a few operations in double per element,
         which A100, H100 and H200 do faster than memory delivers, consumer cards do not.
 Order:  none. Let E >= -126 be the smallest number with |g| < 2^E for every g. Each g^2 is cut off towards zero to a
         whole number of units of 2^(2E - 62), at most 2^62 of them. Whole numbers add up without rounding: threads,
@@ -26,10 +29,11 @@ Source: doc/exactness.md rule 4
 #include <string.h>
 
 enum { NORM_DIGITS = 3, NORM_BITS = 31 };
+#define NORM_NONE 0x7f800000u  // no finite number
 
 typedef struct {
     uint32_t largest;             // the bits of the largest |g|, which are ordered as the floats are
-    uint32_t unused;
+    uint32_t expected;            // ... of what norm_try counts with; NORM_NONE: ranks did not expect the same
     uint64_t digit[NORM_DIGITS];  // units of 2^(2E - 62), 2^31 and 2^62 of these
 } NormSum;
 
@@ -44,8 +48,19 @@ static inline NormSum norm_sum_init(void) {
     return none;
 }
 
-NORM_FUNCTION int norm_is_finite_(uint32_t largest) { return largest < 0x7f800000u; }
+NORM_FUNCTION int norm_is_finite_(uint32_t largest) { return largest < NORM_NONE; }
 NORM_FUNCTION int norm_exponent_(uint32_t largest) { return (int)(largest >> 23) - 126; }
+
+// largest: of another sum, or 0
+static inline NormSum norm_sum_expecting(uint32_t largest) {
+    NormSum sum = norm_sum_init();
+    sum.expected = norm_is_finite_(largest) ? largest : 0;
+    return sum;
+}
+static inline int norm_is_done(const NormSum* sum) {
+    return !norm_is_finite_(sum->largest) || norm_exponent_(sum->largest) == norm_exponent_(sum->expected);
+}
+static inline void norm_restart(NormSum* sum) { memset(sum->digit, 0, sizeof sum->digit); }
 
 // the bits of |g|
 NORM_FUNCTION uint32_t norm_bits_(float g) {
@@ -88,6 +103,7 @@ static inline void norm_add_ref(NormSum* sum, const float* g, size_t n) {
 
 // what `other` has seen and added of other arrays
 static inline void norm_join(NormSum* sum, const NormSum* other) {
+    sum->expected = sum->expected == other->expected ? sum->expected : NORM_NONE;
     sum->largest = other->largest > sum->largest ? other->largest : sum->largest;
     for (int k = 0; k < NORM_DIGITS; k++) { sum->digit[k] += other->digit[k]; }
 }
@@ -108,35 +124,72 @@ enum { NORM_BLOCK = 1 << 16 };  // elements that a thread takes at a time
 static inline void norm_see(NormSum* sum, const float* g, size_t n, const Device* dev) {
     uint32_t largest = sum->largest;
     (void)dev;
-    #pragma omp parallel for simd schedule(static) reduction(max : largest)
+    #pragma omp parallel for simd schedule(static) reduction(max : largest) if (parallel : n > FEW_ELEMENTS)
     for (size_t i = 0; i < n; i++) { largest = norm_bits_(g[i]) > largest ? norm_bits_(g[i]) : largest; }
     sum->largest = largest;
 }
 
-static inline void norm_add_block_(uint64_t digit[NORM_DIGITS], const float* g, size_t n, double scale) {
+// norm_square_, where 8 doubles become whole numbers of 64 bits by one instruction
+static inline int64_t norm_digits_(float g, double scale, int64_t* low) {
+#if defined(__AVX512DQ__)
+    const double x = (double)g * (scale * 0x1p31);
+    const int64_t units = (int64_t)(x * x);
+    *low = units & ((1u << NORM_BITS) - 1);
+    return units >> NORM_BITS;
+#else
+    int32_t rest;
+    const int32_t high = norm_square_(g, scale, &rest);
+    *low = rest;
+    return high;
+#endif
+}
+
+// the squares of all that is smaller than `end`, given as bits. Returns the bits of the largest of all
+static inline uint32_t norm_add_block_(uint64_t digit[NORM_DIGITS], const float* g, size_t n, double scale,
+                                       uint32_t end) {
     int64_t high = 0, low = 0;
-    #pragma omp simd reduction(+ : high, low)
+    uint32_t largest = 0;
+    #pragma omp simd reduction(+ : high, low) reduction(max : largest)
     for (size_t i = 0; i < n; i++) {
-        int32_t rest;
-        high += norm_square_(g[i], scale, &rest);
+        const uint32_t bits = norm_bits_(g[i]);
+        int64_t rest;
+        largest = bits > largest ? bits : largest;
+        high += norm_digits_(bits < end ? g[i] : 0.0f, scale, &rest);
         low += rest;
     }
     norm_carry_(digit, (uint64_t)high, (uint64_t)low);
+    return largest;
 }
 
-static inline void norm_add(NormSum* sum, const float* g, size_t n, const Device* dev) {
-    const double scale = ldexp(1.0, -norm_exponent_(sum->largest));
-    const int64_t n_blocks = norm_is_finite_(sum->largest) ? ceil_div((int64_t)n, NORM_BLOCK) : 0;
+// in units of this exponent
+static inline void norm_add_in_(NormSum* sum, const float* g, size_t n, int exponent) {
+    const double scale = ldexp(1.0, -exponent);
+    const uint32_t end = (uint32_t)(exponent + 127) << 23;
+    const int64_t n_blocks = ceil_div((int64_t)n, NORM_BLOCK);
     uint64_t a = 0, b = 0, c = 0;
-    (void)dev;
-    #pragma omp parallel for schedule(static) reduction(+ : a, b, c)
+    uint32_t largest = sum->largest;
+    #pragma omp parallel for schedule(static) reduction(+ : a, b, c) reduction(max : largest) if (n_blocks > 1)
     for (int64_t block = 0; block < n_blocks; block++) {
         const size_t i = (size_t)block * NORM_BLOCK;
         uint64_t digit[NORM_DIGITS];
-        norm_add_block_(digit, g + i, n - i < NORM_BLOCK ? n - i : (size_t)NORM_BLOCK, scale);
+        const size_t n_block = n - i < NORM_BLOCK ? n - i : (size_t)NORM_BLOCK;
+        const uint32_t seen = norm_add_block_(digit, g + i, n_block, scale, end);
+        largest = seen > largest ? seen : largest;
         a += digit[0], b += digit[1], c += digit[2];
     }
+    sum->largest = largest;
     sum->digit[0] += a, sum->digit[1] += b, sum->digit[2] += c;
+}
+
+static inline void norm_add(NormSum* sum, const float* g, size_t n, const Device* dev) {
+    (void)dev;
+    if (norm_is_finite_(sum->largest)) { norm_add_in_(sum, g, n, norm_exponent_(sum->largest)); }
+}
+
+// what is larger than expected is not added, for then another pass comes
+static inline void norm_try(NormSum* sum, const float* g, size_t n, const Device* dev) {
+    (void)dev;
+    norm_add_in_(sum, g, n, norm_exponent_(sum->expected));
 }
 
 #else  // ---- CUDA: each thread walks over the array, a warp joins what its threads have ----
@@ -152,28 +205,16 @@ __device__ inline void norm_walk_(const float* g, size_t n, Take take) {
     for (size_t i = whole + grid_first<1>(); i < n; i += grid_step<1>()) { take(g[i]); }
 }
 
-template <int W>
-__global__ void norm_see_kernel(NormSum* sum, const float* g, size_t n) {
-    uint32_t largest = 0;
-    norm_walk_<W>(g, n, [&](float x) { largest = norm_bits_(x) > largest ? norm_bits_(x) : largest; });
+// of a warp, by its first lane
+__device__ inline void norm_take_largest_(NormSum* sum, uint32_t largest) {
     for (int step = WARP / 2; step > 0; step /= 2) {
         const uint32_t other = __shfl_xor_sync(ALL_LANES, largest, step);
         largest = other > largest ? other : largest;
     }
     if (threadIdx.x % WARP == 0) { atomicMax(&sum->largest, largest); }
 }
-
-template <int W>
-__global__ void norm_add_kernel(NormSum* sum, const float* g, size_t n) {
-    const uint32_t largest = sum->largest;
-    if (!norm_is_finite_(largest)) { return; }
-    const double scale = ldexp(1.0, -norm_exponent_(largest));
-    uint64_t high = 0, low = 0, digit[NORM_DIGITS];
-    norm_walk_<W>(g, n, [&](float x) {
-        int32_t rest;
-        high += (uint64_t)norm_square_(x, scale, &rest);
-        low += (uint64_t)rest;
-    });
+__device__ inline void norm_take_digits_(NormSum* sum, uint64_t high, uint64_t low) {
+    uint64_t digit[NORM_DIGITS];
     for (int step = WARP / 2; step > 0; step /= 2) {
         high += __shfl_xor_sync(ALL_LANES, high, step);
         low += __shfl_xor_sync(ALL_LANES, low, step);
@@ -184,12 +225,61 @@ __global__ void norm_add_kernel(NormSum* sum, const float* g, size_t n) {
     }
 }
 
+template <int W>
+__global__ void norm_see_kernel(NormSum* sum, const float* g, size_t n) {
+    uint32_t largest = 0;
+    norm_walk_<W>(g, n, [&](float x) { largest = norm_bits_(x) > largest ? norm_bits_(x) : largest; });
+    norm_take_largest_(sum, largest);
+}
+
+template <int W>
+__global__ void norm_add_kernel(NormSum* sum, const float* g, size_t n) {
+    const uint32_t largest = sum->largest;
+    if (!norm_is_finite_(largest)) { return; }
+    const double scale = ldexp(1.0, -norm_exponent_(largest));
+    uint64_t high = 0, low = 0;
+    norm_walk_<W>(g, n, [&](float x) {
+        int32_t rest;
+        high += (uint64_t)norm_square_(x, scale, &rest);
+        low += (uint64_t)rest;
+    });
+    norm_take_digits_(sum, high, low);
+}
+
+// what is larger than expected is not added, for then another pass comes
+template <int W>
+__global__ void norm_try_kernel(NormSum* sum, const float* g, size_t n) {
+    const int exponent = norm_exponent_(sum->expected);
+    const double scale = ldexp(1.0, -exponent);
+    uint64_t high = 0, low = 0;
+    uint32_t largest = 0;
+    norm_walk_<W>(g, n, [&](float x) {
+        const uint32_t bits = norm_bits_(x);
+        int32_t rest;
+        largest = bits > largest ? bits : largest;
+        if (norm_exponent_(bits) > exponent) { return; }
+        high += (uint64_t)norm_square_(x, scale, &rest);
+        low += (uint64_t)rest;
+    });
+    norm_take_largest_(sum, largest);
+    norm_take_digits_(sum, high, low);
+}
+
 static inline void norm_see(NormSum* sum, const float* g, size_t n, const Device* dev) {
     const int W = pack_width<float>();
     const unsigned blocks = grid_blocks(n, W, dev);
     if (n == 0) { return; }
     if (pack_aligned(g)) { norm_see_kernel<W><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
     else { norm_see_kernel<1><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void norm_try(NormSum* sum, const float* g, size_t n, const Device* dev) {
+    const int W = pack_width<float>();
+    const unsigned blocks = grid_blocks(n, W, dev);
+    if (n == 0) { return; }
+    if (pack_aligned(g)) { norm_try_kernel<W><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
+    else { norm_try_kernel<1><<<blocks, GRID_BLOCK, 0, dev->stream>>>(sum, g, n); }
     cudaCheck(cudaGetLastError());
 }
 

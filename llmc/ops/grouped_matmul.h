@@ -143,7 +143,7 @@ static inline void grouped_add_(GroupedPlan* plan, float* out, Matrix a, Matrix 
                              gemm_min_(block_rows, M - m), gemm_min_(GEMM_LONG_K, K - k), NULL, 0, 0, 0};
             size_t n_packed = gemm_part_floats_(part.M, part.K);
             if (plan->n_blocks == 0 || k > 0 || plan->n_packed + n_packed > GEMM_A_FLOATS) {
-                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, plan->out_row, plan->past, 0, 0};
+                GemmBlock block = {plan->part + plan->n_parts, 0, plan->N, plan->out_row, plan->past, 0, 0, 0};
                 plan->block[plan->n_blocks++] = block;
                 plan->n_packed = 0;
             }
@@ -158,6 +158,9 @@ static inline void grouped_run_(const GroupedPlan* plan, const Device* dev) {
     for (int i = 0; i < plan->n_blocks; i++) { gemm_plan_block_(&plan->block[i], plan->a_packed, dev->n_threads); }
     #pragma omp parallel
     for (int i = 0; i < plan->n_blocks; i++) {
+        if (i > 0) {
+            #pragma omp barrier
+        }
         gemm_block_(&plan->block[i], gemm_b_packed_(plan->b_packed), dev->n_threads);
     }
 }

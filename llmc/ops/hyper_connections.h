@@ -10,6 +10,7 @@ its answer goes (post), and how they go on (comb). Sinkhorn's iterations make co
                            comb (N, hc*hc) = sinkhorn(a)        comb[j][k]: from stream j to stream k
                            y (N, D) = sum over j of pre[j] X_j
     hyper_expand_forward   out_k = post[k] f + sum over j of comb[j][k] X_j    f (N, D): what the half says of y
+    hyper_collapse_forward y again, from X and pre: what a layer that is recomputed needs
     hyper_head_forward     behind the last layer: fn (hc, n), base (hc), scale (1), pre and y alone
     hyper_spread_forward   X_j = encoded, of an embedding
 Sinkhorn of (hc, hc): softmax of the rows + eps_h; then columns, and iters - 1 times rows and columns, are divided by
@@ -33,7 +34,8 @@ Cost:   on a CPU the products with fn, not bytes: 2*M*N*n flops forward, twice t
             D 512              1.0    0.24             1.6     1.2            3.1          2.1   0.09   0.09
             D 4096             9.0     3.5            13.1     9.3           29.8         20.8    1.9    1.8
         which is 52 and 48 GFLOP/s forward, 34 and 28 backward. Two threads, D 512, wall time: 0.52, 0.12, 0.83, and 2.0
-        for the site's backward. Not measured with AVX-512. A GPU: hyper_kernels.h.
+        for the site's backward. One thread of a busy Zen 5 with AVX-512, X from memory, in the table's order: D 512:
+        0.48, 0.23, in place 0.72, 0.93, 0.72; D 4096: 4.3, 2.5, 7.0, 12.1, 8.7. A GPU: hyper_kernels.h.
 Error:  fp32 against fp64 at the values of test_hyper_connections.c: comb of 20 iterations within 5e-7, its gradient
         1e-6. A step of Sinkhorn has hc + 2 roundings, which later steps do not enlarge. bf16 rounds what is stored:
         2^-8.
@@ -130,17 +132,23 @@ static inline void hyper_mix_ref_(float* r, float* z, const float* X, const floa
     }
 }
 
-// pre from z, of which a position has M numbers, and y
-static inline void hyper_collapse_ref_(float* y, float* pre, const float* z, const float* X, const float* base,
-                                       const float* scale, const HyperShape* s, int M) {
+static inline void hyper_collapse_forward_ref(float* y, const float* X, const float* pre, const HyperShape* s) {
     const size_t hc = (size_t)s->hc, D = (size_t)s->D;
     for (size_t t = 0; t < (size_t)s->N; t++) {
-        for (size_t j = 0; j < hc; j++) { pre[t * hc + j] = sigmoid_one(z[t * M + j] * scale[0] + base[j]) + s->eps_h; }
         for (size_t d = 0; d < D; d++) {
             float sum = 0.0f;
             for (size_t j = 0; j < hc; j++) { sum = madd(pre[t * hc + j], X[(t * hc + j) * D + d], sum); }
             y[t * D + d] = sum;
         }
+    }
+}
+
+// pre from z, of which a position has M numbers
+static inline void hyper_pre_ref_(float* pre, const float* z, const float* base, const float* scale,
+                                  const HyperShape* s, int M) {
+    for (int i = 0; i < s->N * s->hc; i++) {
+        const int t = i / s->hc, j = i % s->hc;
+        pre[i] = sigmoid_one(z[(size_t)t * M + j] * scale[0] + base[j]) + s->eps_h;
     }
 }
 
@@ -155,13 +163,15 @@ static inline void hyper_site_forward_ref(float* y, float* r, float* z, float* p
         for (int k = 0; k < hc; k++) { post[t * hc + k] = 2.0f * sigmoid_one(a[hc + k]); }
         hyper_sinkhorn_ref_(comb + t * hc * hc, q, a + 2 * hc, 2 * s->iters - 1, s);
     }
-    hyper_collapse_ref_(y, pre, z, X, base, scale, s, M);
+    hyper_pre_ref_(pre, z, base, scale, s, M);
+    hyper_collapse_forward_ref(y, X, pre, s);
 }
 
 static inline void hyper_head_forward_ref(float* y, float* r, float* z, float* pre, const float* X, const float* fn,
                                           const float* base, const float* scale, const HyperShape* s) {
     hyper_mix_ref_(r, z, X, fn, s, s->hc);
-    hyper_collapse_ref_(y, pre, z, X, base, scale, s, s->hc);
+    hyper_pre_ref_(pre, z, base, scale, s, s->hc);
+    hyper_collapse_forward_ref(y, X, pre, s);
 }
 
 static inline void hyper_expand_forward_ref(float* out, const float* X, const float* f, const float* post,
@@ -511,10 +521,11 @@ typedef struct {
     const HyperShape* s;
 } HyperForward;
 
-// packed (n, hyper_row_(M)) = fn turned, zeros beyond M
+// packed (n, hyper_row_(M)) = fn turned, zeros beyond M; by the threads of the enclosing parallel region, as all that
+// follows with omp for
 static inline void hyper_pack_(float* packed, const float* fn, int M, int n) {
     const size_t row = hyper_row_(M);
-    #pragma omp parallel for
+    #pragma omp for
     for (int i = 0; i < n; i += VLANES) {
         for (size_t m = 0; m < row; m += VLANES) {
             vfloat square[VLANES];
@@ -618,13 +629,27 @@ static inline void hyper_logits_(HyperLanes* a, HyperLanes* sigmoid, HyperLanes*
 }
 
 // y of one position
-static inline __attribute__((always_inline)) void hyper_collapse_(float* y, const float* X, const float* pre, int hc,
-                                                                  int D) {
+static inline __attribute__((always_inline)) void hyper_collapse_row_(float* y, const float* X, const float* pre,
+                                                                      int hc, int D) {
     for (int d = 0; d < D; d += VLANES) {
         vfloat sum = v_fill(0.0f);
         for (int j = 0; j < hc; j++) { sum = v_madd(v_fill(pre[j]), hyper_load_(X + (size_t)j * D + d, D - d), sum); }
         hyper_store_(y + d, sum, D - d);
     }
+}
+
+// ... of position t
+static inline void hyper_collapse_(float* y, const float* X, const float* pre, const HyperShape* s, size_t t) {
+    const int hc = s->hc, D = s->D;
+    y += t * D, X += t * hc * D, pre += t * hc;
+    if (hc == 4) { hyper_collapse_row_(y, X, pre, 4, D); } else { hyper_collapse_row_(y, X, pre, hc, D); }
+}
+
+static inline void hyper_collapse_forward(float* y, const float* X, const float* pre, const HyperShape* s,
+                                          const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (size_t t = 0; t < (size_t)s->N; t++) { hyper_collapse_(y, X, pre, s, t); }
 }
 
 // what follows from z, and y
@@ -647,14 +672,7 @@ static inline void hyper_forward_side_(const HyperForward* p, int first) {
         hyper_sinkhorn_lanes_(comb, a + 2 * hc, s);
         hyper_out_of_lanes_(p->comb, comb, hc * hc, &l);
     }
-    for (size_t t = (size_t)first; t < (size_t)first + l.n; t++) {
-        const float* X = p->X + t * hc * s->D;
-        if (hc == 4) {
-            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, 4, s->D);
-        } else {
-            hyper_collapse_(p->y + t * s->D, X, p->pre + t * hc, hc, s->D);
-        }
-    }
+    for (size_t t = (size_t)first; t < (size_t)first + l.n; t++) { hyper_collapse_(p->y, p->X, p->pre, s, t); }
 }
 
 // Few positions, as in generation, do without the copy of fn
@@ -662,15 +680,19 @@ static inline void hyper_forward_(HyperForward* p, const float* fn, const Device
     const HyperShape* s = p->s;
     const int n = s->hc * s->D;
     assert(s->hc >= 1 && s->hc <= HYPER_STREAMS && s->iters >= 1);
+    float* packed = NULL;
     if (s->N <= GEMM_FEW) {
         matmul_forward(p->z, p->X, fn, NULL, s->N, n, p->M, dev);
     } else {
-        float* packed = device_workspace(dev, sizeof(float) * hyper_row_(p->M) * n);
-        hyper_pack_(packed, fn, p->M, n);
-        p->packed = packed;
+        packed = device_workspace(dev, sizeof(float) * hyper_row_(p->M) * n);
     }
-    #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < s->N; first += HYPER_SIDE) { hyper_forward_side_(p, first); }
+    p->packed = packed;
+    #pragma omp parallel
+    {
+        if (packed) { hyper_pack_(packed, fn, p->M, n); }
+        #pragma omp for schedule(dynamic) nowait
+        for (int first = 0; first < s->N; first += HYPER_SIDE) { hyper_forward_side_(p, first); }
+    }
 }
 
 static inline void hyper_site_forward(float* y, float* r, float* z, float* pre, float* post, float* comb,
@@ -858,7 +880,7 @@ static inline void hyper_da_(HyperLanes* da, HyperLanes* z, const HyperBackward*
 static inline size_t hyper_wides_(const HyperShape* s) { return (size_t)ceil_div(s->D, HYPER_WIDE); }
 static inline void hyper_pack_wide_(float* packed, const HyperBackward* p) {
     const size_t n_wides = hyper_wides_(p->s), D = (size_t)p->s->D, row = (size_t)p->s->hc * D;
-    #pragma omp parallel for
+    #pragma omp for
     for (size_t i = 0; i < (size_t)p->s->hc * n_wides; i++) {
         const size_t j = i / n_wides, d = i % n_wides * HYPER_WIDE, n = D - d < HYPER_WIDE ? D - d : (size_t)HYPER_WIDE;
         for (size_t m = 0; m < (size_t)p->M; m++) {
@@ -881,10 +903,17 @@ static inline __attribute__((always_inline)) HyperRow hyper_dx_row_(const HyperB
     const size_t stream = at * p->s->hc + j, D = (size_t)p->s->D;
     const HyperRow row = {p->dX + stream * D + d, p->X + stream * D + d, p->dy + at * D + d, v_fill(p->pre[stream]),
                           v_fill(p->r[at]), v_fill(t)};
-    for (int i = 0; i < HYPER_WIDE; i += GEMM_LINE) {
-        __builtin_prefetch(row.dX + i, 1, 3), __builtin_prefetch(row.X + i, 0, 3), __builtin_prefetch(row.dy + i, 0, 3);
-    }
     return row;
+}
+
+// its lines are asked for
+static inline __attribute__((always_inline)) void hyper_dx_ask_(const HyperBackward* p, size_t at, int j, int d) {
+    const size_t D = (size_t)p->s->D, of_stream = (at * p->s->hc + j) * D + d, of_y = at * D + d;
+    for (int i = 0; i < HYPER_WIDE; i += GEMM_LINE) {
+        __builtin_prefetch(p->dX + of_stream + i, 1, 3);
+        __builtin_prefetch(p->X + of_stream + i, 0, 3);
+        __builtin_prefetch(p->dy + of_y + i, 0, 3);
+    }
 }
 
 // n channels: dX, which with add 0 begins at 0
@@ -903,18 +932,18 @@ static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward*
                                                             const HyperSide* l, int first, int j, int d) {
     const float* f = p->packed + ((size_t)j * hyper_wides_(p->s) + d / HYPER_WIDE) * p->M * HYPER_WIDE;
     const int add = p->dpost != NULL, n = p->s->D - d, M = p->M;
+    const float* factor = dz[0] + first;
     vfloat sums[HYPER_ROWS][3];
-    HyperRow rows[HYPER_ROWS];
     #pragma GCC unroll 8
     for (int r = 0; r < HYPER_ROWS; r++) {
-        rows[r] = hyper_dx_row_(p, t[first + r], l->at[first + r], j, d);
+        hyper_dx_ask_(p, l->at[first + r], j, d);
         sums[r][0] = sums[r][1] = sums[r][2] = v_fill(0.0f);
     }
-    for (int m = 0; m < M; m++, f += HYPER_WIDE) {
+    for (int m = 0; m < M; m++, f += HYPER_WIDE, factor += HYPER_SIDE) {
         const vfloat f0 = v_load(f), f1 = v_load(f + VLANES), f2 = v_load(f + 2 * VLANES);
         #pragma GCC unroll 8
         for (int r = 0; r < HYPER_ROWS; r++) {
-            const vfloat x = v_fill(dz[m][first + r]);
+            const vfloat x = v_fill(factor[r]);
             sums[r][0] = v_madd(x, f0, sums[r][0]);
             sums[r][1] = v_madd(x, f1, sums[r][1]);
             sums[r][2] = v_madd(x, f2, sums[r][2]);
@@ -923,10 +952,11 @@ static inline __attribute__((always_inline)) void hyper_dx_(const HyperBackward*
     #pragma GCC unroll 8
     for (int r = 0; r < HYPER_ROWS; r++) {
         if (first + r >= l->n) { break; }
+        const HyperRow row = hyper_dx_row_(p, t[first + r], l->at[first + r], j, d);
         if (add && n >= HYPER_WIDE) {
-            hyper_dx_end_(&rows[r], sums[r], 1, HYPER_WIDE);
+            hyper_dx_end_(&row, sums[r], 1, HYPER_WIDE);
         } else {
-            hyper_dx_end_(&rows[r], sums[r], add, n);
+            hyper_dx_end_(&row, sums[r], add, n);
         }
     }
 }
@@ -1018,7 +1048,7 @@ static inline void hyper_dfn_panel_(float* dfn, const HyperBackward* p, int firs
 
 static inline void hyper_dfn_(float* dfn, const HyperBackward* p) {
     const int n = p->s->hc * p->s->D;
-    #pragma omp parallel for schedule(dynamic)
+    #pragma omp for schedule(dynamic) nowait
     for (int first = 0; first < n; first += HYPER_PANEL) {
         hyper_dfn_panel_(dfn, p, first, hyper_least_(HYPER_PANEL, n - first));
     }
@@ -1045,13 +1075,17 @@ static inline void hyper_backward_(float* dfn, float* dbase, float* dscale, Hype
     float* steps = device_workspace(dev, sizeof(float) * (n_steps * dev->n_threads + n_left + n_packed +
                                                           (size_t)s->N * p->M));
     p->left = steps + n_steps * dev->n_threads, p->packed = p->left + n_left, p->da = p->packed + n_packed;
-    hyper_pack_wide_(p->packed, p);
-    #pragma omp parallel for schedule(dynamic)
-    for (int first = 0; first < s->N; first += HYPER_SIDE) {
-        hyper_backward_side_(p, first, steps + n_steps * thread_number());
+    #pragma omp parallel
+    {
+        hyper_pack_wide_(p->packed, p);
+        #pragma omp for schedule(dynamic)
+        for (int first = 0; first < s->N; first += HYPER_SIDE) {
+            hyper_backward_side_(p, first, steps + n_steps * thread_number());
+        }
+        #pragma omp single nowait  // chains over all positions, while the others begin with dfn
+        if (dbase || dscale) { hyper_few_gradients_(dbase, dscale, p); }
+        if (dfn) { hyper_dfn_(dfn, p); }
     }
-    if (dfn) { hyper_dfn_(dfn, p); }
-    if (dbase || dscale) { hyper_few_gradients_(dbase, dscale, p); }
 }
 
 static inline void hyper_site_backward(float* dX, float* dfn, float* dbase, float* dscale, const float* dy,

@@ -140,19 +140,31 @@ __global__ void hyper_collapse_kernel(X* y, const X* x, const float* pre, size_t
     }
 }
 
+template <typename X>
+static inline void hyper_collapse_forward(X* y, const X* x, const float* pre, const HyperShape* s, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    const size_t n = (size_t)s->N * s->D;
+    if (n == 0) { return; }
+    if (s->D % W == 0 && pack_aligned(y, x)) {
+        hyper_collapse_kernel<W><<<grid_blocks(n, W, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, pre, n, s->hc, s->D);
+    } else {
+        hyper_collapse_kernel<1><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, pre, n, s->hc, s->D);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
 template <int W, typename X>
 static inline void hyper_forward_launch_(X* y, float* r, float* z, float* pre, float* post, float* comb, const X* x,
                                          const float* fn, const float* base, const float* scale, const HyperShape* s,
                                          int M, const Device* dev) {
-    const size_t n = (size_t)s->N * s->D;
     const dim3 block(WARP, HYPER_WARPS), mix_block(WARP, HYPER_MIX_WARPS);
     const unsigned blocks = (unsigned)ceil_div(s->N, HYPER_POSITIONS);
     const unsigned mix_blocks = (unsigned)ceil_div(s->N, HYPER_MIX_WARPS);
     hyper_products_kernel<W><<<blocks, block, 0, dev->stream>>>(z, r, x, fn, s->eps_n, s->N, M, s->hc * s->D);
     hyper_mix_kernel<<<mix_blocks, mix_block, 0, dev->stream>>>(pre, post, comb, z, base, scale, s->N, M, s->hc,
                                                                 s->iters, s->eps_h);
-    hyper_collapse_kernel<W><<<grid_blocks(n, W, dev), GRID_BLOCK, 0, dev->stream>>>(y, x, pre, n, s->hc, s->D);
     cudaCheck(cudaGetLastError());
+    hyper_collapse_forward(y, x, pre, s, dev);
 }
 
 // post, comb NULL: the head

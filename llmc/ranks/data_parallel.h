@@ -114,6 +114,7 @@ typedef struct {
     Part *kept, *reduced;   // of each stretch: see `Where`
     size_t n_kept, n_reduced;  // elements of such arenas
     NormSum* norm;          // on the device
+    uint32_t largest;       // of the last norm: what the next one expects (norm_try)
     int measures;           // the leaves of this update are measured
     NormSum* leaf_norms;    // on the device: of each slice of a leaf. NULL until one is measured
     double* leaf_squares;   // of the own leaves
@@ -856,25 +857,26 @@ static inline const char* dp_first_bad(DataParallel* s, char* name, size_t n_byt
 
 // an owner of gradients, and the arena that dp_reduce has returned
 typedef struct {
-    const DataParallel* dp;
+    DataParallel* dp;
     const float* grads;
 } DpGradients;
 
 // the NormSum of each rank: all of them, joined
 static inline NormSum dp_norm_join_(Comm* world, NormSum own) {
     NormSum* all = (NormSum*)malloc_check(sizeof own * (size_t)world->size, "norms of ranks");
-    NormSum sum = norm_sum_init();
     comm_wait(world, comm_all_gather(world, &own, all, sizeof own, DT_U8, HERE));
-    for (int rank = 0; rank < world->size; rank++) { norm_join(&sum, &all[rank]); }
+    NormSum sum = all[0];
+    for (int rank = 1; rank < world->size; rank++) { norm_join(&sum, &all[rank]); }
     free(all);
     return sum;
 }
 
-// `pass`, norm_see or norm_add, goes over what this rank owns; `room` is on the device. What all ranks have found
-static inline NormSum dp_norm_pass_(Comm* world, NormSum* room,
+// `pass`, norm_try or norm_add, goes over what this rank owns and adds to `own`. What all ranks have found
+static inline NormSum dp_norm_pass_(Comm* world, NormSum own,
                                     void (*pass)(NormSum*, const float*, size_t, const Device*),
                                     const DpGradients* of, int n, const Device* dev) {
-    NormSum own;
+    NormSum* room = of[0].dp->norm;
+    device_upload(room, &own, sizeof own, dev);
     for (int k = 0; k < n; k++) {
         const DataParallel* s = of[k].dp;
         for (int i = 0; i < s->n_stretches; i++) {
@@ -891,11 +893,12 @@ static inline NormSum dp_norm_pass_(Comm* world, NormSum* room,
 // Euclidean norm over the gradients of n owners, each element being owned by one rank of `world`, whose ranks all call,
 // but for those of copies (tensor_hold_part). NULL: alone
 static inline float dp_norms(Comm* world, const DpGradients* of, int n, const Device* dev) {
-    NormSum *room = of[0].dp->norm, sum;
-    device_zero(room, sizeof sum, dev);
-    sum = dp_norm_pass_(world, room, norm_see, of, n, dev);
-    device_upload(room, &sum, sizeof sum, dev);
-    sum = dp_norm_pass_(world, room, norm_add, of, n, dev);
+    NormSum sum = dp_norm_pass_(world, norm_sum_expecting(of[0].dp->largest), norm_try, of, n, dev);
+    of[0].dp->largest = sum.largest;
+    if (!norm_is_done(&sum)) {
+        norm_restart(&sum);
+        sum = dp_norm_pass_(world, sum, norm_add, of, n, dev);
+    }
     return (float)sqrt(norm_value(&sum));
 }
 
@@ -904,7 +907,7 @@ static inline float dp_norm(DataParallel* s, const float* grads, const Device* d
     return dp_norms(s->comm, &one, 1, dev);
 }
 
-// what dp_norms sends, in bytes
+// what dp_norms sends at most, in bytes
 static inline double dp_norm_bytes(const Comm* world) {
     return world ? 2.0 * sizeof(NormSum) * (world->size - 1.0) : 0.0;
 }
