@@ -1,7 +1,8 @@
 /*
-CUDA kernels of sparse_attention.h, on CUDA cores. A block has SPARSE_HEADS heads of one position, goes over what the
-position sees SPARSE_CHUNK keys at a time, and shares the keys that it loads among these heads. Scores are not kept:
-each pass over the keys makes them anew, so that no scratch grows with what is seen.
+CUDA kernels of sparse_attention.h, on CUDA cores; bf16 goes to tensor cores where it can (flash_sparse.h). A block has
+SPARSE_HEADS heads of one position, goes over what the position sees SPARSE_CHUNK keys at a time, and shares the keys
+that it loads among these heads. Scores are not kept: each pass over the keys makes them anew, so that no scratch grows
+with what is seen.
     forward    EXACT: a pass for max, one for the total, one for out. Otherwise max and total in one pass, online
     backward   queries: a pass for D, one for dq, which leaves att and ds in memory, as in C, of as many heads as fit;
                then keys: a block has 64 neighbouring keys of the window, or entries, and 64 channels, or where there
@@ -15,9 +16,9 @@ Order:  EXACT builds have the chains of the plain loops. Otherwise totals, D and
 #ifndef LLMC_SPARSE_ATTENTION_KERNELS_H
 #define LLMC_SPARSE_ATTENTION_KERNELS_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // to_float, from_float, kernel_exp, row_madd, row_max, lane_sum
-#include "inverse_lists.h"   // inverse_lists
-#include "sparse_shape.h"    // SparseShape, Places, EntryWindows
+#include "../core/kernel.h"  // to_float, from_float, kernel_exp, row_max, lane_sum
+#include "flash_sparse.h"    // flash_sparse_forward, flash_sparse_backward, flash_sparse_mass
+#include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, SparsePositions, sparse_dsinks_kernel
 
 enum {
     SPARSE_HEADS = 16,    // of a block...
@@ -29,29 +30,6 @@ enum {
     SPARSE_SUMS = 4       // keys and channels of one of its threads
 };
 
-template <typename X>
-struct SparseInputsOf {
-    const X *q, *kv, *entries;
-    const int* chosen;
-    SparseShape s;
-    Places places;
-    EntryWindows w;
-    int has_entries;
-    __device__ const EntryWindows* windows() const { return has_entries ? &w : NULL; }
-};
-
-template <typename X>
-static inline SparseInputsOf<X> sparse_inputs_(const X* q, const X* kv, const X* entries, const int* chosen,
-                                               const SparseShape* s, const Places* places, const EntryWindows* w) {
-    SparseInputsOf<X> x;
-    x.q = q, x.kv = kv, x.entries = entries, x.chosen = w ? chosen : NULL;
-    x.s = *s;
-    if (places) { x.places = *places; }
-    if (w) { x.w = *w; }
-    x.has_entries = w != NULL;
-    return x;
-}
-
 // ---- products of the heads of a block with a chunk of keys ----
 
 // what a block shares
@@ -62,21 +40,6 @@ struct SparseShared {
     const X* key[SPARSE_CHUNK];  // NULL: there is none
 };
 
-// what position n sees
-struct SparseSeen {
-    int n, n_window, first, n_keys;
-};
-
-template <typename X>
-__device__ inline SparseSeen sparse_seen_(const SparseInputsOf<X>& in, int n) {
-    SparseSeen see;
-    see.n = n;
-    see.n_window = sparse_window_keys(&in.s, &in.places, n);
-    see.first = sparse_first_key(&in.s, &in.places, n);
-    see.n_keys = see.n_window + sparse_entries(&in.s, &in.places, in.windows(), in.chosen, n);
-    return see;
-}
-
 // where the keys k0..k0+63 of those are
 template <typename X>
 __device__ inline void sparse_find_keys_(SparseShared<X>& tile, const SparseInputsOf<X>& in, const SparseSeen& see,
@@ -84,13 +47,7 @@ __device__ inline void sparse_find_keys_(SparseShared<X>& tile, const SparseInpu
     __syncthreads();  // the chunk before has been used
     if (threadIdx.x < SPARSE_CHUNK) {
         const int k = k0 + (int)threadIdx.x;
-        const X* key = NULL;
-        if (k < see.n_window) {
-            key = in.kv + (size_t)(see.first + k) * in.s.d;
-        } else if (k < see.n_keys) {
-            key = in.entries + (size_t)sparse_entry(&in.s, in.windows(), in.chosen, see.n, k - see.n_window) * in.s.d;
-        }
-        tile.key[threadIdx.x] = key;
+        tile.key[threadIdx.x] = k < see.n_keys ? sparse_key_(in, see, k) : NULL;
     }
     __syncthreads();
 }
@@ -249,6 +206,7 @@ static inline void sparse_attention_forward(X* out, float* max, float* inv, cons
                                             const Places* places, const EntryWindows* w, const Device* dev) {
     if (s->N == 0) { return; }
     const SparseInputsOf<X> in = sparse_inputs_(q, kv, entries, chosen, s, places, w);
+    if (flash_sparse_forward(out, max, inv, sinks, in, dev)) { return; }
     const size_t n_bytes = sparse_shared_bytes_(sparse_forward_kernel<X>, s->d, dev);
     const dim3 grid((unsigned)s->N, (unsigned)ceil_div(s->H, SPARSE_HEADS));
     sparse_forward_kernel<X><<<grid, SPARSE_THREADS, n_bytes, dev->stream>>>(out, max, inv, sinks, in);
@@ -291,6 +249,7 @@ static inline void sparse_attention_mass(float* mass, const X* q, const X* entri
     if (s->N == 0) { return; }
     const X* no_keys = NULL;
     const SparseInputsOf<X> in = sparse_inputs_(q, no_keys, entries, chosen, s, (const Places*)NULL, w);
+    if (flash_sparse_mass(mass, max, inv, in, dev)) { return; }
     sparse_mass_kernel<X><<<(unsigned)s->N, SPARSE_THREADS, 0, dev->stream>>>(mass, max, inv, in);
     cudaCheck(cudaGetLastError());
 }
@@ -373,26 +332,6 @@ sparse_queries_kernel(X* dq, float* D, const X* dout, const float* max, const fl
 }
 
 // ---- backward: keys ----
-
-// the positions that see each of n keys: of the window, or entries where there are no lists
-struct SparseIntervals {
-    int *begin, *end;
-};
-
-__global__ static void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
-    const int u = blockIdx.x * blockDim.x + threadIdx.x;
-    if (u >= s.N) { return; }
-    of.begin[u] = u;
-    of.end[u] = places.behind[u] - u < s.window ? places.behind[u] : u + s.window;
-}
-
-// begin and end are 0 before
-__global__ static void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
-    const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= s.N || (places.t[n] + 1) % w.r != 0) { return; }
-    const int e = w.first_entry[n] + ENTRIES_SEEN(places.t[n], w.r) - 1;
-    of.begin[e] = n, of.end[e] = places.behind[n];
-}
 
 // keys and entries of a block in shared memory: SPARSE_TERMS positions
 struct SparseTerms {
@@ -503,26 +442,11 @@ __global__ void sparse_join_kernel(X* out, const float* x, const float* y, size_
     for (size_t i = grid_first<1>(); i < n; i += grid_step<1>()) { out[i] = from_float<X>(x[i] + y[i]); }
 }
 
-// block is (WARP), grid (H)
-__global__ static void sparse_dsinks_kernel(float* dsinks, const float* D, const float* max, const float* inv,
-                                            const float* sinks, int N, int H) {
-    const int h = blockIdx.x, lane = threadIdx.x;
-    float sum = 0.0f;
-    for (int n = lane; n - lane < N; n += WARP) {
-        const size_t i = (size_t)n * H + h;
-        const float share = n < N ? -(kernel_exp(sinks[h] - max[i]) * inv[i]) : -0.0f;
-        sum = row_madd(share, n < N ? D[i] : 0.0f, sum);
-    }
-    sum = row_total(sum);
-    if (lane == 0) { dsinks[h] = sum; }
-}
-
 // scratch of backward, on the device
 typedef struct {
     float *D, *by_q, *by_dout;  // by_q, by_dout (N + n_entries, d)
     SparseKept kept;
-    SparseIntervals of_window, of_entries;
-    int *offsets, *pairs;       // of lists
+    int* room;                  // of SparsePositions
 } SparseScratch_;
 
 // heads whose att and ds are kept together
@@ -539,55 +463,34 @@ static inline SparseScratch_ sparse_scratch_(const SparseShape* s, int n_entries
     x.kept.n_heads = sparse_heads_at_once_(s, x.kept.row);
     x.kept.first_head = 0;
     const size_t n_kept = (size_t)x.kept.n_heads * s->N * x.kept.row, n_D = (size_t)s->N * s->H;
-    const size_t n_ints = 2 * (size_t)s->N + 3 * (size_t)n_entries + 1 + n_pairs;
+    const size_t n_ints = sparse_positions_room_(s->N, n_entries, n_pairs);
     float* p = device_workspace(dev, sizeof(float) * (n_D + 2 * n_sums + 2 * n_kept + n_ints));
     x.D = p, p += n_D;
     x.by_q = p, p += n_sums;
     x.by_dout = p, p += n_sums;
     x.kept.att = p, p += n_kept;
     x.kept.ds = p, p += n_kept;
-    int* i = (int*)p;
-    x.of_window.begin = i, i += s->N;
-    x.of_window.end = i, i += s->N;
-    x.of_entries.begin = i, i += n_entries;
-    x.of_entries.end = i, i += n_entries;
-    x.offsets = i, i += n_entries + 1;
-    x.pairs = i;
+    x.room = (int*)p;
     device_zero(x.by_q, sizeof(float) * 2 * n_sums, dev);
     return x;
 }
 
-// which positions see a key
-template <typename X>
-static inline void sparse_find_positions_(const SparseScratch_* x, const SparseInputsOf<X>& in, int n_entries,
-                                          const Device* dev) {
-    const unsigned blocks = (unsigned)ceil_div(in.s.N, GRID_BLOCK);
-    sparse_window_intervals_kernel<<<blocks, GRID_BLOCK, 0, dev->stream>>>(x->of_window, in.s, in.places);
-    if (in.chosen) {
-        inverse_lists(x->offsets, NULL, x->pairs, NULL, in.chosen, in.s.N, in.s.topk, n_entries, dev);
-    } else if (n_entries > 0) {
-        device_zero(x->of_entries.begin, sizeof(int) * 2 * (size_t)n_entries, dev);
-        sparse_entry_intervals_kernel<<<blocks, GRID_BLOCK, 0, dev->stream>>>(x->of_entries, in.s, in.places, in.w);
-    }
-    cudaCheck(cudaGetLastError());
-}
-
 // what some heads add to all keys and entries
 template <typename X>
-static inline void sparse_add_keys_(const SparseScratch_* x, const X* dout, const SparseInputsOf<X>& in, int n_entries,
-                                    const Device* dev) {
+static inline void sparse_add_keys_(const SparseScratch_* x, const SparsePositions* see, const X* dout,
+                                    const SparseInputsOf<X>& in, int n_entries, const Device* dev) {
     const unsigned channels = (unsigned)ceil_div(in.s.d, SPARSE_TILE);
     const dim3 keys((unsigned)ceil_div(in.s.N, SPARSE_TILE), channels);
     const dim3 listed((unsigned)n_entries, channels), entries((unsigned)ceil_div(n_entries, SPARSE_TILE), channels);
     float *by_q = x->by_q + (size_t)in.s.N * in.s.d, *by_dout = x->by_dout + (size_t)in.s.N * in.s.d;
     sparse_keys_kernel<X><<<keys, SPARSE_THREADS, 0, dev->stream>>>(x->by_q, x->by_dout, dout, in, x->kept,
-                                                                    x->of_window, in.s.N, 0);
+                                                                    see->of_window, in.s.N, 0);
     if (in.chosen && n_entries > 0) {
-        sparse_listed_kernel<X><<<listed, SPARSE_TILE, 0, dev->stream>>>(by_q, by_dout, dout, in, x->kept, x->offsets,
-                                                                         x->pairs);
+        sparse_listed_kernel<X><<<listed, SPARSE_TILE, 0, dev->stream>>>(by_q, by_dout, dout, in, x->kept,
+                                                                         see->offsets, see->pairs);
     } else if (n_entries > 0) {
         sparse_keys_kernel<X><<<entries, SPARSE_THREADS, 0, dev->stream>>>(by_q, by_dout, dout, in, x->kept,
-                                                                           x->of_entries, n_entries, 1);
+                                                                           see->of_entries, n_entries, 1);
     }
     cudaCheck(cudaGetLastError());
 }
@@ -600,16 +503,17 @@ static inline void sparse_attention_backward(X* dq, X* dkv, X* dentries, float* 
     if (s->N == 0) { return; }
     n_entries = w ? n_entries : 0;
     const SparseInputsOf<X> in = sparse_inputs_(q, kv, entries, chosen, s, places, w);
+    if (flash_sparse_backward(dq, dkv, dentries, dsinks, dout, max, inv, sinks, n_entries, in, dev)) { return; }
     const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)n_entries * s->d;
     const size_t n_bytes = sparse_shared_bytes_(sparse_queries_kernel<X>, s->d, dev);
     SparseScratch_ x = sparse_scratch_(s, n_entries, in.chosen != NULL, dev);
     const int at_once = x.kept.n_heads;
-    sparse_find_positions_(&x, in, n_entries, dev);
+    const SparsePositions see = sparse_find_positions_(x.room, in, n_entries, dev);
     for (int head = 0; head < s->H; head += at_once) {
         x.kept.first_head = head, x.kept.n_heads = s->H - head < at_once ? s->H - head : at_once;
         const dim3 grid((unsigned)s->N, (unsigned)ceil_div(x.kept.n_heads, SPARSE_HEADS));
         sparse_queries_kernel<X><<<grid, SPARSE_THREADS, n_bytes, dev->stream>>>(dq, x.D, dout, max, inv, in, x.kept);
-        sparse_add_keys_(&x, dout, in, n_entries, dev);
+        sparse_add_keys_(&x, &see, dout, in, n_entries, dev);
     }
     sparse_join_kernel<X><<<grid_blocks(n_kv, 1, dev), GRID_BLOCK, 0, dev->stream>>>(dkv, x.by_q, x.by_dout, n_kv);
     if (n_of_entries > 0) {
