@@ -5,7 +5,7 @@ CUDA to the last bit. And what must change no bit.
 */
 #define TESTING
 #include "train_deepseek_v4.cu"
-#include "llmc/test/subject.h"       // Subject, subject_check_training, ...
+#include "llmc/test/decoder_subject.h"  // DecoderSubject, subject_check_training, ...
 
 // a window alone, CSA, HCA, CSA; tails behind the last entry, more entries than are chosen, YaRN, a table of choices
 static const char* const TEXT = "dev/golden/deepseek_v4_text.safetensors";
@@ -15,15 +15,11 @@ static const char* const MTP_FILE = "dev/golden/deepseek_v4_mtp.safetensors";
 enum { LONG_V = 40 };  // vocabulary of the model for long texts
 
 typedef struct {
-    Subject s;  // first
+    DecoderSubject d;  // first
     DeepseekV4 v4;
-    Activations acts, cache;
 } V4Subject;
 
 static V4Subject* of(Subject* s) { return (V4Subject*)s; }
-static Activations* activations_of(Subject* s, Purpose purpose) {
-    return purpose == TO_TRAIN ? &of(s)->acts : &of(s)->cache;
-}
 
 static Model* layout(Subject* s) {
     Config c;
@@ -44,47 +40,27 @@ static Model* layout_long(Subject* s) {
     return &of(s)->v4.model;
 }
 
-static void open_activations(Subject* s, Purpose purpose, int B, int T) {
-    const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
-    Activations* acts = activations_of(s, purpose);
-    activations_layout(acts, &of(s)->v4, B, T, purpose, how);
-    activations_open(acts, &s->model->ranks, &s->dev);
-    if (purpose != TO_TRAIN) { return; }
-    acts->graph.is_on = s->way.graph;
-    acts->batch.counts_all = s->way.graph || s->way.counts_all;
-    s->graph = &acts->graph, s->segments = &acts->batch.segments;
-    s->tensors = &acts->tensors, s->statistics = &acts->statistics;
-    s->choices = &acts->experts.choices;
-}
-
-static void close_activations(Subject* s) {
-    activations_free(&of(s)->acts);
-    if (of(s)->cache.tensors.memory) { activations_free(&of(s)->cache); }
-}
-
 // what the MTP module says behind a forward pass
 static void mtp_losses(V4Subject* x, const int* inputs, const int* targets, int B) {
-    const int T = x->s.file.T, last = x->v4.config.L - 1;
-    mtp_batch_take(&x->acts.mtp, &x->acts.batch, inputs, targets, B, T, &x->s.dev);
-    mtp_forward(&x->v4, &x->acts, layer_activations(&x->acts, last).streams2.x, B * T, &x->s.dev);
-    const LmHead head = mtp_head(&x->v4, &x->acts);
-    lm_head_losses(&head, &x->acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->s.dev);
+    const int T = x->d.s.file.T, last = x->v4.config.L - 1;
+    mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
+    mtp_forward(&x->v4, &x->d.acts, layer_activations(&x->d.acts, last).streams2.x, B * T, &x->d.s.dev);
+    const LmHead head = mtp_head(&x->v4, &x->d.acts);
+    lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
 }
 
 static const float* losses(Subject* s, const int* inputs, const int* targets, int B) {
     V4Subject* x = of(s);
-    token_batch_inputs(&x->acts.batch, inputs, targets, B, s->file.T, 0, &s->dev);
-    x->acts.numbers = dp_numbers(&s->model->dp);  // then indexers have losses, too
-    deepseek_v4_forward(&x->v4, &x->acts, B * s->file.T, &s->dev);
-    if (x->acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
-    x->acts.numbers = NULL;
-    const LmHead head = lm_head(&x->v4, &x->acts);
-    return lm_head_evaluate(&head, &x->acts.batch, targets, B * s->file.T, &s->dev);
+    x->d.acts.numbers = dp_numbers(&s->model->dp);  // then indexers have losses, too
+    decoder_subject_batch(s, inputs, targets, B);
+    if (x->d.acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
+    x->d.acts.numbers = NULL;
+    return decoder_subject_evaluate(s, targets, B);
 }
 
 // of the update to which these targets belong, what the losses beside that of the next token are divided by
 static void count_others(V4Subject* x, const int* targets) {
-    const Golden* g = &x->s.file;
+    const Golden* g = &x->d.s.file;
     const ptrdiff_t n = g->n_leaves * g->B * g->T;
     const int step = (int)((targets - golden_batch(g, "targets", 0, 0)) / n), rows = g->n_leaves * g->B;
     const int *inputs = golden_batch(g, "inputs", step, 0), *all = golden_batch(g, "targets", step, 0);
@@ -96,36 +72,15 @@ static void count_others(V4Subject* x, const int* targets) {
 }
 
 static void leaf(void* subject, const int* inputs, const int* targets, float dloss) {
-    V4Subject* x = (V4Subject*)subject;
-    count_others(x, targets);
-    deepseek_v4_leaf(&x->v4, &x->acts, inputs, targets, dloss, x->s.file.B, x->s.file.T, &x->s.dev);
+    count_others((V4Subject*)subject, targets);
+    decoder_subject_leaf(subject, inputs, targets, dloss);
 }
 
 static float loss_beside(void* subject) { return more_loss(&((V4Subject*)subject)->v4); }
 
 static void updated(void* subject) {
     V4Subject* x = (V4Subject*)subject;
-    level_biases(&x->v4, NULL, &x->s.dev);
-}
-
-static void forward_texts(Subject* s, const CachedText* texts, int n) {
-    Activations* cache = &of(s)->cache;
-    deepseek_v4_forward(&of(s)->v4, cache, token_batch_texts(&cache->batch, texts, n, &s->dev), &s->dev);
-}
-
-static void forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
-    const CachedText text = {tokens - t0, 0, t0, T, NULL};
-    if (purpose == TO_GENERATE) {
-        forward_texts(s, &text, 1);
-        return;
-    }
-    token_batch_inputs(&of(s)->acts.batch, tokens, NULL, 1, T, 0, &s->dev);
-    deepseek_v4_forward(&of(s)->v4, &of(s)->acts, T, &s->dev);
-}
-
-static const floatX* logits(Subject* s, Purpose purpose, int n) {
-    const LmHead head = lm_head(&of(s)->v4, activations_of(s, purpose));
-    return lm_head_logits(&head, n, 1, &s->dev);
+    level_biases(&x->v4, NULL, &x->d.s.dev);
 }
 
 static Tolerances tolerances(const Subject* s) {
@@ -135,9 +90,8 @@ static Tolerances tolerances(const Subject* s) {
 }
 
 static const SubjectCalls V4 = {
-    .n_bytes = sizeof(V4Subject), .layout = layout, .open = open_activations, .close = close_activations,
-    .losses = losses, .leaf = leaf, .updated = updated, .more_loss = loss_beside, .forward = forward,
-    .forward_texts = forward_texts, .logits = logits, .tolerances = tolerances, .steps = 0,
+    .n_bytes = sizeof(V4Subject), .layout = layout, .updated = updated, .more_loss = loss_beside, .tolerances = tolerances,
+    DECODER_SUBJECT(&PASSES, decoder_subject_close, losses, leaf),
 };
 
 // ---- golden files: every number of threads; kernels, which take their time on a CPU, once ----
@@ -194,6 +148,20 @@ static void test_cache(Test* t) {
     subject_check_long_cache(t, &V4, layout_long, LONG_V);
 }
 
+// rows that end before an entry of 3 or of 5 tokens does
+static void test_short(Test* t) {
+    const int tokens[] = {7, 31, 7, 0};
+    for (int T = 1; T <= 4; T++) {
+        Subject* s = subject_draw(&V4, layout_long, T, subject_way(2, KEEP_ALL));
+        subject_check_cache(t, s, tokens, T, 1, LONG_V);
+        subject_close(s);
+    }
+}
+
+static void test_graph(Test* t) {
+    if (!skips(t)) { subject_check_graph(t, &V4, TEXT, subject_way(2, RECOMPUTE_NORMS), 1); }
+}
+
 static void test_texts(Test* t) { subject_check_texts(t, &V4, layout_long, LONG_V); }
 
 int main(int argc, char** argv) {
@@ -205,6 +173,8 @@ int main(int argc, char** argv) {
         {"recompute", "no level and no --head-rows changes a bit", test_recompute},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"cache", "a text position by position has the bits of the whole text", test_cache},
+        {"short", "rows that end before their first entry", test_short},
+        {"graph", "--graph: losses and parameters to the last bit, each leaf one launch", test_graph},
         {"texts", "several side by side have the logits that each has alone", test_texts},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

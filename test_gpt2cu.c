@@ -73,8 +73,8 @@ static Tolerances tolerances(const Subject* s) {
 }
 
 static const SubjectCalls GPT2CU = {
-    .n_bytes = sizeof(GPT2Subject), .layout = layout, .open = open_activations, .close = close_activations,
-    .leaf = leaf, .forward = forward, .logits = logits, .tolerances = tolerances,
+    .n_bytes = sizeof(GPT2Subject), .layout = layout, .tolerances = tolerances, .open = open_activations,
+    .close = close_activations, .leaf = leaf, .forward = forward, .logits = logits,
 };
 
 static Way fused(Way w) {

@@ -5,7 +5,7 @@ bf16 CUDA within a tolerance.
 */
 #define TESTING
 #include "train_moe.cu"
-#include "llmc/test/subject.h"       // Subject, subject_check_training, ...
+#include "llmc/test/decoder_subject.h"  // DecoderSubject, subject_check_training, ...
 #include "llmc/test/subject_chat.h"  // subject_check_conversations
 
 static const char* const BASE = "dev/golden/moe_base.safetensors";  // one key/value head, ties, an expert without rows
@@ -14,15 +14,11 @@ static const char* const BIAS = "dev/golden/moe_bias.safetensors";  // one exper
 enum { LONG_V = 40 };  // vocabulary of the model for long texts
 
 typedef struct {
-    Subject s;  // first
+    DecoderSubject d;  // first
     Moe moe;
-    Activations acts, cache;
 } MoeSubject;
 
 static MoeSubject* of(Subject* s) { return (MoeSubject*)s; }
-static Activations* activations_of(Subject* s, Purpose purpose) {
-    return purpose == TO_TRAIN ? &of(s)->acts : &of(s)->cache;
-}
 
 static Config golden_config(const Golden* g) {
     Config c = config_make(golden_int(g, "max_position_embeddings"), golden_int(g, "vocab_size"),
@@ -51,40 +47,10 @@ static Model* layout_long(Subject* s) {
     return &of(s)->moe.model;
 }
 
-static void open_activations(Subject* s, Purpose purpose, int B, int T) {
-    const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
-    Activations* acts = activations_of(s, purpose);
-    activations_layout(acts, &of(s)->moe, B, T, purpose, how);
-    activations_open(acts, &s->model->ranks, &s->dev);
-    if (purpose != TO_TRAIN) { return; }
-    acts->graph.is_on = s->way.graph;
-    acts->batch.counts_all = s->way.graph || s->way.counts_all;
-    s->graph = &acts->graph, s->segments = &acts->batch.segments;
-    s->tensors = &acts->tensors, s->statistics = &acts->statistics, s->choices = &acts->experts.choices;
-}
-
-static void close_activations(Subject* s) {
-    activations_free(&of(s)->acts);
-    if (of(s)->cache.tensors.memory) { activations_free(&of(s)->cache); }
-}
-
-static const float* losses(Subject* s, const int* inputs, const int* targets, int B) {
-    MoeSubject* x = of(s);
-    token_batch_inputs(&x->acts.batch, inputs, targets, B, s->file.T, 0, &s->dev);
-    moe_forward(&x->moe, &x->acts, B * s->file.T, &s->dev);
-    const LmHead head = lm_head(&x->moe, &x->acts);
-    return lm_head_evaluate(&head, &x->acts.batch, targets, B * s->file.T, &s->dev);
-}
-
-static void leaf(void* subject, const int* inputs, const int* targets, float dloss) {
-    MoeSubject* x = (MoeSubject*)subject;
-    moe_leaf(&x->moe, &x->acts, inputs, targets, dloss, x->s.file.B, x->s.file.T, &x->s.dev);
-}
-
 static void updated(void* subject) {
     MoeSubject* x = (MoeSubject*)subject;
     if (x->moe.config.balance == BALANCE_BIAS) {
-        moe_balance_biases(&x->moe, golden_float(&x->s.file, "bias_rate"), &x->s.dev);
+        moe_balance_biases(&x->moe, golden_float(&x->d.s.file, "bias_rate"), &x->d.s.dev);
     }
 }
 
@@ -92,26 +58,6 @@ static float more_loss(void* subject) {
     const Moe* moe = &((MoeSubject*)subject)->moe;
     const Routing now = moe_routing(moe);
     return routing_loss(&moe->config, &now);
-}
-
-static void forward_texts(Subject* s, const CachedText* texts, int n) {
-    Activations* cache = &of(s)->cache;
-    moe_forward(&of(s)->moe, cache, token_batch_texts(&cache->batch, texts, n, &s->dev), &s->dev);
-}
-
-static void forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
-    const CachedText text = {tokens - t0, 0, t0, T, NULL};
-    if (purpose == TO_GENERATE) {
-        forward_texts(s, &text, 1);
-        return;
-    }
-    token_batch_inputs(&of(s)->acts.batch, tokens, NULL, 1, T, 0, &s->dev);
-    moe_forward(&of(s)->moe, &of(s)->acts, T, &s->dev);
-}
-
-static const floatX* logits(Subject* s, Purpose purpose, int n) {
-    const LmHead head = lm_head(&of(s)->moe, activations_of(s, purpose));
-    return lm_head_logits(&head, n, 1, &s->dev);
 }
 
 // bf16 rounds every weight and activation to 2^-9, and where two experts are nearly as good the rounding decides: that
@@ -124,9 +70,8 @@ static Tolerances tolerances(const Subject* s) {
 }
 
 static const SubjectCalls MOE = {
-    .n_bytes = sizeof(MoeSubject), .layout = layout, .open = open_activations, .close = close_activations,
-    .losses = losses, .leaf = leaf, .updated = updated, .more_loss = more_loss, .forward = forward,
-    .forward_texts = forward_texts, .logits = logits, .tolerances = tolerances,
+    .n_bytes = sizeof(MoeSubject), .layout = layout, .updated = updated, .more_loss = more_loss, .tolerances = tolerances,
+    DECODER_SUBJECT(&PASSES, decoder_subject_close, decoder_subject_losses, decoder_subject_leaf),
 };
 
 // every number of threads; kernels, which take their time on a CPU, once

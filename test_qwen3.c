@@ -5,7 +5,7 @@ bit, as bf16 CUDA within a tolerance.
 */
 #define TESTING
 #include "train_qwen3.cu"
-#include "llmc/test/subject.h"       // Subject, subject_check_training, ...
+#include "llmc/test/decoder_subject.h"  // DecoderSubject, subject_check_training, ...
 #include "llmc/test/subject_chat.h"  // subject_check_conversations
 #include "llmc/test/testfiles.h"     // temp_folder
 
@@ -18,15 +18,11 @@ static const char* const MOE = "dev/golden/qwen_moe.safetensors";  // layers wit
 enum { LONG_V = 40 };  // vocabulary of the model for long texts
 
 typedef struct {
-    Subject s;  // first
+    DecoderSubject d;  // first
     Qwen qwen;
-    Activations acts, cache;
 } QwenSubject;
 
 static QwenSubject* of(Subject* s) { return (QwenSubject*)s; }
-static Activations* activations_of(Subject* s, Purpose purpose) {
-    return purpose == TO_TRAIN ? &of(s)->acts : &of(s)->cache;
-}
 
 static Config golden_config(const Golden* g) {
     Config c;
@@ -62,65 +58,18 @@ static Model* layout_long(Subject* s) {
     return &of(s)->qwen.model;
 }
 
-static void open_activations(Subject* s, Purpose purpose, int B, int T) {
-    const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
-    Activations* acts = activations_of(s, purpose);
-    activations_layout(acts, &of(s)->qwen, B, T, purpose, how);
-    activations_open(acts, &s->model->ranks, &s->dev);
-    if (purpose != TO_TRAIN) { return; }
-    acts->graph.is_on = s->way.graph;
-    acts->batch.counts_all = s->way.graph || s->way.counts_all;
-    s->graph = &acts->graph, s->segments = &acts->batch.segments;
-    s->tensors = &acts->tensors, s->statistics = &acts->statistics;
-    s->choices = of(s)->qwen.config.E > 0 ? &acts->experts.choices : NULL;
-}
-
 // whatever does not count parts stretches
 static void open_parted(Subject* s, Purpose purpose, int B, int T) {
-    open_activations(s, purpose, B, T);
-    activations_of(s, purpose)->batch.least_gap = 1;
+    decoder_subject_open(s, purpose, B, T);
+    decoder_subject_activations(s, purpose)->batch.least_gap = 1;
 }
 
-static void close_activations(Subject* s) {
+static void close_all(Subject* s) {
     adapter_free(&of(s)->qwen.adapters);
-    activations_free(&of(s)->acts);
-    if (of(s)->cache.tensors.memory) { activations_free(&of(s)->cache); }
-}
-
-static const float* losses(Subject* s, const int* inputs, const int* targets, int B) {
-    QwenSubject* x = of(s);
-    token_batch_inputs(&x->acts.batch, inputs, targets, B, s->file.T, 0, &s->dev);
-    qwen_forward(&x->qwen, &x->acts, B * s->file.T, &s->dev);
-    const LmHead head = lm_head(&x->qwen, &x->acts);
-    return lm_head_evaluate(&head, &x->acts.batch, targets, B * s->file.T, &s->dev);
-}
-
-static void leaf(void* subject, const int* inputs, const int* targets, float dloss) {
-    QwenSubject* x = (QwenSubject*)subject;
-    qwen_leaf(&x->qwen, &x->acts, inputs, targets, dloss, x->s.file.B, x->s.file.T, &x->s.dev);
+    decoder_subject_close(s);
 }
 
 static float more_loss(void* subject) { return routing_loss(&((QwenSubject*)subject)->qwen); }
-
-static void forward_texts(Subject* s, const CachedText* texts, int n) {
-    Activations* cache = &of(s)->cache;
-    qwen_forward(&of(s)->qwen, cache, token_batch_texts(&cache->batch, texts, n, &s->dev), &s->dev);
-}
-
-static void forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
-    const CachedText text = {tokens - t0, 0, t0, T, NULL};
-    if (purpose == TO_GENERATE) {
-        forward_texts(s, &text, 1);
-        return;
-    }
-    token_batch_inputs(&of(s)->acts.batch, tokens, NULL, 1, T, 0, &s->dev);
-    qwen_forward(&of(s)->qwen, &of(s)->acts, T, &s->dev);
-}
-
-static const floatX* logits(Subject* s, Purpose purpose, int n) {
-    const LmHead head = lm_head(&of(s)->qwen, activations_of(s, purpose));
-    return lm_head_logits(&head, n, 1, &s->dev);
-}
 
 // bf16 rounds every weight and activation to 2^-9. Rounding nothing but the weights of `window` to the nearest bf16 moves
 // gradients of its biases by up to 0.030, those of `dense` by 0.023; they are rounded with noise, whose error is sqrt(2)
@@ -132,9 +81,8 @@ static Tolerances tolerances(const Subject* s) {
 }
 
 static const SubjectCalls QWEN = {
-    .n_bytes = sizeof(QwenSubject), .layout = layout, .open = open_activations, .close = close_activations,
-    .losses = losses, .leaf = leaf, .updated = NULL, .more_loss = more_loss, .forward = forward,
-    .forward_texts = forward_texts, .logits = logits, .tolerances = tolerances,
+    .n_bytes = sizeof(QwenSubject), .layout = layout, .more_loss = more_loss, .tolerances = tolerances,
+    DECODER_SUBJECT(&PASSES, close_all, decoder_subject_losses, decoder_subject_leaf),
 };
 
 // ---- golden files: every number of threads; kernels, which take their time on a CPU, once ----
@@ -226,10 +174,10 @@ static void test_uncounted(Test* t) {
 // every other leaf counts fewer of its targets than the golden file says: the recording must serve both
 static void leaf_uneven(void* subject, const int* inputs, const int* targets, float dloss) {
     QwenSubject* x = (QwenSubject*)subject;
-    const int N = x->s.file.B * x->s.file.T, first = x->acts.graph.n_leaves % 2 ? N / 2 : 0;
+    const int N = x->d.s.file.B * x->d.s.file.T, first = x->d.acts.graph.n_leaves % 2 ? N / 2 : 0;
     int* fewer = (int*)new_array((size_t)N, sizeof(int));
     for (int i = 0; i < N; i++) { fewer[i] = i < first ? -1 : targets[i]; }
-    leaf(subject, inputs, fewer, dloss);
+    decoder_subject_leaf(subject, inputs, fewer, dloss);
     free(fewer);
 }
 
@@ -265,8 +213,8 @@ static TempPath fused_file(const TempPath* folder, const char* path, const Subje
     static QwenSubject other;
     SafeWriter w;
     memset(&other, 0, sizeof other);
-    other.s.file = s->file;
-    const Model* m_fused = fused->layout(&other.s);
+    other.d.s.file = s->file;
+    const Model* m_fused = fused->layout(&other.d.s);
     float* params = (float*)new_array(m->n, sizeof(float));
     golden_load(&s->file, "param.", m->table, m->n_table, params);
     safewriter_init(&w);

@@ -5,7 +5,7 @@ bit. And what must change no bit.
 */
 #define TESTING
 #include "train_qwen36.cu"
-#include "llmc/test/subject.h"       // Subject, subject_check_training, ...
+#include "llmc/test/decoder_subject.h"  // DecoderSubject, subject_check_training, ...
 
 static const char* const TEXT = "dev/golden/qwen36_text.safetensors";  // linear, full, linear; a row of 67: two chunks
 static const char* const MTP_FILE = "dev/golden/qwen36_mtp.safetensors";  // linear, full, MTP; tied head
@@ -14,15 +14,11 @@ static const char* const VISION_FILE = "dev/golden/qwen36_vision.safetensors";  
 enum { LONG_V = 40 };  // vocabulary of the model for long texts
 
 typedef struct {
-    Subject s;  // first
+    DecoderSubject d;  // first
     Qwen36 qwen;
-    Activations acts, cache;
 } Qwen36Subject;
 
 static Qwen36Subject* of(Subject* s) { return (Qwen36Subject*)s; }
-static Activations* activations_of(Subject* s, Purpose purpose) {
-    return purpose == TO_TRAIN ? &of(s)->acts : &of(s)->cache;
-}
 
 static Model* layout(Subject* s) {
     Config c;
@@ -43,38 +39,24 @@ static Model* layout_long(Subject* s) {
     return &of(s)->qwen.model;
 }
 
-static void open_activations(Subject* s, Purpose purpose, int B, int T) {
-    const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
-    Activations* acts = activations_of(s, purpose);
-    activations_layout(acts, &of(s)->qwen, B, T, purpose, how);
-    activations_open(acts, &s->model->ranks, &s->dev);
-    if (purpose != TO_TRAIN) { return; }
-    acts->graph.is_on = s->way.graph;
-    acts->batch.counts_all = s->way.graph || s->way.counts_all;
-    s->graph = &acts->graph, s->segments = &acts->batch.segments;
-    s->tensors = &acts->tensors, s->statistics = &acts->statistics;
-    s->choices = &acts->experts.choices;
-}
-
-static void close_activations(Subject* s) {
-    activations_free(&of(s)->acts);
+static void close_all(Subject* s) {
     vision_tower_free(&of(s)->qwen.tower);
     image_splice_free(&of(s)->qwen.images);
-    if (of(s)->cache.tensors.memory) { activations_free(&of(s)->cache); }
+    decoder_subject_close(s);
 }
 
 // what the MTP module says behind a forward pass
 static void mtp_losses(Qwen36Subject* x, const int* inputs, const int* targets, int B) {
-    const int T = x->s.file.T;
-    mtp_batch_take(&x->acts.mtp, &x->acts.batch, inputs, targets, B, T, &x->s.dev);
-    mtp_forward(&x->qwen, &x->acts, B * T, &x->s.dev);
-    const LmHead head = mtp_head(&x->qwen, &x->acts);
-    lm_head_losses(&head, &x->acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->s.dev);
+    const int T = x->d.s.file.T;
+    mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
+    mtp_forward(&x->qwen, &x->d.acts, B * T, &x->d.s.dev);
+    const LmHead head = mtp_head(&x->qwen, &x->d.acts);
+    lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
 }
 
 // the images of the leaf to which these targets belong
 static void take_images(Qwen36Subject* x, const int* inputs, const int* targets) {
-    const Golden* g = &x->s.file;
+    const Golden* g = &x->d.s.file;
     const size_t k = (size_t)(targets - golden_batch(g, "targets", 0, 0)) / (size_t)(g->B * g->T);
     const SafeTensor *pixels = golden_tensor(g, "pixel_values", DTYPE_F32);
     const SafeTensor *grids = golden_tensor(g, "image_grid_thw", DTYPE_I32);
@@ -82,7 +64,7 @@ static void take_images(Qwen36Subject* x, const int* inputs, const int* targets)
     const ImageRows images = {n, (const int*)grids->data + 3 * (size_t)n * k,
                               golden_floats(g, "pixel_values") + (size_t)(P * pixels->shape[3]) * k, P, 0};
     ErrorText error;
-    if (!qwen36_images(&x->qwen, &images, inputs, targets, NO_RESET, g->B, g->T, &x->s.dev, &error)) {
+    if (!qwen36_images(&x->qwen, &images, inputs, targets, NO_RESET, g->B, g->T, &x->d.s.dev, &error)) {
         fail_run("%s", error.text);
     }
 }
@@ -90,16 +72,14 @@ static void take_images(Qwen36Subject* x, const int* inputs, const int* targets)
 static const float* losses(Subject* s, const int* inputs, const int* targets, int B) {
     Qwen36Subject* x = of(s);
     if (x->qwen.config.has_vision) { take_images(x, inputs, targets); }
-    token_batch_inputs(&x->acts.batch, inputs, targets, B, s->file.T, 0, &s->dev);
-    qwen36_forward(&x->qwen, &x->acts, B * s->file.T, &s->dev);
-    if (x->acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
-    const LmHead head = lm_head(&x->qwen, &x->acts);
-    return lm_head_evaluate(&head, &x->acts.batch, targets, B * s->file.T, &s->dev);
+    decoder_subject_batch(s, inputs, targets, B);
+    if (x->d.acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
+    return decoder_subject_evaluate(s, targets, B);
 }
 
 // of the update to which these targets belong, those that count for the MTP module
 static void count_mtp(Qwen36Subject* x, const int* targets) {
-    const Golden* g = &x->s.file;
+    const Golden* g = &x->d.s.file;
     const ptrdiff_t n = g->n_leaves * g->B * g->T;
     const int step = (int)((targets - golden_batch(g, "targets", 0, 0)) / n);
     const int *inputs = golden_batch(g, "inputs", step, 0), *all = golden_batch(g, "targets", step, 0);
@@ -108,32 +88,12 @@ static void count_mtp(Qwen36Subject* x, const int* targets) {
 
 static void leaf(void* subject, const int* inputs, const int* targets, float dloss) {
     Qwen36Subject* x = (Qwen36Subject*)subject;
-    if (x->acts.has_mtp) { count_mtp(x, targets); }
+    if (x->d.acts.has_mtp) { count_mtp(x, targets); }
     if (x->qwen.config.has_vision) { take_images(x, inputs, targets); }
-    qwen36_leaf(&x->qwen, &x->acts, inputs, targets, dloss, x->s.file.B, x->s.file.T, &x->s.dev);
+    decoder_subject_leaf(subject, inputs, targets, dloss);
 }
 
 static float loss_beside(void* subject) { return more_loss(&((Qwen36Subject*)subject)->qwen); }
-
-static void forward_texts(Subject* s, const CachedText* texts, int n) {
-    Activations* cache = &of(s)->cache;
-    qwen36_forward(&of(s)->qwen, cache, token_batch_texts(&cache->batch, texts, n, &s->dev), &s->dev);
-}
-
-static void forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
-    const CachedText text = {tokens - t0, 0, t0, T, NULL};
-    if (purpose == TO_GENERATE) {
-        forward_texts(s, &text, 1);
-        return;
-    }
-    token_batch_inputs(&of(s)->acts.batch, tokens, NULL, 1, T, 0, &s->dev);
-    qwen36_forward(&of(s)->qwen, &of(s)->acts, T, &s->dev);
-}
-
-static const floatX* logits(Subject* s, Purpose purpose, int n) {
-    const LmHead head = lm_head(&of(s)->qwen, activations_of(s, purpose));
-    return lm_head_logits(&head, n, 1, &s->dev);
-}
 
 static Tolerances tolerances(const Subject* s) {
     const Tolerances fp32 = {1e-5, 1e-4, 1e-2, 1e-5}, bf16 = {3e-2, 6e-2, 0.3, 3e-2};
@@ -142,9 +102,8 @@ static Tolerances tolerances(const Subject* s) {
 }
 
 static const SubjectCalls QWEN36 = {
-    .n_bytes = sizeof(Qwen36Subject), .layout = layout, .open = open_activations, .close = close_activations,
-    .losses = losses, .leaf = leaf, .updated = NULL, .more_loss = loss_beside, .forward = forward,
-    .forward_texts = forward_texts, .logits = logits, .tolerances = tolerances, .steps = 1,
+    .n_bytes = sizeof(Qwen36Subject), .layout = layout, .more_loss = loss_beside, .tolerances = tolerances, .steps = 1,
+    DECODER_SUBJECT(&PASSES, close_all, losses, leaf),
 };
 
 // ---- golden files: every number of threads; kernels, which take their time on a CPU, once ----
@@ -237,8 +196,8 @@ static void test_steps(Test* t) {
 
 // what row 0 of a batch has seen, from the rows that the tower has just made
 static void see(Qwen36Subject* x, TextSight* sight, const int* inputs) {
-    const int T = x->s.file.T, D = x->qwen.config.D, merge = x->qwen.config.vision.merge;
-    const int* grids = (const int*)golden_tensor(&x->s.file, "image_grid_thw", DTYPE_I32)->data;
+    const int T = x->d.s.file.T, D = x->qwen.config.D, merge = x->qwen.config.vision.merge;
+    const int* grids = (const int*)golden_tensor(&x->d.s.file, "image_grid_thw", DTYPE_I32)->data;
     const floatX* rows = vision_tensors_(&x->qwen.tower, 0).out;
     TextImage list[4];
     TextImages images = {list, 0};
@@ -246,7 +205,7 @@ static void see(Qwen36Subject* x, TextSight* sight, const int* inputs) {
         if (inputs[i] != x->qwen.config.image_token) { continue; }
         const int *g = grids + 3 * images.n, h = g[1] / merge, w = g[2] / merge;
         const TextImage one = {i, h * w, NULL, 0};
-        text_sight_add(sight, rows, h, w, D, &x->s.dev);
+        text_sight_add(sight, rows, h, w, D, &x->d.s.dev);
         list[images.n++] = one;
         rows += h * w * D, i += h * w - 1;
     }

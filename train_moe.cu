@@ -20,6 +20,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
@@ -461,6 +462,35 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     }
 }
 
+// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const Moe*)m, B, T, purpose, how);
+}
+
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    moe_forward((const Moe*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
+
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    moe_leaf((Moe*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((Moe*)m, acts, dloss, N, dev);
+}
+
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
+                      sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
+}
+
+static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.
 
@@ -668,7 +698,7 @@ static void moe_box(const Run* r) {
     box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
             c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
-    experts_box(r, c->E, c->D, c->k);
+    experts_box(r, c->E);
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
@@ -739,33 +769,6 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-// ---- for decoder_run.h ----
-
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const Moe*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    moe_forward((const Moe*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    moe_leaf((Moe*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((Moe*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
-    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
-                      sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
-}
-
 static Trainer moe_trainer(void) {
     Trainer t = decoder_trainer(offsetof(Workplace, decoder));
     t.name = "train_moe";
@@ -796,8 +799,7 @@ static Trainer moe_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = moe_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams, NULL};
-    decoder_init(&place.decoder, &passes, RECOMPUTE_BLOCKS);
+    decoder_init(&place.decoder, &PASSES, RECOMPUTE_BLOCKS);
     return run_main(&trainer, &place.moe.model, argc, argv);
 }
 #endif

@@ -17,6 +17,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_gather, heads_take: norms of heads with --tp
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
@@ -549,6 +550,35 @@ static float routing_loss(const Qwen* qwen) {
     return pooled_loss(&qwen->model, c->balance, c->k, config_expert_layers(c), c->E);
 }
 
+// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const Qwen*)m, B, T, purpose, how);
+}
+
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    qwen_forward((const Qwen*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
+
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    qwen_leaf((Qwen*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((Qwen*)m, acts, dloss, N, dev);
+}
+
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
+                      sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
+}
+
+static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.
 
@@ -686,7 +716,7 @@ static void qwen_box(const Run* r) {
     if (n_experts > 0) {
         box_row("experts", "%d in %d layer%s, %d wide, a token takes %d", c->E, n_experts, n_experts > 1 ? "s" : "",
                 c->FE, c->k);
-        experts_box(r, c->E, c->D, c->k);
+        experts_box(r, c->E);
         if (run_is_training(r) || *r->o.probe) {
             box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
         }
@@ -780,33 +810,6 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-// ---- for decoder_run.h ----
-
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const Qwen*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    qwen_forward((const Qwen*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    qwen_leaf((Qwen*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((Qwen*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
-    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
-                      sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
-}
-
 static Trainer qwen_trainer(void) {
     Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_qwen3";
@@ -835,9 +838,7 @@ static Trainer qwen_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
-                                  adapted_dropout};
-    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.qwen.adapters, NULL);
+    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.qwen.adapters, NULL);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }
 #endif

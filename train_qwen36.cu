@@ -19,6 +19,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/delta_layer.h"  // DeltaPass, delta_layer_forward: the linear mixer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_gather, swiglu_backward_gathered: sums over what ranks of --tp share
@@ -895,6 +896,35 @@ static float more_loss(const Qwen36* qwen) {
     return qwen->model.learns_mtp ? c->mtp_weight * mtp_loss(qwen) + balance : balance;
 }
 
+// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
+
+static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    return activations_layout(acts, (const Qwen36*)m, B, T, purpose, how);
+}
+
+static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    qwen36_forward((const Qwen36*)m, acts, N, dev);
+}
+
+static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen36*)m, acts); }
+
+static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
+                      const Device* dev) {
+    qwen36_leaf((Qwen36*)m, acts, inputs, targets, dloss, B, T, dev);
+}
+
+static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    leaf_backward((Qwen36*)m, acts, dloss, N, dev);
+}
+
+static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+    const Qwen36* qwen = (const Qwen36*)m;
+    const ActivationTensors a = layer_activations(acts, end_layer(qwen) - 1);
+    return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)qwen->config.D);
+}
+
+static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.
 
@@ -1266,7 +1296,7 @@ static void qwen36_box(const Run* r) {
                 c->NH > 1 ? "s" : "", c->HS, c->NKV, c->rotated);
     }
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all, %d wide", c->E, c->FE, c->k, c->FS);
-    experts_box(r, c->E, c->D, c->k);
+    experts_box(r, c->E);
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
     if (c->has_vision) {
         const int is_frozen = run_is_training(r) && !vision_tower_learns(&workplace(r)->qwen.tower);
@@ -1415,33 +1445,6 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-// ---- for decoder_run.h ----
-
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const Qwen36*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    qwen36_forward((const Qwen36*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen36*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    qwen36_leaf((Qwen36*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((Qwen36*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
-    const Qwen36* qwen = (const Qwen36*)m;
-    const ActivationTensors a = layer_activations(acts, end_layer(qwen) - 1);
-    return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)qwen->config.D);
-}
-
 static Trainer qwen36_trainer(void) {
     Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_qwen36";
@@ -1483,9 +1486,7 @@ static Trainer qwen36_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen36_trainer();
-    const DecoderPasses passes = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams,
-                                  adapted_dropout};
-    adapted_init(&place.adapted, &passes, RECOMPUTE_BLOCKS, &place.qwen.adapters, LORA_TARGETS);
+    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.qwen.adapters, LORA_TARGETS);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }
 #endif

@@ -57,7 +57,7 @@ ops core
 ranks core ops files
 run core ops files text ranks
 models core ops files text ranks run
-test core ops files text ranks run"
+test core ops files text ranks run models"
 
 # includes that leave a room by no door; a room that has no line here has none
 check_doors() {

@@ -209,8 +209,10 @@ static void backward_shared_keys(const Layer* l, const Device* dev) {
 }
 
 static void backward_tensor_cores(const Layer* l, const Device* dev) {
-    flash_sparse_backward(l->dq_bf16, l->dkv_bf16, l->dentries_bf16, NULL, l->dout_bf16, l->max, l->inv, l->sinks, l->W,
-                          l->in_bf16, dev);
+    const SparseInputsOf<bf16>* in = &l->in_bf16;
+    sparse_attention_backward(l->dq_bf16, l->dkv_bf16, l->dentries_bf16, (float*)NULL, (const bf16*)l->dout_bf16, in->q,
+                              in->kv, in->entries, l->max, l->inv, l->sinks, in->chosen, l->W, &l->s, &l->places, &l->w,
+                              dev);
 }
 #endif
 

@@ -13,7 +13,6 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
     adapted_check             in Trainer.check
     adapted_obstacle          why a micro-batch is no graph (graph_check), or NULL
     adapted_load              in Trainer.load: A's and B's; then the rows of the base are the trainer's to load
-    adapted_dropout           of a micro-batch (DecoderPasses.dropout)
     adapted_box               rows of the box
 */
 #ifndef LLMC_ADAPTED_RUN_H
@@ -36,16 +35,22 @@ typedef struct {
     const char* targets;
 } Adapted;
 
+static inline Adapted* adapted_of(const Run* r) { return (Adapted*)decoder_of(r); }
+
+// of a micro-batch
+static inline Dropout adapted_dropout_(const Run* r, int k, int B, int T) {
+    return adapters_dropout(r, adapted_of(r)->adapters, k, B, T);
+}
+
 // adapters: of the trainer's model, all zero; targets: those of a new adapter where --lora-targets says nothing, NULL:
 // all-linear
 static inline void adapted_init(Adapted* x, const DecoderPasses* passes, int recompute_most, Adapters* adapters,
                                 const char* targets) {
     decoder_init(&x->decoder, passes, recompute_most);
+    x->decoder.dropout = adapted_dropout_;
     x->adapters = adapters;
     x->targets = targets;
 }
-
-static inline Adapted* adapted_of(const Run* r) { return (Adapted*)decoder_of(r); }
 
 // the first row of the base
 static inline Tensor* adapted_base_rows_(const Run* r) { return r->model->table + adapted_of(r)->adapters->n_table; }
@@ -156,10 +161,6 @@ static inline const char* adapted_obstacle(const Run* r) {
 
 static inline void adapted_load(Run* r, const SliceSink* sink) {
     if (model_is_adapter(r->model)) { adapters_load(r, &adapted_of(r)->lora, sink); }
-}
-
-static inline Dropout adapted_dropout(const Run* r, int k, int B, int T) {
-    return adapters_dropout(r, adapted_of(r)->adapters, k, B, T);
 }
 
 // tied: the head is the embedding

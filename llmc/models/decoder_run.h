@@ -1,6 +1,7 @@
 /*
 What trainers of decoders with RoPE tell a run in the same words, whether their MLPs are experts or not.
     Decoder, decoder_init    a member of the trainer's own struct: the activations, and functions of the model
+                             (decoder_passes.h)
     decoder_trainer          a Trainer whose passes are these: a micro-batch, with --pp its halves; without gradients
                              forward, logits, losses, texts side by side; the memory for them. The rest is the trainer's
     decoder_open, decoder_close   of these: the memory, for a trainer that has more to open
@@ -20,37 +21,21 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #include "../run/pipeline.h"   // pp_slots
 #include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
 #include "../run/trainer.h"    // Run
-#include "activations.h"       // Activations, Tradeoffs, ExpertSizes
-#include "lm_head.h"           // LmHead
-
-// what a trainer computes, of its own model
-typedef struct {
-    // sizes only, returning what activations_open will take
-    double (*bytes)(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how);
-    void (*forward)(const Model* m, Activations* acts, int N, const Device* dev);  // N positions of the batch of acts,
-                                                                                   // up to the last norm
-    LmHead (*head)(const Model* m, const Activations* acts);                       // and from there to logits
-    // a micro-batch, forward and backward
-    void (*leaf)(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                 const Device* dev);
-    // ... from behind its forward pass: losses, back to all gradients
-    void (*backward)(Model* m, Activations* acts, float dloss, int N, const Device* dev);
-    PpStreams (*streams)(const Model* m, const Activations* acts, int N);  // where a stream of N positions comes in and
-                                                                           // goes out, with --pp
-    Dropout (*dropout)(const Run* r, int k, int B, int T);                 // or NULL: of the k-th micro-batch
-} DecoderPasses;
+#include "decoder_passes.h"    // DecoderPasses, Activations, LmHead
 
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
     Tradeoffs how;            // options
     int graph, pp, pp_chunks, tp, cp;  // --graph, --pp, --pp-chunks, --tp, --cp
     int cp_by;                         // --cp-by
-    DecoderPasses passes;
+    const DecoderPasses* passes;
+    Dropout (*dropout)(const Run* r, int k, int B, int T);  // or NULL: of the k-th micro-batch
     int recompute_most;       // the level of --recompute that keeps least
 } Decoder;
 
+// passes must outlive the run
 static inline void decoder_init(Decoder* d, const DecoderPasses* passes, int recompute_most) {
-    d->passes = *passes;
+    d->passes = passes;
     d->recompute_most = recompute_most;
 }
 
@@ -79,13 +64,13 @@ static inline double decoder_activation_bytes(const Run* r, Purpose purpose, int
     Tradeoffs how = decoder_how_(r, purpose);
     if (DEVICE_IS_SHARED && how.ep.room == 0.0f) { how.ep.room = 1.0f; }
     if (sparing) { how.recompute = d->recompute_most; }
-    return d->passes.bytes(r->model, &acts, B, T, purpose, how);
+    return d->passes->bytes(r->model, &acts, B, T, purpose, how);
 }
 
 static inline void decoder_open(Run* r, Purpose purpose, int B, int T) {
     const Decoder* d = decoder_of(r);
     Activations* acts = decoder_activations(r, purpose);
-    d->passes.bytes(r->model, acts, B, T, purpose, decoder_how_(r, purpose));
+    d->passes->bytes(r->model, acts, B, T, purpose, decoder_how_(r, purpose));
     activations_open(acts, &r->model->ranks, &r->dev);
     acts->graph.is_on = acts->batch.counts_all = d->graph;
     acts->batch.segments.document_start = run_document_start(r, purpose);
@@ -103,7 +88,7 @@ static inline void decoder_turn_(Run* r, int slot) { activations_turn(&decoder_o
 // what routers count goes with the stream in training alone
 static inline PpStreams decoder_streams_(const Run* r, int N) {
     const Decoder* d = decoder_of(r);
-    PpStreams e = d->passes.streams(r->model, &d->acts, N);
+    PpStreams e = d->passes->streams(r->model, &d->acts, N);
     e.numbers = activations_counted(&d->acts);
     e.returned = d->acts.returned;
     e.n_number_bytes = sizeof(float) * (size_t)d->acts.how.numbers;
@@ -113,7 +98,7 @@ static inline PpStreams decoder_streams_(const Run* r, int N) {
 // leaves nothing out but in training
 static inline void decoder_dropout_(Run* r, int k, int B, int T) {
     const Decoder* d = decoder_of(r);
-    if (d->passes.dropout) { decoder_of(r)->acts.dropout = d->passes.dropout(r, k, B, T); }
+    if (d->dropout) { decoder_of(r)->acts.dropout = d->dropout(r, k, B, T); }
 }
 
 static inline void decoder_no_dropout_(Run* r) {
@@ -123,7 +108,7 @@ static inline void decoder_no_dropout_(Run* r) {
 static inline void decoder_leaf_(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Decoder* d = decoder_of(r);
     decoder_dropout_(r, k, B, T);
-    d->passes.leaf(r->model, &d->acts, inputs, targets, dloss, B, T, &r->dev);
+    d->passes->leaf(r->model, &d->acts, inputs, targets, dloss, B, T, &r->dev);
     decoder_no_dropout_(r);
 }
 
@@ -131,7 +116,7 @@ static inline void decoder_forward_leaf_(Run* r, int k, const int* inputs, const
     Decoder* d = decoder_of(r);
     decoder_dropout_(r, k, B, T);
     activations_take(&d->acts, inputs, targets, activations_counted(&d->acts), B, T, &r->dev);
-    d->passes.forward(r->model, &d->acts, d->acts.batch.n, &r->dev);
+    d->passes->forward(r->model, &d->acts, d->acts.batch.n, &r->dev);
     decoder_no_dropout_(r);
 }
 
@@ -142,7 +127,7 @@ static inline void decoder_backward_leaf_(Run* r, int k, const int* inputs, cons
     (void)inputs, (void)targets;  // they are on the device
     decoder_dropout_(r, k, B, T);
     d->acts.numbers = activations_returned(&d->acts, dp_numbers(&m->dp), model_has_head(m), &r->dev);
-    d->passes.backward(m, &d->acts, dloss, d->acts.batch.n, &r->dev);
+    d->passes->backward(m, &d->acts, dloss, d->acts.batch.n, &r->dev);
     d->acts.numbers = NULL;
     model_leaf_done(m, &r->dev);
     decoder_no_dropout_(r);
@@ -156,9 +141,9 @@ static inline void decoder_pass_(Run* r, Activations* acts, int N) {
     for (int c = 0; c < r->model->pp.n_chunks; c++) {
         model_turn_to(r->model, c);
         activations_turn_to_chunk(acts, c);
-        const PpStreams e = d->passes.streams(r->model, acts, N);
+        const PpStreams e = d->passes->streams(r->model, acts, N);
         pp_receive(&r->model->pp, &e, &r->dev);
-        d->passes.forward(r->model, acts, N, &r->dev);
+        d->passes->forward(r->model, acts, N, &r->dev);
         pp_send(&r->model->pp, &e, &r->dev);
     }
 }
@@ -185,14 +170,14 @@ static inline void decoder_forward(Run* r, Purpose purpose, const int* tokens, c
 }
 
 static inline const floatX* decoder_logits_(Run* r, Purpose purpose, int n) {
-    const LmHead head = decoder_of(r)->passes.head(r->model, decoder_activations(r, purpose));
+    const LmHead head = decoder_of(r)->passes->head(r->model, decoder_activations(r, purpose));
     return lm_head_logits(&head, n, 1, &r->dev);
 }
 
 // cross entropy alone: what routers add is of no interest for a text
 static inline const float* decoder_losses_(Run* r, const int* targets, int N) {
     Decoder* d = decoder_of(r);
-    const LmHead head = d->passes.head(r->model, &d->acts);
+    const LmHead head = d->passes->head(r->model, &d->acts);
     return lm_head_evaluate(&head, &d->acts.batch, targets, N, &r->dev);
 }
 
@@ -200,7 +185,7 @@ static inline const floatX* decoder_next_of_each(Run* r, const CachedText* texts
     Decoder* d = decoder_of(r);
     const int N = decoder_texts_(r, texts, n_texts);
     if (!model_has_head(r->model)) { return NULL; }
-    const LmHead head = d->passes.head(r->model, &d->cache);
+    const LmHead head = d->passes->head(r->model, &d->cache);
     *row = (size_t)vocabulary_padded(&head.weight);
     return lm_head_logits(&head, N - n_texts, n_texts, &r->dev);
 }

@@ -34,7 +34,6 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // WARP, bf16, kernel_exp, pack_fits, pack_load, pack_store, load_floats, store_floats
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
-#include "cast.h"            // cast
 #include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, sparse_find_positions_
 #include "tile.h"            // tile_load, tile_add_product_transposed, tile_add_product_of, tile_quad_max
 
@@ -359,13 +358,13 @@ __device__ inline void flash_sparse_add_(Pack<float, FLASH_SPARSE_PACK>& sum, co
     }
 }
 
-// sums (n_keys, d) of keys of the window, or of entries where there are no lists, go on with a slab
+// sums (rows, d) of these keys of the window, or of entries where there are no lists, go on with a slab
 __global__ static void flash_sparse_keys_kernel(float* sums, SparseInputsOf<bf16> in, FlashSparseGiven given,
-                                                SparseIntervals of, int n_keys, int is_entry) {
+                                                SparseIntervals of, SparsePart keys, int is_entry) {
     const int packs = in.s.d / FLASH_SPARSE_PACK;
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int u = (int)(i / packs), c = (int)(i % packs) * FLASH_SPARSE_PACK;
-    if (u >= n_keys) { return; }
+    const int u = keys.first + (int)(i / packs), c = (int)(i % packs) * FLASH_SPARSE_PACK;
+    if (u >= keys.end) { return; }
     const int first = max(of.begin[u], given.first), end = min(of.end[u], given.end);
     if (first >= end) { return; }
     Pack<float, FLASH_SPARSE_PACK> sum = load_floats<FLASH_SPARSE_PACK>(sums + (size_t)u * in.s.d + c);
@@ -389,11 +388,11 @@ __device__ inline int flash_sparse_search_(const int* pairs, int first, int end,
 
 // the same of entries from lists
 __global__ static void flash_sparse_listed_kernel(float* sums, SparseInputsOf<bf16> in, FlashSparseGiven given,
-                                                  const int* offsets, const int* pairs, int n_entries) {
+                                                  const int* offsets, const int* pairs, SparsePart entries) {
     const int packs = in.s.d / FLASH_SPARSE_PACK, topk = in.s.topk;
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int e = (int)(i / packs), c = (int)(i % packs) * FLASH_SPARSE_PACK;
-    if (e >= n_entries) { return; }
+    const int e = entries.first + (int)(i / packs), c = (int)(i % packs) * FLASH_SPARSE_PACK;
+    if (e >= entries.end) { return; }
     const int first = flash_sparse_search_(pairs, offsets[e], offsets[e + 1], (int64_t)given.first * topk);
     const int end = flash_sparse_search_(pairs, first, offsets[e + 1], (int64_t)given.end * topk);
     if (first >= end) { return; }
@@ -411,7 +410,7 @@ __global__ static void flash_sparse_listed_kernel(float* sums, SparseInputsOf<bf
 // block is (FLASH_SPARSE_THREADS), grid (N). shared memory as in forward
 template <int W>
 __global__ void __launch_bounds__(FLASH_SPARSE_THREADS, W == 128 ? 2 : 1)
-flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, SparseInputsOf<bf16> in) {
+flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, SparseInputsOf<bf16> in, int goes_on) {
     const int KEYS = FLASH_SPARSE_KEYS, TILE = KEYS * W, ROWS = FLASH_SPARSE_HEADS / (FLASH_SPARSE_THREADS / WARP);
     extern __shared__ __align__(128) bf16 sparse_tiles[];
     __shared__ FlashSparseChunk<KEYS> chunks[2];
@@ -420,7 +419,7 @@ flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, Sparse
     const int warp = threadIdx.x / WARP, n = blockIdx.x, d = in.s.d, topk = in.s.topk, t = threadIdx.x;
     const SparseSeen see = {n, 0, 0, sparse_list_length(in.chosen + (size_t)n * topk, topk)};
     float* to = mass + (size_t)n * topk;
-    for (int k = t; k < topk; k += FLASH_SPARSE_THREADS) { to[k] = 0.0f; }
+    for (int k = t + (goes_on ? see.n_keys : 0); k < topk; k += FLASH_SPARSE_THREADS) { to[k] = 0.0f; }
     for (int head = 0; see.n_keys > 0 && head < in.s.H; head += FLASH_SPARSE_HEADS) {
         const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head), h = flash_sparse_row_();
         const size_t row = (size_t)n * in.s.H + head;
@@ -454,7 +453,7 @@ flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, Sparse
     }
 }
 
-// ---- launches: 1: done. 0: not for these shapes or, the templates, not for this type ----
+// ---- launches. Of forward and mass 1: done. 0: not for these shapes or, the templates, not for this type ----
 
 // of all kernels alike: queries and two chunks, or queries, dout and two half chunks; dots
 template <int W>
@@ -463,11 +462,13 @@ static inline size_t flash_sparse_shared_() {
     return sizeof(bf16) * W * (FLASH_SPARSE_HEADS + 2 * FLASH_SPARSE_KEYS) + sizeof(float) * n_dots;
 }
 
-static inline int flash_sparse_fits_(const bf16* out, const SparseInputsOf<bf16>& in, const Device* dev) {
+// out, dout: what else has rows of heads
+static inline int flash_sparse_fits(const bf16* out, const bf16* dout, const SparseInputsOf<bf16>& in,
+                                    const Device* dev) {
     const int d = in.s.d;
     const size_t static_room = 2 << 10, n_bytes = d <= 128 ? flash_sparse_shared_<128>() : flash_sparse_shared_<512>();
-    return d <= 512 && n_bytes + static_room <= (size_t)dev->most_shared && pack_fits(out, d) && pack_fits(in.q, d) &&
-           pack_fits(in.kv, d) && pack_fits(in.entries, d);
+    return d <= 512 && n_bytes + static_room <= (size_t)dev->most_shared && pack_fits(out, d) && pack_fits(dout, d) &&
+           pack_fits(in.q, d) && pack_fits(in.kv, d) && pack_fits(in.entries, d);
 }
 
 template <int W>
@@ -483,7 +484,7 @@ static inline void flash_sparse_forward_(bf16* out, float* max, float* inv, cons
 
 static inline int flash_sparse_forward(bf16* out, float* max, float* inv, const float* sinks,
                                        const SparseInputsOf<bf16>& in, const Device* dev) {
-    if (!flash_sparse_fits_(out, in, dev)) { return 0; }
+    if (!flash_sparse_fits(out, in.q, in, dev)) { return 0; }
     if (in.s.d <= 128) { flash_sparse_forward_<128>(out, max, inv, sinks, in, dev); }
     else { flash_sparse_forward_<512>(out, max, inv, sinks, in, dev); }
     return 1;
@@ -491,19 +492,20 @@ static inline int flash_sparse_forward(bf16* out, float* max, float* inv, const 
 
 template <int W>
 static inline void flash_sparse_mass_(float* mass, const float* max, const float* inv, const SparseInputsOf<bf16>& in,
-                                      const Device* dev) {
+                                      int goes_on, const Device* dev) {
     const size_t n_bytes = flash_sparse_shared_<W>();
     cudaCheck(cudaFuncSetAttribute(flash_sparse_mass_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)n_bytes));
-    flash_sparse_mass_kernel<W><<<(unsigned)in.s.N, FLASH_SPARSE_THREADS, n_bytes, dev->stream>>>(mass, max, inv, in);
+    flash_sparse_mass_kernel<W><<<(unsigned)in.s.N, FLASH_SPARSE_THREADS, n_bytes, dev->stream>>>(mass, max, inv, in,
+                                                                                                  goes_on);
     cudaCheck(cudaGetLastError());
 }
 
 static inline int flash_sparse_mass(float* mass, const float* max, const float* inv, const SparseInputsOf<bf16>& in,
-                                    const Device* dev) {
-    if (!flash_sparse_fits_(in.q, in, dev)) { return 0; }
-    if (in.s.d <= 128) { flash_sparse_mass_<128>(mass, max, inv, in, dev); }
-    else { flash_sparse_mass_<512>(mass, max, inv, in, dev); }
+                                    int goes_on, const Device* dev) {
+    if (!flash_sparse_fits(in.q, in.q, in, dev)) { return 0; }
+    if (in.s.d <= 128) { flash_sparse_mass_<128>(mass, max, inv, in, goes_on, dev); }
+    else { flash_sparse_mass_<512>(mass, max, inv, in, goes_on, dev); }
     return 1;
 }
 
@@ -520,61 +522,49 @@ static inline void flash_sparse_positions_(bf16* dq, float* D, const bf16* dout,
     cudaCheck(cudaGetLastError());
 }
 
-// what a slab's positions gave goes into the sums
-static inline void flash_sparse_sums_(float* sums, const SparseInputsOf<bf16>& in, const FlashSparseGiven& given,
-                                      const SparsePositions& see, int n_entries, const Device* dev) {
-    const int packs = in.s.d / FLASH_SPARSE_PACK;
-    const unsigned keys = (unsigned)ceil_div((int64_t)in.s.N * packs, GRID_BLOCK);
-    const unsigned entries = (unsigned)ceil_div((int64_t)n_entries * packs, GRID_BLOCK);
-    float* of_entries = sums + (size_t)in.s.N * in.s.d;
-    flash_sparse_keys_kernel<<<keys, GRID_BLOCK, 0, dev->stream>>>(sums, in, given, see.of_window, in.s.N, 0);
-    if (in.chosen && n_entries > 0) {
-        flash_sparse_listed_kernel<<<entries, GRID_BLOCK, 0, dev->stream>>>(of_entries, in, given, see.offsets,
-                                                                            see.pairs, n_entries);
-    } else if (n_entries > 0) {
-        flash_sparse_keys_kernel<<<entries, GRID_BLOCK, 0, dev->stream>>>(of_entries, in, given, see.of_entries,
-                                                                          n_entries, 1);
-    }
-    cudaCheck(cudaGetLastError());
+// `given` of no position yet: each gives `row` rows at most
+static inline FlashSparseGiven flash_sparse_given(size_t row, int H) {
+    const FlashSparseGiven given = {NULL, row, 0, 0, (int)ceil_div(H, FLASH_SPARSE_HEADS)};
+    return given;
+}
+
+// floats of a slab
+static inline size_t flash_sparse_room(const SparseShape* s, const FlashSparseGiven& given, int slab) {
+    return (size_t)slab * given.tiles * given.row * s->d / 2;  // d is a multiple of 8
 }
 
 // positions of a slab: as many as SPARSE_KEPT allows, and whole rounds of blocks where it is more than one
-static inline int flash_sparse_slab_(const SparseShape* s, size_t row, int tiles, const Device* dev) {
-    const size_t fit = SPARSE_KEPT / (sizeof(bf16) * row * (size_t)tiles * (size_t)s->d), wave = (size_t)dev->n_sms;
+static inline int flash_sparse_slab(const SparseShape* s, const FlashSparseGiven& given, const Device* dev) {
+    const size_t fit = SPARSE_KEPT / sizeof(float) / (flash_sparse_room(s, given, 1) + 1), wave = (size_t)dev->n_sms;
     const size_t whole = fit > wave ? fit / wave * wave : fit;
     return whole >= (size_t)s->N ? s->N : whole > 0 ? (int)whole : 1;
 }
 
-static inline int flash_sparse_backward(bf16* dq, bf16* dkv, bf16* dentries, float* dsinks, const bf16* dout,
-                                        const float* max, const float* inv, const float* sinks, int n_entries,
-                                        const SparseInputsOf<bf16>& in, const Device* dev) {
-    const SparseShape* s = &in.s;
-    if (!flash_sparse_fits_(dq, in, dev) || !pack_fits(dout, s->d)) { return 0; }
-    FlashSparseGiven given;
-    given.tiles = (int)ceil_div(s->H, FLASH_SPARSE_HEADS);
-    given.row = (size_t)(s->window < s->N ? s->window : s->N) + (in.chosen ? s->topk : n_entries);
-    const int slab = flash_sparse_slab_(s, given.row, given.tiles, dev);
-    const size_t n_kv = (size_t)s->N * s->d, n_sums = n_kv + (size_t)n_entries * s->d, n_D = (size_t)s->N * s->H;
-    const size_t n_given = (size_t)slab * given.tiles * given.row * s->d;
-    const size_t n_ints = sparse_positions_room_(s->N, n_entries, in.chosen ? (size_t)s->N * s->topk : 0);
-    float* sums = device_workspace(dev, sizeof(float) * (n_sums + n_D + n_ints) + sizeof(bf16) * n_given);
-    given.x = (bf16*)(sums + n_sums);  // n_sums and n_given are multiples of 8
-    float* D = (float*)(given.x + n_given);
-    const SparsePositions see = sparse_find_positions_((int*)(D + n_D), in, n_entries, dev);
-    device_zero(sums, sizeof(float) * n_sums, dev);
-    for (given.first = 0; given.first < s->N; given.first = given.end) {
-        given.end = s->N - given.first < slab ? s->N : given.first + slab;
-        if (s->d <= 128) { flash_sparse_positions_<128>(dq, D, dout, max, inv, in, given, dev); }
-        else { flash_sparse_positions_<512>(dq, D, dout, max, inv, in, given, dev); }
-        flash_sparse_sums_(sums, in, given, see, n_entries, dev);
+static inline void flash_sparse_give(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
+                                     const SparseInputsOf<bf16>& in, const FlashSparseGiven& given, const Device* dev) {
+    if (in.s.d <= 128) { flash_sparse_positions_<128>(dq, D, dout, max, inv, in, given, dev); }
+    else { flash_sparse_positions_<512>(dq, D, dout, max, inv, in, given, dev); }
+}
+
+// what a slab's positions gave these keys and entries goes into the sums (N + entries, d)
+static inline void flash_sparse_add(float* sums, const SparseInputsOf<bf16>& in, const FlashSparseGiven& given,
+                                    const SparsePositions& see, SparsePart keys, SparsePart entries,
+                                    const Device* dev) {
+    const int64_t packs = in.s.d / FLASH_SPARSE_PACK;
+    const unsigned of_keys = (unsigned)ceil_div((keys.end - keys.first) * packs, GRID_BLOCK);
+    const unsigned of_entries = (unsigned)ceil_div((entries.end - entries.first) * packs, GRID_BLOCK);
+    float* behind = sums + (size_t)in.s.N * in.s.d;
+    if (of_keys > 0) {
+        flash_sparse_keys_kernel<<<of_keys, GRID_BLOCK, 0, dev->stream>>>(sums, in, given, see.of_window, keys, 0);
     }
-    cast(dkv, sums, n_kv, dev);
-    if (n_entries > 0) { cast(dentries, sums + n_kv, n_sums - n_kv, dev); }
-    if (dsinks) {
-        sparse_dsinks_kernel<<<(unsigned)s->H, WARP, 0, dev->stream>>>(dsinks, D, max, inv, sinks, s->N, s->H);
-        cudaCheck(cudaGetLastError());
+    if (in.chosen && of_entries > 0) {
+        flash_sparse_listed_kernel<<<of_entries, GRID_BLOCK, 0, dev->stream>>>(behind, in, given, see.offsets,
+                                                                               see.pairs, entries);
+    } else if (of_entries > 0) {
+        flash_sparse_keys_kernel<<<of_entries, GRID_BLOCK, 0, dev->stream>>>(behind, in, given, see.of_entries, entries,
+                                                                             1);
     }
-    return 1;
+    cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
@@ -582,13 +572,16 @@ static inline int flash_sparse_forward(X*, float*, float*, const float*, const S
     return 0;
 }
 template <typename X>
-static inline int flash_sparse_mass(float*, const float*, const float*, const SparseInputsOf<X>&, const Device*) {
+static inline int flash_sparse_mass(float*, const float*, const float*, const SparseInputsOf<X>&, int, const Device*) {
     return 0;
 }
 template <typename X>
-static inline int flash_sparse_backward(X*, X*, X*, float*, const X*, const float*, const float*, const float*, int,
-                                        const SparseInputsOf<X>&, const Device*) {
-    return 0;
-}
+static inline int flash_sparse_fits(const X*, const X*, const SparseInputsOf<X>&, const Device*) { return 0; }
+template <typename X>
+static inline void flash_sparse_give(X*, float*, const X*, const float*, const float*, const SparseInputsOf<X>&,
+                                     const FlashSparseGiven&, const Device*) {}
+template <typename X>
+static inline void flash_sparse_add(float*, const SparseInputsOf<X>&, const FlashSparseGiven&, const SparsePositions&,
+                                    SparsePart, SparsePart, const Device*) {}
 #endif  // __CUDACC__
 #endif  // LLMC_FLASH_SPARSE_H

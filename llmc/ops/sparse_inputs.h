@@ -61,7 +61,7 @@ struct SparseIntervals {
     int *begin, *end;
 };
 
-__global__ static void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
+__global__ void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
     const int u = blockIdx.x * blockDim.x + threadIdx.x;
     if (u >= s.N) { return; }
     of.begin[u] = u;
@@ -69,7 +69,7 @@ __global__ static void sparse_window_intervals_kernel(SparseIntervals of, Sparse
 }
 
 // begin and end are 0 before
-__global__ static void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
+__global__ void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= s.N || (places.t[n] + 1) % w.r != 0) { return; }
     const int e = w.first_entry[n] + ENTRIES_SEEN(places.t[n], w.r) - 1;
@@ -109,8 +109,8 @@ static inline SparsePositions sparse_find_positions_(int* room, const SparseInpu
 }
 
 // block is (WARP), grid (H)
-__global__ static void sparse_dsinks_kernel(float* dsinks, const float* D, const float* max, const float* inv,
-                                            const float* sinks, int N, int H) {
+__global__ void sparse_dsinks_kernel(float* dsinks, const float* D, const float* max, const float* inv,
+                                     const float* sinks, int N, int H) {
     const int h = blockIdx.x, lane = threadIdx.x;
     float sum = 0.0f;
     for (int n = lane; n - lane < N; n += WARP) {

@@ -7,7 +7,7 @@ own:
         Qwen qwen;
         Activations acts, cache;
     } QwenSubject;
-    static const SubjectCalls QWEN3 = {.n_bytes = sizeof(QwenSubject), .layout = layout, .open = open_activations, ..};
+    static const SubjectCalls QWEN3 = {.n_bytes = sizeof(QwenSubject), .layout = layout, ..., .open = open_all, ...};
     subject_open               a model with the parameters of a golden file, on a device, computing in a Way
     subject_draw               a model of random parameters, of sizes that the test gives
     subject_check_forward      activations and choices of the first leaf of a file
@@ -57,19 +57,20 @@ typedef struct Subject Subject;
 typedef struct {
     size_t n_bytes;                                             // of the test's struct
     Model* (*layout)(Subject* s);                               // sizes of the model, from s->file
+    void (*updated)(void* s);                                   // what follows an update
+    float (*more_loss)(void* s);                                // what is added to the loss
+    Tolerances (*tolerances)(const Subject* s);                 // of a fast build
+    int steps;                                                  // generation rounds otherwise than a whole text: it is
+                                                                // held against itself, one position at a time
+    const void* passes;                                         // of decoder_subject.h
     void (*open)(Subject* s, Purpose purpose, int B, int T);    // activations; sets what is of them in s, when TO_TRAIN
     void (*close)(Subject* s);                                  // activations, those that were never opened too
     // of B rows as long as the file's, forward alone; on the device
     const float* (*losses)(Subject* s, const int* inputs, const int* targets, int B);
     void (*leaf)(void* s, const int* inputs, const int* targets, float dloss);
-    void (*updated)(void* s);                                   // what follows an update
-    float (*more_loss)(void* s);                                // what is added to the loss
     void (*forward)(Subject* s, Purpose purpose, const int* tokens, int T, int t0);  // one row
     void (*forward_texts)(Subject* s, const CachedText* texts, int n);  // TO_GENERATE
     const floatX* (*logits)(Subject* s, Purpose purpose, int n);  // of position n of that forward, on the device
-    Tolerances (*tolerances)(const Subject* s);                 // of a fast build
-    int steps;                                                  // generation rounds otherwise than a whole text: it is
-                                                                // held against itself, one position at a time
 } SubjectCalls;
 
 struct Subject {
