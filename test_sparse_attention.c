@@ -199,14 +199,16 @@ static double error(int array, const int* d) {
     }
 }
 
-// weights stay in float: other orders of sums, and exp of the hardware, which is off by 2^-21 of a score and of itself;
-// |score| < sqrt(D)
+// Other orders of sums, and exp of the hardware, which is off by 2^-21 of a score and of itself; |score| < sqrt(D). On
+// tensor cores weights are rounded to bf16, and so is what a position gives a key: "tensor cores" has closer bounds
 static double apart(const OpProblem* p, int array, size_t i) {
     const double weights = 2.0 * weight_error(p->d) + 0x1p-19 * sqrt(p->d['D']);
+    const double rounding = p->as_bf16 ? 0x1p-7 : 0.0;
     switch (array) {
         case MAX: return rounding_walk(p->d['D'], p->d['D']) * 2.0 / sqrt(p->d['D']);
         case INV: return weights;
-        default: return error(array, p->d) / weight_error(p->d) * weights;
+        case DSINKS: return error(array, p->d) / weight_error(p->d) * weights;
+        default: return error(array, p->d) / weight_error(p->d) * (weights + rounding);
     }
 }
 
@@ -214,7 +216,7 @@ static const int shapes[][OP_DIMS] = {
     // N, H, D, W, K, R, L, P, M
     {1, 1, 1, 0, 0, 1, 1, 4, 1}, {1, 2, 3, 2, 0, 1, 4, 4, 1}, {7, 3, 5, 4, 0, 3, 2, 4, 7},
     {9, 8, 16, 6, 2, 2, 4, 4, 9}, {33, 2, 7, 10, 3, 4, 5, 4, 33}, {20, 5, 33, 0, 0, 1, 6, 4, 20},
-    {33, 4, 16, 36, 0, 1, 9, 4, 33}, {40, 1, 17, 12, 5, 4, 64, 4, 40}, {24, 16, 8, 8, 8, 4, 1, 4, 24},
+    {33, 4, 15, 36, 0, 1, 9, 4, 33}, {40, 1, 17, 12, 5, 4, 64, 4, 40}, {24, 16, 9, 8, 8, 4, 1, 4, 24},
     {20, 18, 5, 12, 3, 2, 6, 4, 20}, {21, 3, 17, 11, 0, 3, 8, 4, 30}, {21, 2, 6, 11, 3, 3, 8, 4, 28},
 #ifndef __CUDACC__
     {130, 8, 64, 34, 0, 4, 32, 4, 130}, {131, 8, 48, 36, 9, 4, 40, 4, 131}, {70, 66, 20, 10, 4, 8, 16, 4, 70},
@@ -531,6 +533,107 @@ static void test_documents(Test* t) {
     device_free(&dev);
 }
 
+#if defined(__CUDACC__) && !defined(EXACT)
+// ---- tensor cores (flash_sparse.h): each element within its bound, to first order, as the header has it ----
+
+static const double ROUNDED = 0x1p-8;       // of bf16
+static const double FLOAT_ERROR = 0x1p-15;  // relative: sums in float, exp of the hardware
+
+// value += a * b
+static void add_bounded(double* value, double* error, double a, double a_error, double b) {
+    *value += a * b;
+    *error += (a_error + FLOAT_ERROR * fabs(a)) * fabs(b);
+}
+
+// head h of position n: x and e, the bounds, of what the op writes
+static void bounds_of_row(double* const* x, double* const* e, double** key, int n_keys, const int* d, int n, int h) {
+    const int D = d['D'], at = (n * d['H'] + h) * D;
+    const double scale = 1.0 / sqrt((double)D), *q = x[Q] + at, *dout = x[DOUT] + at;
+    double *att = (double*)new_array((size_t)n_keys, sizeof(double)), total = exp(x[SINKS][h]), delta = 0.0, size = 0.0;
+    for (int k = 0; k < n_keys; k++) {
+        double dot = 0.0;
+        for (int c = 0; c < D; c++) { dot += q[c] * key[k][c]; }
+        total += att[k] = exp(dot * scale);
+    }
+    for (int k = 0; k < n_keys; k++) {
+        att[k] /= total;
+        for (int c = 0; c < D; c++) {
+            add_bounded(x[OUT] + at + c, e[OUT] + at + c, att[k], ROUNDED * att[k], key[k][c]);
+            delta += att[k] * dout[c] * key[k][c], size += att[k] * fabs(dout[c] * key[k][c]);
+        }
+    }
+    for (int k = 0; k < n_keys; k++) {
+        const int of_window = key[k] >= x[KV] && key[k] < x[KV] + d['N'] * D, to = of_window ? DKV : DENTRIES;
+        const ptrdiff_t row = key[k] - x[of_window ? KV : ENTRIES];
+        double datt = 0.0, sizes = size;
+        for (int c = 0; c < D; c++) { datt += dout[c] * key[k][c], sizes += fabs(dout[c] * key[k][c]); }
+        const double ds = att[k] * (datt - delta) * scale, ds_error = FLOAT_ERROR * att[k] * sizes * scale;
+        for (int c = 0; c < D; c++) {
+            add_bounded(x[DQ] + at + c, e[DQ] + at + c, ds, ROUNDED * fabs(ds) + ds_error, key[k][c]);
+            add_bounded(x[to] + row + c, e[to] + row + c, ds, 2 * ROUNDED * fabs(ds) + ds_error, q[c]);
+            add_bounded(x[to] + row + c, e[to] + row + c, att[k], 2 * ROUNDED * att[k], dout[c]);
+        }
+    }
+    free(att);
+}
+
+// lists of entries that need not have ended, of many lengths: none, of one entry, all
+static void fill_any_lists(int* chosen, const int* d) {
+    const int K = d['K'], lengths[] = {K, 1, 0, K / 2, K - 1, 64};
+    for (int i = 0; i < d['N'] * K; i++) {
+        const int n = i / K, k = i % K;
+        chosen[i] = k < lengths[n % 6] ? n % 3 + k + (k > 9) : -1;
+    }
+}
+
+static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
+    const int outputs[] = {OUT, DQ, DKV, DENTRIES};
+    OpProblem p = op_problem(&sparse_attention, shape, EASY, 1);
+    double *x[OP_ARRAYS] = {NULL}, *e[OP_ARRAYS] = {NULL};
+    float* got[OP_ARRAYS] = {NULL};
+    if (shape[4] > 0) { fill_any_lists((int*)p.a[CHOSEN], p.d), op_solve(&p); }
+    for (int i = 0; i < p.n; i++) {
+        const size_t n = op_length(&p, i);
+        x[i] = op_is_(&p, i, GIVEN) ? double_array(p.a[i], n) : (double*)calloc(n + 1, sizeof(double));
+        e[i] = (double*)calloc(n + 1, sizeof(double));
+        for (size_t j = 0; op_is_(&p, i, INDEX) && j < n; j++) { x[i][j] = ((int*)p.a[i])[j]; }
+    }
+    double** key = (double**)new_array((size_t)(p.d['N'] + p.d['W'] + 1), sizeof(double*));
+    for (int n = 0; n < p.d['N']; n++) {
+        const int n_keys = keys_double(key, x, p.d, n);
+        for (int h = 0; h < p.d['H']; h++) { bounds_of_row(x, e, key, n_keys, p.d, n, h); }
+    }
+    for (int backward = 0; backward < 2; backward++) {
+        const OpRun r = op_run_of_(backward, 0);
+        op_run_(t, got, &p, &r, dev);
+        for (int i = backward; i < (backward ? 4 : 1); i++) {
+            for (size_t j = 0; j < op_length(&p, outputs[i]); j++) {
+                const double want = x[outputs[i]][j], bound = e[outputs[i]][j] + ROUNDED * fabs(want);
+                check(t, fabs((double)got[outputs[i]][j] - want) <= bound,
+                      "%s, N %d, H %d, D %d: [%zu] found %.9g, expected %.9g, allowed %.3g",
+                      sparse_attention.arrays[outputs[i]].name, shape[0], shape[1], shape[2], j,
+                      (double)got[outputs[i]][j], want, bound);
+            }
+        }
+        op_free_(got);
+    }
+    for (int i = 0; i < p.n; i++) { free(x[i]), free(e[i]); }
+    free(key);
+    op_problem_free(&p);
+}
+
+static void test_tensor_cores(Test* t) {
+    const int of[][OP_DIMS] = {
+        // N, H, D, W, K, R, L, P: the widest; whole tiles; several chunks and two tiles of heads; no lists, slabs
+        {2, 2, 512, 80, 70, 1, 2, 4},   {3, 64, 128, 80, 66, 1, 3, 4},
+        {6, 70, 24, 160, 140, 1, 4, 4}, {30, 3, 8, 31, 0, 1, 40, 4},
+    };
+    Device dev = test_device(1);  // whose workspace holds what the problem before left there
+    for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }
+    device_free(&dev);
+}
+#endif
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&sparse_attention, &more_heads, &sparse_mass};
     const Promise promises[] = {
@@ -538,6 +641,9 @@ int main(int argc, char** argv) {
         {"obvious", "equal scores: the mean of what is seen, of which the sink has a share", test_obvious},
         {"generation", "new positions against caches have the bits of one pass over the texts", test_generation},
         {"documents", "Inf and NaN in a document reach no other", test_documents},
+#if defined(__CUDACC__) && !defined(EXACT)
+        {"tensor cores", "bf16: every element within its own bound, of several chunks of keys", test_tensor_cores},
+#endif
     };
-    return op_main(argc, argv, ops, 3, promises, 4);
+    return op_main(argc, argv, ops, 3, promises, sizeof promises / sizeof *promises);
 }

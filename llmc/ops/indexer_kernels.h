@@ -373,24 +373,34 @@ index_dk_kernel(X* dk, const unsigned short* open, const float* dscores, const i
     }
 }
 
-// shared memory of a kernel that has q of a group
-static inline size_t index_shared_(const IndexShape* s) {
-    const size_t n_bytes = sizeof(float) * INDEX_GROUP * (size_t)s->dI;
-    if (n_bytes > (size_t)24 << 10) { fail_run("indexer: heads of %d channels: expected 384 at most", s->dI); }
-    return n_bytes;
+// dynamic shared memory of a kernel that has q of a group: 64 KiB of 1024 channels
+static inline int index_shared_(const IndexShape* s) { return (int)sizeof(float) * INDEX_GROUP * s->dI; }
+
+template <int W, typename X>
+static inline void index_list_scores_of_(float* scores, const int* chosen, const X* q, const X* k, const float* a,
+                                         const IndexShape* s, const Device* dev) {
+    const int shared = index_shared_(s);
+    const unsigned N = (unsigned)s->N;
+    cudaCheck(cudaFuncSetAttribute(index_list_scores_kernel<W, X>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   shared));
+    index_list_scores_kernel<W><<<N, INDEX_THREADS, shared, dev->stream>>>(scores, chosen, q, k, a, *s);
+    cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
 static inline void index_list_scores_(float* scores, const int* chosen, const X* q, const X* k, const float* a,
                                       const IndexShape* s, const Device* dev) {
-    constexpr int W = pack_width<X>();
-    const size_t shared = index_shared_(s);
-    const unsigned N = (unsigned)s->N;
-    if (pack_fits(k, s->dI)) {
-        index_list_scores_kernel<W><<<N, INDEX_THREADS, shared, dev->stream>>>(scores, chosen, q, k, a, *s);
-    } else {
-        index_list_scores_kernel<1><<<N, INDEX_THREADS, shared, dev->stream>>>(scores, chosen, q, k, a, *s);
-    }
+    if (pack_fits(k, s->dI)) { index_list_scores_of_<pack_width<X>()>(scores, chosen, q, k, a, s, dev); }
+    else { index_list_scores_of_<1>(scores, chosen, q, k, a, s, dev); }
+}
+
+template <int W, typename X>
+static inline void index_dq_(X* dq, float* da, unsigned short* open, const float* dscores, const int* chosen,
+                             const X* q, const X* k, const float* a, const IndexShape* s, const Device* dev) {
+    const int shared = index_shared_(s);
+    const dim3 grid((unsigned)s->N, (unsigned)ceil_div(s->heads, INDEX_GROUP));
+    cudaCheck(cudaFuncSetAttribute(index_dq_kernel<W, X>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    index_dq_kernel<W><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a, *s);
     cudaCheck(cudaGetLastError());
 }
 
@@ -412,10 +422,9 @@ template <typename X>
 static inline void index_loss_backward(X* dq, X* dk, float* da, float dloss, const float* mass, const int* chosen,
                                        const X* q, const X* k, const float* a, int n_entries, const IndexShape* s,
                                        const Places* places, const EntryWindows* w, const Device* dev) {
-    constexpr int W = pack_width<X>();
     const unsigned groups = (unsigned)ceil_div(s->heads, INDEX_GROUP);
-    const size_t pairs = (size_t)s->N * s->topk, shared = index_shared_(s);
-    const dim3 block(WARP, INDEX_CHOOSERS), grid((unsigned)s->N, groups);
+    const size_t pairs = (size_t)s->N * s->topk;
+    const dim3 block(WARP, INDEX_CHOOSERS);
     (void)places, (void)w;
     index_check_(s);
     float* dscores = device_workspace(dev, 4 * (2 * pairs + (size_t)n_entries + 1) + 2 * pairs * groups);
@@ -427,11 +436,9 @@ static inline void index_loss_backward(X* dq, X* dk, float* da, float dloss, con
         index_rows_kernel<<<(unsigned)ceil_div(s->N, INDEX_CHOOSERS), block, 0, dev->stream>>>(
             NULL, dscores, dloss, mass, chosen, s->N, s->topk);
         if (pack_fits(k, s->dI)) {
-            index_dq_kernel<W><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a,
-                                                                               *s);
+            index_dq_<pack_width<X>()>(dq, da, open, dscores, chosen, q, k, a, s, dev);
         } else {
-            index_dq_kernel<1><<<grid, INDEX_THREADS, shared, dev->stream>>>(dq, da, open, dscores, chosen, q, k, a,
-                                                                               *s);
+            index_dq_<1>(dq, da, open, dscores, chosen, q, k, a, s, dev);
         }
     }
     if (n_entries > 0) {

@@ -19,6 +19,7 @@ Where ranks have some of the heads each (--tp), the sums over heads go on from t
 does, and backward comes in steps:
     sparse_backward_begin  with the arguments of backward; sums over heads begin at 0
     sparse_backward_sums   the four of them, where heads before may write theirs: by_q and by_dout of kv, of entries
+                           (fast CUDA builds may have both sums in by_q: they are added in the end)
     sparse_backward_keys   sums of some of the keys, and of some of the entries, go on through these heads
     sparse_backward_end    of all keys and entries, whose sums are whole: dkv, dentries, dsinks
 Cost:   4*d flops for each head, position and key it sees, backward 10*d, mass 2*d. Beside the tensors backward keeps

@@ -1,7 +1,8 @@
 /*
-CUDA kernels of sparse_attention.h, on CUDA cores. A block has SPARSE_HEADS heads of one position, goes over what the
-position sees SPARSE_CHUNK keys at a time, and shares the keys that it loads among these heads. Scores are not kept:
-each pass over the keys makes them anew, so that no scratch grows with what is seen.
+CUDA kernels of sparse_attention.h, on CUDA cores; bf16 goes to tensor cores where it can (flash_sparse.h). A block has
+SPARSE_HEADS heads of one position, goes over what the position sees SPARSE_CHUNK keys at a time, and shares the keys
+that it loads among these heads. Scores are not kept: each pass over the keys makes them anew, so that no scratch grows
+with what is seen.
     forward    EXACT: a pass for max, one for the total, one for out. Otherwise max and total in one pass, online
     backward   queries: a pass for D, one for dq, which leaves att and ds in memory, as in C, of as many heads as fit;
                then keys: a block has 64 neighbouring keys of the window, or entries, and 64 channels, or where there
@@ -15,9 +16,9 @@ Order:  EXACT builds have the chains of the plain loops. Otherwise totals, D and
 #ifndef LLMC_SPARSE_ATTENTION_KERNELS_H
 #define LLMC_SPARSE_ATTENTION_KERNELS_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // to_float, from_float, kernel_exp, row_madd, row_max, lane_sum
-#include "inverse_lists.h"   // inverse_lists
-#include "sparse_shape.h"    // SparseShape, Places, EntryWindows
+#include "../core/kernel.h"  // to_float, from_float, kernel_exp, row_max, lane_sum
+#include "flash_sparse.h"    // flash_sparse_forward, flash_sparse_give, flash_sparse_add, flash_sparse_mass
+#include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, SparsePositions, sparse_dsinks_kernel
 
 enum {
     SPARSE_HEADS = 16,    // of a block...
@@ -29,29 +30,6 @@ enum {
     SPARSE_SUMS = 4       // keys and channels of one of its threads
 };
 
-template <typename X>
-struct SparseInputsOf {
-    const X *q, *kv, *entries;
-    const int* chosen;
-    SparseShape s;
-    Places places;
-    EntryWindows w;
-    int has_entries;
-    __device__ const EntryWindows* windows() const { return has_entries ? &w : NULL; }
-};
-
-template <typename X>
-static inline SparseInputsOf<X> sparse_inputs_(const X* q, const X* kv, const X* entries, const int* chosen,
-                                               const SparseShape* s, const Places* places, const EntryWindows* w) {
-    SparseInputsOf<X> x;
-    x.q = q, x.kv = kv, x.entries = entries, x.chosen = w ? chosen : NULL;
-    x.s = *s;
-    if (places) { x.places = *places; }
-    if (w) { x.w = *w; }
-    x.has_entries = w != NULL;
-    return x;
-}
-
 // ---- products of the heads of a block with a chunk of keys ----
 
 // what a block shares
@@ -62,21 +40,6 @@ struct SparseShared {
     const X* key[SPARSE_CHUNK];  // NULL: there is none
 };
 
-// what position n sees
-struct SparseSeen {
-    int n, n_window, first, n_keys;
-};
-
-template <typename X>
-__device__ inline SparseSeen sparse_seen_(const SparseInputsOf<X>& in, int n) {
-    SparseSeen see;
-    see.n = n;
-    see.n_window = sparse_window_keys(&in.s, &in.places, n);
-    see.first = sparse_first_key(&in.s, &in.places, n);
-    see.n_keys = see.n_window + sparse_entries(&in.s, &in.places, in.windows(), in.chosen, n);
-    return see;
-}
-
 // where the keys k0..k0+63 of those are
 template <typename X>
 __device__ inline void sparse_find_keys_(SparseShared<X>& tile, const SparseInputsOf<X>& in, const SparseSeen& see,
@@ -84,13 +47,7 @@ __device__ inline void sparse_find_keys_(SparseShared<X>& tile, const SparseInpu
     __syncthreads();  // the chunk before has been used
     if (threadIdx.x < SPARSE_CHUNK) {
         const int k = k0 + (int)threadIdx.x;
-        const X* key = NULL;
-        if (k < see.n_window) {
-            key = in.kv + (size_t)(see.first + k) * in.s.d;
-        } else if (k < see.n_keys) {
-            key = in.entries + (size_t)sparse_entry(&in.s, in.windows(), in.chosen, see.n, k - see.n_window) * in.s.d;
-        }
-        tile.key[threadIdx.x] = key;
+        tile.key[threadIdx.x] = k < see.n_keys ? sparse_key_(in, see, k) : NULL;
     }
     __syncthreads();
 }
@@ -249,6 +206,7 @@ static inline void sparse_attention_forward(X* out, float* max, float* inv, cons
                                             const Places* places, const EntryWindows* w, const Device* dev) {
     if (s->N == 0) { return; }
     const SparseInputsOf<X> in = sparse_inputs_(q, kv, entries, chosen, s, places, w);
+    if (flash_sparse_forward(out, max, inv, sinks, in, dev)) { return; }
     const size_t n_bytes = sparse_shared_bytes_(sparse_forward_kernel<X>, s->d, dev);
     const dim3 grid((unsigned)s->N, (unsigned)ceil_div(s->H, SPARSE_HEADS));
     sparse_forward_kernel<X><<<grid, SPARSE_THREADS, n_bytes, dev->stream>>>(out, max, inv, sinks, in);
@@ -291,6 +249,7 @@ static inline void sparse_attention_mass(float* mass, const X* q, const X* entri
     if (s->N == 0) { return; }
     const X* no_keys = NULL;
     const SparseInputsOf<X> in = sparse_inputs_(q, no_keys, entries, chosen, s, (const Places*)NULL, w);
+    if (flash_sparse_mass(mass, max, inv, in, goes_on, dev)) { return; }
     sparse_mass_kernel<X><<<(unsigned)s->N, SPARSE_THREADS, 0, dev->stream>>>(mass, max, inv, in, goes_on);
     cudaCheck(cudaGetLastError());
 }
@@ -373,33 +332,6 @@ sparse_queries_kernel(X* dq, float* D, const X* dout, const float* max, const fl
 }
 
 // ---- backward: keys ----
-
-// the positions that see each of n keys: of the window, or entries where there are no lists
-struct SparseIntervals {
-    int *begin, *end;
-};
-
-// begin and end are 0 before. The first position of a document here sees keys that are no other's
-__global__ static void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
-    const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= s.N) { return; }
-    const int own = sparse_own_key(&places, n), end = places.behind[n];
-    const int first = sparse_is_first(&places, n) ? sparse_first_key(&s, &places, n) : own;
-    for (int u = first; u <= own; u++) {
-        const int at = n + u - own;  // of the position whose key it is
-        of.begin[u] = n, of.end[u] = end - at < s.window ? end : at + s.window;
-    }
-}
-
-// ... and entries that ended before it
-__global__ static void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
-    const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= s.N) { return; }
-    const int seen = ENTRIES_SEEN(places.t[n], w.r), ends = (places.t[n] + 1) % w.r == 0;
-    for (int e = sparse_is_first(&places, n) ? 0 : seen - ends; e < seen; e++) {
-        of.begin[w.first_entry[n] + e] = n, of.end[w.first_entry[n] + e] = places.behind[n];
-    }
-}
 
 // keys and entries of a block in shared memory: SPARSE_TERMS positions
 struct SparseTerms {
@@ -511,26 +443,13 @@ __global__ void sparse_join_kernel(X* out, const float* x, const float* y, size_
     for (size_t i = grid_first<1>(); i < n; i += grid_step<1>()) { out[i] = from_float<X>(x[i] + y[i]); }
 }
 
-// block is (WARP), grid (H)
-__global__ static void sparse_dsinks_kernel(float* dsinks, const float* D, const float* max, const float* inv,
-                                            const float* sinks, int N, int H) {
-    const int h = blockIdx.x, lane = threadIdx.x;
-    float sum = 0.0f;
-    for (int n = lane; n - lane < N; n += WARP) {
-        const size_t i = (size_t)n * H + h;
-        const float share = n < N ? -(kernel_exp(sinks[h] - max[i]) * inv[i]) : -0.0f;
-        sum = row_madd(share, n < N ? D[i] : 0.0f, sum);
-    }
-    sum = row_total(sum);
-    if (lane == 0) { dsinks[h] = sum; }
-}
-
 // scratch of backward, on the device
 typedef struct {
     float *D, *by_q, *by_dout;  // by_q, by_dout (rows + n_entries, d)
-    SparseKept kept;
-    SparseIntervals of_window, of_entries;
-    int *offsets, *pairs;       // of lists
+    SparseKept kept;            // on CUDA cores...
+    FlashSparseGiven given;     // ...or on tensor cores, where by_q has both sums
+    SparsePositions see;
+    int slab;                   // positions of `given`; 0: CUDA cores
 } SparseScratch_;
 
 // heads whose att and ds are kept together
@@ -539,47 +458,29 @@ static inline int sparse_heads_at_once_(const SparseShape* s, size_t row) {
     return fit >= (size_t)s->H ? s->H : fit < SPARSE_HEADS ? SPARSE_HEADS : (int)fit;
 }
 
-static inline SparseScratch_ sparse_scratch_(const SparseShape* s, int n_entries, int has_lists, const Device* dev) {
+template <typename X>
+static inline SparseScratch_ sparse_scratch_(const SparseInputsOf<X>& in, int n_entries, int by_tensor_cores,
+                                             const Device* dev) {
     SparseScratch_ x;
+    const SparseShape* s = &in.s;
     const int rows = sparse_rows(s);
-    const size_t n_sums = ((size_t)rows + n_entries) * s->d, n_pairs = has_lists ? (size_t)s->N * s->topk : 0;
+    const size_t n_sums = ((size_t)rows + n_entries) * s->d, n_D = (size_t)s->N * s->H;
     x.kept.n_window = s->window < rows ? s->window : rows;
-    x.kept.row = (size_t)x.kept.n_window + (has_lists ? s->topk : n_entries);
-    x.kept.n_heads = sparse_heads_at_once_(s, x.kept.row);
-    x.kept.first_head = 0;
-    const size_t n_kept = (size_t)x.kept.n_heads * s->N * x.kept.row, n_D = (size_t)s->N * s->H;
-    const size_t n_ints = 2 * (size_t)rows + 3 * (size_t)n_entries + 1 + n_pairs;
-    float* p = device_workspace(dev, sizeof(float) * (n_D + 2 * n_sums + 2 * n_kept + n_ints));
-    x.D = p, p += n_D;
+    x.kept.row = (size_t)x.kept.n_window + (in.chosen ? s->topk : n_entries);
+    x.kept.n_heads = x.kept.first_head = 0;
+    x.given = flash_sparse_given(x.kept.row, s->H);
+    x.slab = by_tensor_cores ? flash_sparse_slab(s, x.given, dev) : 0;
+    const size_t n_weights = 2 * (size_t)sparse_heads_at_once_(s, x.kept.row) * s->N * x.kept.row;
+    const size_t n_kept = x.slab ? flash_sparse_room(s, x.given, x.slab) : n_weights;
+    const size_t n_ints = sparse_positions_room_(rows, n_entries, in.chosen ? (size_t)s->N * s->topk : 0);
+    float* p = device_workspace(dev, sizeof(float) * (n_D + 2 * n_sums + n_kept + n_ints));
     x.by_q = p, p += n_sums;
     x.by_dout = p, p += n_sums;
-    x.kept.att = p, p += n_kept;
-    x.kept.ds = p, p += n_kept;
-    int* i = (int*)p;
-    x.of_window.begin = i, i += rows;
-    x.of_window.end = i, i += rows;
-    x.of_entries.begin = i, i += n_entries;
-    x.of_entries.end = i, i += n_entries;
-    x.offsets = i, i += n_entries + 1;
-    x.pairs = i;
+    x.given.x = (bf16*)p, x.kept.att = p, x.kept.ds = p + n_weights / 2, p += n_kept;  // one of them is in use
+    x.D = p, p += n_D;
     device_zero(x.by_q, sizeof(float) * 2 * n_sums, dev);
+    if (s->N > 0) { x.see = sparse_find_positions_((int*)p, in, n_entries, dev); }
     return x;
-}
-
-// which positions see a key
-template <typename X>
-static inline void sparse_find_positions_(const SparseScratch_* x, const SparseInputsOf<X>& in, int n_entries,
-                                          const Device* dev) {
-    const unsigned blocks = (unsigned)ceil_div(in.s.N, GRID_BLOCK);
-    device_zero(x->of_window.begin, sizeof(int) * 2 * (size_t)sparse_rows(&in.s), dev);
-    sparse_window_intervals_kernel<<<blocks, GRID_BLOCK, 0, dev->stream>>>(x->of_window, in.s, in.places);
-    if (in.chosen) {
-        inverse_lists(x->offsets, NULL, x->pairs, NULL, in.chosen, in.s.N, in.s.topk, n_entries, dev);
-    } else if (n_entries > 0) {
-        device_zero(x->of_entries.begin, sizeof(int) * 2 * (size_t)n_entries, dev);
-        sparse_entry_intervals_kernel<<<blocks, GRID_BLOCK, 0, dev->stream>>>(x->of_entries, in.s, in.places, in.w);
-    }
-    cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
@@ -590,7 +491,7 @@ struct SparseBackwardOf {
     X *dq, *dkv, *dentries;
     const float *max, *inv, *sinks;
     float* dsinks;
-    int n_entries, at_once;
+    int n_entries, at_once;  // heads
 };
 
 // att, ds, D and dq of as many heads as are kept, from `head` on
@@ -607,6 +508,16 @@ static inline void sparse_keep_heads_(SparseBackwardOf<X>* b, int head, const De
     cudaCheck(cudaGetLastError());
 }
 
+// the same on tensor cores, of all heads: what a slab of positions gives, from `first` on
+template <typename X>
+static inline void sparse_keep_slab_(SparseBackwardOf<X>* b, int first, const Device* dev) {
+    FlashSparseGiven* given = &b->scratch.given;
+    const int N = b->in.s.N, slab = b->scratch.slab;
+    if (given->end > 0 && given->first == first) { return; }
+    given->first = first, given->end = N - first < slab ? N : first + slab;
+    flash_sparse_give(b->dq, b->scratch.D, b->dout, b->max, b->inv, b->in, *given, dev);
+}
+
 // what the heads that are kept add to these keys and entries
 template <typename X>
 static inline void sparse_add_heads_(const SparseBackwardOf<X>* b, SparsePart keys, SparsePart entries,
@@ -621,14 +532,14 @@ static inline void sparse_add_heads_(const SparseBackwardOf<X>* b, SparsePart ke
     float *by_q = x->by_q + n_kv, *by_dout = x->by_dout + n_kv;
     if (n_keys > 0) {
         sparse_keys_kernel<X><<<of_keys, SPARSE_THREADS, 0, dev->stream>>>(x->by_q, x->by_dout, b->dout, b->in, x->kept,
-                                                                           x->of_window, keys, 0);
+                                                                           x->see.of_window, keys, 0);
     }
     if (b->in.chosen && n_entries > 0) {
         sparse_listed_kernel<X><<<listed, SPARSE_TILE, 0, dev->stream>>>(by_q, by_dout, b->dout, b->in, x->kept,
-                                                                         x->offsets, x->pairs, entries.first);
+                                                                         x->see.offsets, x->see.pairs, entries.first);
     } else if (n_entries > 0) {
         sparse_keys_kernel<X><<<of_entries, SPARSE_THREADS, 0, dev->stream>>>(by_q, by_dout, b->dout, b->in, x->kept,
-                                                                              x->of_entries, entries, 1);
+                                                                              x->see.of_entries, entries, 1);
     }
     cudaCheck(cudaGetLastError());
 }
@@ -644,11 +555,10 @@ static inline SparseBackwardOf<X> sparse_backward_begin(X* dq, X* dkv, X* dentri
     b.dout = dout, b.dq = dq, b.dkv = dkv, b.dentries = dentries, b.dsinks = dsinks;
     b.max = max, b.inv = inv, b.sinks = sinks;
     b.n_entries = w ? n_entries : 0;
-    b.scratch = sparse_scratch_(s, b.n_entries, b.in.chosen != NULL, dev);
-    b.at_once = b.scratch.kept.n_heads, b.scratch.kept.n_heads = 0;
+    b.scratch = sparse_scratch_(b.in, b.n_entries, flash_sparse_fits(dq, dout, b.in, dev), dev);
+    b.at_once = sparse_heads_at_once_(s, b.scratch.kept.row);
     if (s->N == 0) { return b; }
-    sparse_find_positions_(&b.scratch, b.in, b.n_entries, dev);
-    sparse_keep_heads_(&b, 0, dev);
+    if (b.scratch.slab) { sparse_keep_slab_(&b, 0, dev); } else { sparse_keep_heads_(&b, 0, dev); }
     return b;
 }
 
@@ -665,7 +575,12 @@ static inline void sparse_backward_sums(SparseSums sums[SPARSE_CHAINS], const Sp
 template <typename X>
 static inline void sparse_backward_keys(SparseBackwardOf<X>* b, SparsePart keys, SparsePart entries,
                                         const Device* dev) {
-    for (int head = 0; head < b->in.s.H && b->in.s.N > 0; head += b->at_once) {
+    SparseScratch_* x = &b->scratch;
+    for (int n = 0; x->slab && n < b->in.s.N; n += x->slab) {
+        sparse_keep_slab_(b, n, dev);
+        flash_sparse_add(x->by_q, b->in, x->given, x->see, keys, entries, dev);
+    }
+    for (int head = 0; !x->slab && head < b->in.s.H && b->in.s.N > 0; head += b->at_once) {
         sparse_keep_heads_(b, head, dev);
         sparse_add_heads_(b, keys, entries, dev);
     }

@@ -112,17 +112,18 @@ __device__ inline void tile_add_product_of(float (&sums)[M][N][4], bf16* x, int 
     }
 }
 
-// sums += x y', x: M*16 rows of a tile from row_x on, y: N*8 rows of a tile. STEPS of 16 channels are unrolled
-template <int W, int STEPS = W / 16, int M, int N>
-__device__ inline void tile_add_product_transposed(float (&sums)[M][N][4], bf16* x, int row_x, bf16* y) {
+// sums += x y', x: M*16 rows of a tile from row_x on, y: N*8 rows of a tile; over K*16 channels from 16 * first on.
+// STEPS of 16 channels are unrolled
+template <int W, int STEPS = W / 16, int K = W / 16, int M, int N>
+__device__ inline void tile_add_product_transposed(float (&sums)[M][N][4], bf16* x, int row_x, bf16* y, int first = 0) {
     #pragma unroll STEPS
-    for (int k = 0; k < W / 16; k++) {
+    for (int k = 0; k < K; k++) {
         unsigned a[M][4], b[2][2];
         #pragma unroll
-        for (int m = 0; m < M; m++) { tile_load_a<W>(a[m], x, row_x + 16 * m, k); }
+        for (int m = 0; m < M; m++) { tile_load_a<W>(a[m], x, row_x + 16 * m, first + k); }
         #pragma unroll
         for (int n = 0; n < N; n++) {
-            if (n % 2 == 0) { tile_load_b_transposed<W>(b, y, 8 * n, k); }
+            if (n % 2 == 0) { tile_load_b_transposed<W>(b, y, 8 * n, first + k); }
             #pragma unroll
             for (int m = 0; m < M; m++) { mma_m16n8k16(sums[m][n], a[m], b[n % 2], sums[m][n]); }
         }

@@ -399,7 +399,7 @@ __device__ inline WindowThread<P> window_pool_thread_(const X* g, const float* a
 }
 
 template <int P, typename X>
-__global__ void __launch_bounds__(WINDOW_POOL_THREADS)
+__global__ void __launch_bounds__(WINDOW_POOL_THREADS, 6)  // left alone, ptxas takes 32 registers for sm_90 and spills
 window_pool_forward_kernel(X* pool, const X* v, const X* g, const float* ape, EntryWindows w, int n_blocks, int d) {
     __shared__ float of_groups[WINDOW_POOL_SHARED];
     const WindowThread<P> x = window_pool_thread_<P>(g, ape, w, n_blocks, d, of_groups);
