@@ -38,7 +38,8 @@ config() {  # POSITIONS LAYERS HEADS CHANNELS
     esac
 }
 config 8 1 1 8 >tiny.json
-tiny=(--config "$work/tiny.json" --train "$work/text" --batch-size 1 --seq-len 4 --threads 1 --schedule constant --lr 1e-2)
+# --save-minutes 0: by the clock of dev/faults/shim.c five minutes are 1.5 s, and a busy machine would save when it liked
+tiny=(--config "$work/tiny.json" --train "$work/text" --batch-size 1 --seq-len 4 --threads 1 --schedule constant --lr 1e-2 --save-minutes 0)
 all=("${tiny[@]}" --val-fraction 0.2 --eval-every 2 --eval-batches 2 --sample-every 2 --max-new-tokens 3)
 
 run() {  # OPTION...: into out and err; status is kept
@@ -62,7 +63,7 @@ same_run() {  # RUN WHOLE STEP
 # one process after the other, each killed within 0.1 s, until one comes to the end; then the same again. Threads change.
 kills() {
     local n=0 runs=0 lost=0 option
-    run "${all[@]}" --steps 300 --save-every 1 --keep-every 50 --run whole
+    rm -rf whole && run "${all[@]}" --steps 300 --save-every 1 --keep-every 50 --run whole
     while ((n < kills)); do
         rm -rf leg
         while :; do
