@@ -233,6 +233,12 @@ KEYS
     edit tiny.json long.json max_position_embeddings 16777216 head_dim 1024 compress_rates '{"compressed_sparse_attention":1,"heavily_compressed_attention":1}'
     memory() { timeout 60 "$trainer" --config long.json --generate a --max-new-tokens $1 --dry-run >out 2>err </dev/null; sed -n 's/^| memory *| \([0-9.]*\) GiB of .*/\1/p' out; }
     check "entries of a text that no int counts: 2.2 times the text needs 2.2 times the memory" test "$(awk "BEGIN { x = $(memory 2200000) / $(memory 1000000); print (x > 2.15 && x < 2.25) }")" = 1
+    edit long.json heads.json num_attention_heads 16
+    refuse "more rows than an int counts heads of" "--batch-size: expected at most 31 rows of 4194304 positions, which a pass of this model can count, found 32" \
+        --config heads.json --seq-len 4194304 --batch-size 32 --plan 1
+    for i in {1..70}; do echo '{"prompt":"a"}'; done >prompts.jsonl
+    refuse "... of texts" "--generate-batch: 70 texts of 16000002 positions are more than a pass of this model can count: give fewer, or a smaller --max-new-tokens" \
+        --config heads.json --generate-file prompts.jsonl --generate-batch 70 --max-new-tokens 16000000
     changed "hc_mult beyond 8" '"hc_mult": expected an integer 1..8, found 9' hc_mult 9
 
     echo "# config.json says a thing twice, and otherwise"
