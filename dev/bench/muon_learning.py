@@ -1,7 +1,8 @@
 """Muon against AdamW on the small DeepSeek V4 of `make run-deepseek-v4`: validation loss after equal steps and after
 equal time, each with its best learning rate. It writes the tables of doc/muon.md in Markdown.
 
-    make train_deepseek_v4 CPU=1 build/hello && .venv/bin/python dev/bench/muon_learning.py     about 20 minutes on two cores
+    make train_deepseek_v4 CPU=1 build/hello
+    .venv/bin/python dev/bench/muon_learning.py                   about six minutes on two free cores
     .venv/bin/python dev/bench/muon_learning.py --ratio 1.4       with a ratio of times per step that is known
     .venv/bin/python dev/bench/muon_learning.py --quick           ten steps each: does every row run?
 
@@ -32,7 +33,9 @@ def records(options, optimizer, steps, words):
         command = [options.binary, "--args", "dev/hello_deepseek_v4.txt", "--optimizer", optimizer, "--steps", str(steps),
                    "--warmup", str(steps // 10), "--sample-every", "0", "--save-every", "0", "--save-minutes", "0",
                    "--log-every", "1000000", "--run", run, *map(str, words)]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as make run-deepseek-v4 has it
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True)
         if done.returncode != 0:
             raise RuntimeError((done.stdout.strip().splitlines() or ["no output"])[-1])
         with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as file:

@@ -36,6 +36,7 @@ Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural netw
 #include "thin_gemm.h"    // thin_gemm, gemm, gemm_matrix, gemm_transposed
 
 enum { MUON_STEPS = 10, MUON_FAST_STEPS = 8 };
+#define MUON_ALONE 6e7  // flops of a direction that one thread computes: about 1 ms, and 70 times threads would meet
 
 typedef struct { float lr, momentum, grad_scale; } Muon;
 
@@ -317,12 +318,15 @@ static inline const MuonX* muon_direction(const float* x, int rows, int columns,
     const size_t n = (size_t)rows * (size_t)columns, s = (size_t)(rows < columns ? rows : columns);
     float *here = (float*)room, *there = here + muon_line_(n), *A = there + muon_line_(n), *P = A + muon_line_(s * s);
     MuonX *at = (MuonX*)here, *next = (MuonX*)there;
+    const int is_small = MUON_STEPS * (4.0 * (double)(s * n) + 2.0 * (double)(s * s * s)) < MUON_ALONE;
     (void)type;
+    if (is_small) { device_team(1); }
     muon_divide_(at, x, n, (NormSum*)(P + muon_line_(s * s)), dev);
     for (int step = 0; step < MUON_STEPS; step += 2) {
         muon_step_(next, (MuonX*)A, (MuonX*)P, (const MuonX*)at, rows, columns, muon_polynomial(step), dev);
         muon_step_(at, (MuonX*)A, (MuonX*)P, (const MuonX*)next, rows, columns, muon_polynomial(step + 1), dev);
     }
+    if (is_small) { device_team(dev->n_threads); }
     return at;
 }
 
