@@ -679,6 +679,7 @@ static inline void tensor_hold_part(Tensor* t, int rank, int size) {
                                            : tensor_part_numbers_(t, rank, size, sum);
     if (t->split == SPLIT_COLUMNS || t->on_disk == VECTOR) { t->columns = sum; } else { t->rows = t->disk_rows = sum; }
     for (int k = 0; k < SECTIONS_MAX; k++) { t->sections[k] /= size; }
+    t->blocks /= size;
 }
 
 // of the slices of t, a row of the whole table: floats of a whole one, and of the part that rank `rank` of `size` has
