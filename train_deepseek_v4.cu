@@ -79,6 +79,7 @@ typedef struct {
     Config config;  // with --tp heads, groups of these and rows of the vocabulary that this rank has
     Config whole;   // of all ranks
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
+    int indexer;        // how indexers learn in a pass: as config says, but off in validations (validating_forward)
 } DeepseekV4;
 
 // what --recompute leaves out in forward: each level what those before leave out, too
@@ -121,7 +122,7 @@ static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, co
 
 static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose, const RankGroup* cp) {
     const Config* c = &v4->config;
-    const int indexer = v4->model.index_ratio > 0 && purpose == TO_TRAIN ? c->indexer : INDEXER_OFF;
+    const int indexer = v4->model.index_ratio > 0 && purpose == TO_TRAIN ? v4->indexer : INDEXER_OFF;
     const EntrySizes s = {c->D, c->H, c->d, c->rotated, c->qr, c->G, c->R, c->window, c->csa, c->hca, c->nI, c->dI,
                           c->topk, c->eps, indexer, layers_of(v4, purpose), c->kinds, cp};
     return s;
@@ -274,6 +275,7 @@ static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* 
     Model* m = &v4->model;
     const int n = adapters_place(&v4->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
     v4->config = v4->whole = *c;
+    v4->indexer = c->indexer;
     m->learns_mtp = learns_mtp;
     m->index_ratio = trains_index ? c->csa : 0;
     model_layout(m, n + parameter_table(m->table + n, &v4->whole));
@@ -1367,13 +1369,12 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
 }
 
 // --indexer dense chooses all entries while the model learns. A validation is of the model that is saved, which has
-// index_topk of them
-static void choosing_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
-    Config* c = &workplace(r)->v4.config;
-    const int indexer = c->indexer;
-    if (purpose == TO_EVALUATE) { c->indexer = INDEXER_OFF; }
+// index_topk of them. config stays as it is: a checkpoint may be being written beside
+static void validating_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    DeepseekV4* v4 = &workplace(r)->v4;
+    if (purpose == TO_EVALUATE) { v4->indexer = INDEXER_OFF; }
     decoder_forward(r, purpose, tokens, targets, B, T, t0);
-    c->indexer = indexer;
+    v4->indexer = v4->config.indexer;
 }
 
 static Trainer deepseek_v4_trainer(void) {
@@ -1396,7 +1397,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;
-    t.forward = choosing_forward;
+    t.forward = validating_forward;
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";

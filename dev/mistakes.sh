@@ -449,6 +449,8 @@ row "an export over a downloaded model" train_gpt2 --from model --export-hf down
 row "an export over the model that is read" train_gpt2 --from model --export-hf model --export-dtype bf16
 
 row "\`--export-bin\` into a folder that is not there" "${train[@]}" --export-bin models/gpt2.bin
+{ head -c 1008 model.bin; head -c 16 /dev/zero; tail -c +1025 model.bin; } >gpt2_124M.bin
+row "\`--export-bin\` over a downloaded model" train_gpt2 --from model --export-bin gpt2_124M.bin
 row "an output over what the run reads" train_gpt2 --from model.bin --export-bin model.bin
 row "an output over a file of the model it starts from" train_gpt2 --from model --export-bin model/model.safetensors
 row "an output over a file of the data" "${train[@]}" --export-bin text/a.txt

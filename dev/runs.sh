@@ -4,6 +4,7 @@
 #     columns, sums, same_run, same_model, value, below   runs and their numbers
 #     examples, batch, answers                            files of a probe, of HellaSwag
 #     tensors, rename, cut_to_bf16                        what a safetensors file holds; the same under other names, in bf16
+#     same_tensors                                        of two folders, in whatever types
 #     rewrite, like                                       a folder whose tensors have been through Python; its probe is that of `hf`
 #     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
 #     frozen                                              --freeze: which tensors keep every bit
@@ -145,6 +146,22 @@ like() {  # PROMISE LINES PYTHON
     rewrite hf other "$3"
     go --from other --probe in --probe-out after && cmp before after && [ "$(wc -l <err)" = $2 ]
     verdict $? "$1" "$(<err)"
+}
+
+# every tensor of folder A is in B with the same type, shape and bytes, but what REGEX finds, which is BF16 there
+same_tensors() {  # A B REGEX
+    "$python" - "$root/dev/ref" "$@" <<'PYTHON'
+import re, sys
+sys.path.insert(0, sys.argv[1])
+import fp4
+a, b = fp4.read_folder(sys.argv[2]), fp4.read_folder(sys.argv[3])
+found = sorted(x for x in a if re.search(sys.argv[4], x))
+apart = [x for x in a if x not in found and (x not in b or a[x][0] != b[x][0] or a[x][1].shape != b[x][1].shape or a[x][1].tobytes() != b[x][1].tobytes())]
+missing = [x for x in found if not x.endswith("scale") and not x.endswith("_scale_inv") and b.get(x, "?")[0] != "BF16"]
+more = [x for x in b if x not in a or (x in found and re.search("scale(_inv)?$", x))]
+print("apart", apart[:3], "not bf16", missing[:3], "more", more[:3])
+sys.exit(bool(apart or missing or more))
+PYTHON
 }
 
 # a config.json with other values

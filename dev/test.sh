@@ -174,7 +174,7 @@ rest() {
     build_and_run "ASAN=1 OPT=-Og"
     simt exact
     simt fast
-    build_shared train_moe_faults train_qwen3_faults train_qwen36_faults
+    build_shared train_moe_faults train_qwen3_faults train_qwen36_faults train_deepseek_v4_faults
     finish_parts  # scripts measure time and memory
     at_once=$((jobs + 1))
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
@@ -193,6 +193,7 @@ rest() {
     part "train_qwen36, every option and file" dev/test_qwen36.sh
     part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "train_qwen36, checkpoints and faults, quick" env TRAINER=train_qwen36 dev/test_faults.sh quick
+    part "train_deepseek_v4, checkpoints and faults, quick" env TRAINER=train_deepseek_v4 dev/test_faults.sh quick
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
     part "positions on several ranks" dev/test_context.sh

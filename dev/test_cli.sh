@@ -400,6 +400,12 @@ check "--from huge.bin, of the largest float: no update, status 1, the first bad
     test $? = 1 -a "$(grep -cE 'step 2: 2 updates .*loss -*(nan|inf), norm -*nan, first bad gradient: transformer.wte.weight' err)" = 1
 run --from hf --export-bin again.bin
 check "--export-bin of an exported folder: the same file" cmp model.bin again.bin
+run --from run --export-bin again.bin
+check "... replaces one of its own" cmp model.bin again.bin
+patched model.bin 1008 4 0 >theirs.bin
+cp theirs.bin kept.bin
+refuse "--export-bin over a model of another program" "--export-bin: theirs.bin: is a model that this program did not write: give another name, or remove it" --from hf --export-bin theirs.bin
+check "... which keeps every byte" cmp theirs.bin kept.bin
 cp -r hf was
 for i in hf hf/model.safetensors; do
     refuse "an export in the place of what --from $i reads" "--export-hf: is the folder of the model that is read: choose another" --from $i --export-hf ./hf/ --export-dtype bf16

@@ -232,6 +232,12 @@ KEYS
     edit tiny.json long.json max_position_embeddings 16777216 head_dim 1024 compress_rates '{"compressed_sparse_attention":1,"heavily_compressed_attention":1}'
     memory() { timeout 60 "$trainer" --config long.json --generate a --max-new-tokens $1 --dry-run >out 2>err </dev/null; sed -n 's/^| memory *| \([0-9.]*\) GiB of .*/\1/p' out; }
     check "entries of a text that no int counts: 2.2 times the text needs 2.2 times the memory" test "$(awk "BEGIN { x = $(memory 2200000) / $(memory 1000000); print (x > 2.15 && x < 2.25) }")" = 1
+    edit long.json heads.json num_attention_heads 16
+    refuse "more rows than an int counts heads of" "--batch-size: expected at most 31 rows of 4194304 positions, which a pass of this model can count, found 32" \
+        --config heads.json --seq-len 4194304 --batch-size 32 --plan 1
+    for i in {1..70}; do echo '{"prompt":"a"}'; done >prompts.jsonl
+    refuse "... of texts" "--generate-batch: 70 texts of 16000002 positions are more than a pass of this model can count: give fewer, or a smaller --max-new-tokens" \
+        --config heads.json --generate-file prompts.jsonl --generate-batch 70 --max-new-tokens 16000000
     changed "hc_mult beyond 8" '"hc_mult": expected an integer 1..8, found 9' hc_mult 9
 
     echo "# config.json says a thing twice, and otherwise"
@@ -336,12 +342,38 @@ files() {
     broken "a matrix of whole numbers" '"norm.weight": expected F32, F16 or BF16, found I64' 't["norm.weight"] = "I64", [16], bytes(128)'
     broken "NaN" 'expected finite numbers, found 1 of layers.0.attn.attn_sink' 'n = "layers.0.attn.attn_sink"; d, s, x = t[n]; t[n] = d, s, struct.pack("<f", float("nan")) + x[4:]'
 
+    echo "# a folder with experts in fp4, all else in fp8, as DeepSeek publishes them"
+    released
+
     echo "# a run and its files"
     rm -rf run && go "${mixed[@]}" --config taught.json --ema 0.9 --tensorboard 1 --run run
     router_keys
     check "--eval-only: the loss of the last validation" test "$(go --from run --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value run 8 val_loss)")"
     rm -rf exported && go --from run --export-hf exported && diff -r -x manifest.json -x optimizer.safetensors -x trainer.safetensors -x ema.safetensors exported run/step_000008 >err
     verdict $? "its export is the checkpoint without what training needs" "$(<err)"
+}
+
+# dev/ref/fp4.py makes it, in three files, and `floats`, the same numbers
+released() {
+    local i text tune=("${start[@]:2}" --grad-accum 2 --lora-rank 3)
+    edit mtp.json packed.json hidden_size 64 moe_intermediate_size 32 q_lora_rank 32 head_dim 32 index_head_dim 32 o_lora_rank 16
+    go "${start[@]}" --config packed.json --steps 20 --export-hf begun && "$python" "$root/dev/ref/fp4.py" begun release --release floats --shards 3
+    evaluated() { go --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
+    text=$(evaluated --from floats)
+    check "the loss of validation, $(cut -d'|' -f2 <<<"$text"), is that of floats, as it is read and as floats" test -n "$text" -a "$text" = "$(evaluated --from release --threads 2)" -a "$text" = "$(evaluated --from release --weights fp32)"
+    go "${tune[@]}" --from floats --run beside_floats && go "${tune[@]}" --from release --run beside && same_model beside_floats beside
+    verdict $? "an adapter learns what it learns beside floats" "$(<err)"
+    check "... beside what lies in the files" test "$(boxed matrices "fp8, fp4 and all else as in the files")" = 1
+    go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') && text=$(same_tensors as_read release '^$')
+    verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
+    go --from release --lora beside --merge --export-hf merged --export-dtype as-read && text=$(same_tensors release merged '^layers.*attn\.(wq_a|wq_b|wkv|wo_b)\.')
+    verdict $? "... merged with the adapter: what it has changed is bf16, experts have their bytes" "$text $(<err)"
+    is_quick && return
+    check "... which is read again" test -n "$(evaluated --from merged)"
+    check "... and the text is that of floats" test "$(go --from floats --generate "line 7" && cat out)" = "$(go --from release --generate "line 7" && cat out)"
+    go --from floats --probe in --probe-out before && go --from release --probe in --probe-out after && cmp before after
+    verdict $? "all of it learns, as floats: the gradients" "$(<err)"
+    refuse "nothing is rounded to fp4" '--weights: expected fp32|bf16|fp8, found "fp4"' "${tune[@]}" --from floats --weights fp4
 }
 
 # of a folder a line for each tensor: its name, type and shape; its name and sum
@@ -509,6 +541,13 @@ bits() {
     steady+=(--doc-reset 1 --train documents --config taught.json)
     go "${steady[@]}" --run whole && go "${steady[@]}" --steps 4 --threads 3 --run leg && go --resume --run leg --steps 8 --threads 2 --recompute 2
     verdict "$(same_run leg whole; echo $?)" "documents: the same bytes" "$(<err)"
+    edit tiny.json long.json max_position_embeddings 256
+    for i in {1..20}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i * i))\"}]}"; done >talks.jsonl
+    rm -rf whole leg && steady=(--config long.json --train talks.jsonl --chat-template chatml --batch-size 1 --lr 3e-2 --steps 200 --shuffle 0)
+    go "${steady[@]}" --seq-len 96 --run whole && go "${steady[@]}" --seq-len 112 --run leg && [ "$(sums whole)" = "$(sums leg)" ]
+    verdict $? "conversations in rows that are longer than they: whatever stands behind a conversation, the same model and moments" "$(<err)"
+    spoken() { go --from whole --eval-only --val talks.jsonl --chat-template chatml --seq-len $1 --batch-size 2 && grep -o 'val loss [0-9.]*' out; }
+    check "... several in a row have the loss of each in a row of its own: windows and entries begin with each" test -n "$(spoken 96)" -a "$(spoken 96)" = "$(spoken 250)"
 }
 
 # ---- ranks ----

@@ -33,11 +33,13 @@ config() {  # POSITIONS LAYERS HEADS CHANNELS
         train_moe) echo "{\"model_type\":\"mixtral\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"hidden_size\":$4,\"intermediate_size\":$4,\"num_local_experts\":3,\"num_experts_per_tok\":2,\"balance\":\"bias\"}" ;;
         train_qwen3) echo "{\"model_type\":\"qwen3\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"head_dim\":8,\"hidden_size\":$4,\"intermediate_size\":$4}" ;;
         train_qwen36) echo "{\"model_type\":\"qwen3_5_moe_text\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$(($2 + 1)),\"full_attention_interval\":2,\"num_attention_heads\":$3,\"num_key_value_heads\":1,\"head_dim\":8,\"linear_num_key_heads\":1,\"linear_num_value_heads\":2,\"linear_key_head_dim\":4,\"linear_value_head_dim\":4,\"linear_conv_kernel_dim\":3,\"hidden_size\":$4,\"num_experts\":3,\"num_experts_per_tok\":2,\"moe_intermediate_size\":$4,\"shared_expert_intermediate_size\":$4,\"rope_parameters\":{\"partial_rotary_factor\":0.5,\"mrope_section\":[1,1,0]}}" ;;
+        train_deepseek_v4) echo "{\"model_type\":\"deepseek_v4\",\"max_position_embeddings\":$1,\"vocab_size\":257,\"num_hidden_layers\":$(($2 + 1)),\"layer_types\":[\"compressed_sparse_attention\"$(printf ',"sliding_attention"%.0s' $(seq $2))],\"mlp_layer_types\":[\"hash_moe\"$(printf ',"moe"%.0s' $(seq $2))],\"compress_rates\":{\"compressed_sparse_attention\":2},\"num_attention_heads\":$3,\"head_dim\":8,\"qk_rope_head_dim\":4,\"q_lora_rank\":4,\"o_groups\":1,\"o_lora_rank\":4,\"sliding_window\":2,\"index_n_heads\":1,\"index_head_dim\":4,\"index_topk\":1,\"hc_mult\":2,\"hc_sinkhorn_iters\":2,\"hidden_size\":$4,\"n_routed_experts\":3,\"num_experts_per_tok\":2,\"moe_intermediate_size\":$4,\"num_nextn_predict_layers\":1,\"indexer_train\":\"kl\",\"bias_update_rate\":0.01,\"seq_balance_coef\":0.1}" ;;
         *) echo "{\"model_type\":\"gpt2\",\"n_positions\":$1,\"vocab_size\":257,\"n_layer\":$2,\"n_head\":$3,\"n_embd\":$4}" ;;
     esac
 }
 config 8 1 1 8 >tiny.json
-tiny=(--config "$work/tiny.json" --train "$work/text" --batch-size 1 --seq-len 4 --threads 1 --schedule constant --lr 1e-2)
+# --save-minutes 0: by the clock of dev/faults/shim.c five minutes are 1.5 s, and a busy machine would save when it liked
+tiny=(--config "$work/tiny.json" --train "$work/text" --batch-size 1 --seq-len 4 --threads 1 --schedule constant --lr 1e-2 --save-minutes 0)
 all=("${tiny[@]}" --val-fraction 0.2 --eval-every 2 --eval-batches 2 --sample-every 2 --max-new-tokens 3)
 
 run() {  # OPTION...: into out and err; status is kept
@@ -61,7 +63,7 @@ same_run() {  # RUN WHOLE STEP
 # one process after the other, each killed within 0.1 s, until one comes to the end; then the same again. Threads change.
 kills() {
     local n=0 runs=0 lost=0 option
-    run "${all[@]}" --steps 300 --save-every 1 --keep-every 50 --run whole
+    rm -rf whole && run "${all[@]}" --steps 300 --save-every 1 --keep-every 50 --run whole
     while ((n < kills)); do
         rm -rf leg
         while :; do

@@ -738,22 +738,6 @@ releases() {
 
 # ---- folders whose experts are in fp4 ----
 
-# every tensor of folder A is in B with the same type, shape and bytes, but what REGEX finds, which is BF16 there
-same_tensors() {  # A B REGEX
-    "$python" - "$root/dev/ref" "$@" <<'PYTHON'
-import re, sys
-sys.path.insert(0, sys.argv[1])
-import fp4
-a, b = fp4.read_folder(sys.argv[2]), fp4.read_folder(sys.argv[3])
-found = sorted(x for x in a if re.search(sys.argv[4], x))
-apart = [x for x in a if x not in found and (x not in b or a[x][0] != b[x][0] or a[x][1].shape != b[x][1].shape or a[x][1].tobytes() != b[x][1].tobytes())]
-missing = [x for x in found if not x.endswith("scale") and not x.endswith("_scale_inv") and b.get(x, "?")[0] != "BF16"]
-more = [x for x in b if x not in a or (x in found and re.search("scale(_inv)?$", x))]
-print("apart", apart[:3], "not bf16", missing[:3], "more", more[:3])
-sys.exit(bool(apart or missing or more))
-PYTHON
-}
-
 # Beside one with experts in fp4 and all else in fp8, `release`, the same numbers as floats
 fp4() {
     local form i text start names experts adapted

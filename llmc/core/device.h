@@ -144,15 +144,22 @@ static inline int device_threads(int asked) {
 #endif
 }
 
+// as many threads take part in what follows: dev->n_threads, or 1 where they would wait longer for each other than work
+static inline void device_team(int n_threads) {
+#ifdef _OPENMP
+    omp_set_num_threads(n_threads);
+#else
+    (void)n_threads;
+#endif
+}
+
 // One Device at a time: its thread count is the process's, and the workspace is sized by it. n_threads 0: one per core
 static inline void device_init(Device* dev, int n_threads) {
     if (!device_subnormals_kept_()) {
         fail_run("this process flushes subnormal floats to zero: some library was linked with fast-math");
     }
     dev->n_threads = device_threads(n_threads);
-#ifdef _OPENMP
-    omp_set_num_threads(dev->n_threads);
-#endif
+    device_team(dev->n_threads);
     dev->workspace = (Workspace*)calloc(1, sizeof(Workspace));
     if (!dev->workspace) { fail_run("device: no memory"); }
 #ifdef __CUDACC__

@@ -4,7 +4,8 @@ llm.c's GPT-2 checkpoint, in and out: all parameters in table order, each tensor
     0        4      magic 20240326
     4        4      version 3: float32, 5: bfloat16
     8        24     maxT, V, L, NH, C, Vp
-    32       992    0
+    32       976    0
+    1008     16     "llmc", then 0: written by --export-bin, which may replace it; 0 in llm.c's own
     1024     rest   the tensors, rows of wte padded to Vp; the file ends with the last
 Errors: fail_input for a file that breaks a rule; older versions are named with the way out.
 Source: the format of karpathy/llm.c
@@ -15,7 +16,8 @@ Source: the format of karpathy/llm.c
 #include "../core/outfile.h"  // OutFile
 #include "../core/tensor.h"   // Tensor
 
-enum { BIN_MAGIC = 20240326, BIN_HEADER_BYTES = 1024 };
+enum { BIN_MAGIC = 20240326, BIN_HEADER_BYTES = 1024, BIN_MARK_AT = 1008 };
+#define BIN_MARK "llmc"
 
 typedef struct {
     int magic, version, max_T, V, L, NH, C, Vp;
@@ -89,11 +91,27 @@ static inline void llmc_bin_load(const MappedFile* f, const Tensor* table, int n
     llmc_bin_load_into(&sink, f, table, n);
 }
 
+// may a file be written here (outfile_check)? One of ours gives way, a model of another program does not
+static inline void llmc_bin_check_out(const char* option, const char* path) {
+    MappedFile file;
+    ErrorText error;
+    outfile_check(option, path, "llm.c's model file");
+    if (!path_exists(path) || !file_map_or_not(&file, path, &error)) { return; }
+    const int has_mark = file.n_bytes >= BIN_HEADER_BYTES &&
+                         memcmp((const char*)file.bytes + BIN_MARK_AT, BIN_MARK, sizeof BIN_MARK) == 0;
+    if (file.n_bytes > 0 && !has_mark) {
+        fail_input("--%s: %s: is a model that this program did not write: give another name, or remove it", option,
+                   path);
+    }
+    file_unmap(&file);
+}
+
 static inline void llmc_bin_save(const char* path, BinHeader h, const Tensor* table, int n, const float* arena) {
     char header[BIN_HEADER_BYTES] = {0};
     h.magic = BIN_MAGIC;
     h.version = 3;
     memcpy(header, &h, sizeof h);
+    memcpy(header + BIN_MARK_AT, BIN_MARK, sizeof BIN_MARK);
     OutFile file;
     outfile_open_temporary(&file, path);
     outfile_write(&file, header, sizeof header);

@@ -24,7 +24,7 @@ static inline void gpt2_options(Run* r) {
         pp_option(&gpt2_of(r)->pp),
         pp_chunks_option(&gpt2_of(r)->pp_chunks),
         {"out", "export-bin", "", OPTION_TEXT, &gpt2_of(r)->export_bin, "", 0, 0, "FILE",
-         "write the model as llm.c's .bin", OPTION_WRITES | OPTION_WORK},
+         "write the model as llm.c's .bin; an earlier one is replaced", OPTION_WRITES | OPTION_WORK},
     };
     run_add_options(r, own, sizeof own);
 }
@@ -44,7 +44,7 @@ static inline void gpt2_check(Run* r) {
     r->exports_more = *gpt2_of(r)->export_bin != '\0';
     options_refuse(r->exports_more && model_is_divided(r->model), "export-bin", "is not for --pp and --tp: export the "
                    "checkpoint, by one process");
-    if (r->exports_more) { outfile_check("export-bin", gpt2_of(r)->export_bin, "llm.c's model file"); }
+    if (r->exports_more) { llmc_bin_check_out("export-bin", gpt2_of(r)->export_bin); }
 }
 
 // of the k-th leaf of this rank; of a probe nothing is left out

@@ -19,6 +19,7 @@ Cost:   10 (4 s^2 l + 2 s^3) flops, s and l the smaller and the larger side, com
         where s is small. In C of the symmetric products little more than the half below the diagonal is computed: an
         update of 512 x 2048, 24.2 GFLOP, takes 266 ms, as if at 91 GFLOP/s, 340 without that; the product P x alone
         reaches 72 (processor time of one thread, AVX-512, gcc 12, AMD EPYC shared with others, the smallest of 5).
+        One thread takes a small matrix alone (MUON_ALONE), for threads meet 70 times in a direction.
         Kernels have at most 30 registers, without spills, by ptxas of CUDA 13.0 for sm_90; not measured on a GPU yet.
 Error:  float: x is within 1e-5 of that of double, at (6, 17). Of singular values from 1.2e-4 of the norm of x on
         the polynomials make 1 to 1.0006, down to 2.7e-5 1 to 1.0021, of smaller ones less than 1.
@@ -36,6 +37,7 @@ Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural netw
 #include "thin_gemm.h"    // thin_gemm, gemm, gemm_matrix, gemm_transposed
 
 enum { MUON_STEPS = 10, MUON_FAST_STEPS = 8 };
+#define MUON_ALONE 6e7  // flops of a direction that one thread computes: about 1 ms, and 70 times threads would meet
 
 typedef struct { float lr, momentum, grad_scale; } Muon;
 
@@ -317,12 +319,15 @@ static inline const MuonX* muon_direction(const float* x, int rows, int columns,
     const size_t n = (size_t)rows * (size_t)columns, s = (size_t)(rows < columns ? rows : columns);
     float *here = (float*)room, *there = here + muon_line_(n), *A = there + muon_line_(n), *P = A + muon_line_(s * s);
     MuonX *at = (MuonX*)here, *next = (MuonX*)there;
+    const int is_small = 10.0 * (4.0 * (double)(s * n) + 2.0 * (double)(s * s * s)) < MUON_ALONE;  // MUON_STEPS of them
     (void)type;
+    if (is_small) { device_team(1); }
     muon_divide_(at, x, n, (NormSum*)(P + muon_line_(s * s)), dev);
     for (int step = 0; step < MUON_STEPS; step += 2) {
         muon_step_(next, (MuonX*)A, (MuonX*)P, (const MuonX*)at, rows, columns, muon_polynomial(step), dev);
         muon_step_(at, (MuonX*)A, (MuonX*)P, (const MuonX*)next, rows, columns, muon_polynomial(step + 1), dev);
     }
+    if (is_small) { device_team(dev->n_threads); }
     return at;
 }
 

@@ -19,6 +19,7 @@ computed or written.
 #include "tasks.h"           // task_open_generator
 #include "train.h"           // train_row
 #include "trainer.h"         // Run
+#include <float.h>
 #include <limits.h>
 
 // a mistake of ours: a trainer that leaves out what every run needs, or half of a pair
@@ -573,13 +574,35 @@ static inline void start_choose_rows_(Run* r) {
     comm_all_reduce(r->comm, &r->n_rows, 1, DT_I32, OP_MIN, HERE);
 }
 
+// does the run compute batches of --batch-size rows? Does it write texts?
+static inline int start_has_batch_(const Run* r) {
+    return run_is_training(r) || *r->o.probe || r->o.eval_only;
+}
+
+static inline int start_has_texts_(const Run* r) {
+    return run_is_generating(r) || run_answers(r) || (run_is_training(r) && r->o.sample_every > 0);
+}
+
+// a trainer says infinite where a pass would have more rows, as of heads, than an int counts
+static inline void start_check_counted_(const Run* r) {
+    const int T = start_has_texts_(r) ? start_room_(r) : 0;
+    if (start_has_batch_(r) && !isfinite(start_batch_bytes_(r, r->o.batch_size, 0))) {
+        options_fail("batch-size", "expected at most %d rows of %d positions, which a pass of this model can count, "
+                     "found %d", start_largest_batch_(r, DBL_MAX, 0), r->T, r->o.batch_size);
+    }
+    if (T > 0 && !isfinite(r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, T, 0))) {
+        options_fail("generate-batch", "%d texts of %d positions are more than a pass of this model can count: give "
+                     "fewer, or a smaller --max-new-tokens", r->n_rows, T);
+    }
+}
+
 // memory of the device by class, in the order of allocation
 static inline Needed start_box_memory_(Run* r) {
     const RunOptions* o = &r->o;
     const Trainer* t = r->trainer;
     const Model* m = r->model;
-    const int trains = run_is_training(r), backward = trains || *o->probe, has_batch = backward || o->eval_only;
-    const int samples = run_is_generating(r) || run_answers(r) || (trains && o->sample_every > 0);
+    const int trains = run_is_training(r), backward = trains || *o->probe, has_batch = start_has_batch_(r);
+    const int samples = start_has_texts_(r);
     const double parameters = (double)m->stored_bytes;
     const double workspace = start_workspace_(r, o->batch_size);
     const double batch = has_batch ? start_batch_bytes_(r, o->batch_size, 0) - workspace : 0.0;
@@ -716,6 +739,7 @@ static inline void start_device(Run* r) {
     if (r->o.plan > 0) {
         if (DEVICE_IS_SHARED) { device_init(&r->dev, ranks_threads(&r->place, r->o.threads)); }  // scratch of threads
         start_choose_rows_(r);
+        start_check_counted_(r);
         start_box_(r);
         ranks_warn_of_idle(r->comm, r->model, r->n_leaves);
         plan_say(r);
@@ -724,6 +748,7 @@ static inline void start_device(Run* r) {
     device_choose(r->place.local_rank > 0 ? r->place.local_rank : 0);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
     start_choose_rows_(r);
+    start_check_counted_(r);
     if (run_is_generating(r) && !r->o.dry_run) {
         check_memory(start_bytes_to_generate_(r), start_remedy_of_texts_(r));
         return;
