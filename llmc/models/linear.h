@@ -260,7 +260,7 @@ static inline TpRoom linear_room_(const Linear* w, int N) {
 // w with another matrix, of floatX, and another bias
 static inline Linear linear_of_(const Linear* w, const floatX* weight, const floatX* bias, int OC, int C) {
     Linear own = *w;
-    const StoredMatrix matrix = {weight, STORED_F32, OC, C, OC, NULL};
+    const StoredMatrix matrix = stored_matrix(weight, STORED_F32, OC, C, OC, NULL);
     own.weight = matrix;
     own.bias = bias;
     own.OC = OC;
