@@ -308,6 +308,50 @@ static void test_merged(Test* t) {
     op_problem_free(&p);
 }
 
+// groups first .. first + n - 1 of a problem of the adapter, by the plain loop or, in exact builds, by the fast one
+static void check_shared(Test* t, const OpProblem* p, int first, int n, int is_fast, const Device* dev) {
+    const int *d = p->d, N = d['N'], C = d['C'], R = d['R'], r = d['r'], wide = d['G'] * C, outputs = d['G'] * R;
+    LoraShape s = shape_of(d);
+    s.all_groups = d['G'], s.own.first = first * C, s.n_out = n * R, s.out_row = (size_t)(n * R);
+    float *inp = columns_of(p->a[L_INP], N, wide, first * C, n * C);
+    float *dinp = columns_of(p->before[L_DINP], N, wide, first * C, n * C);
+    float *dout = columns_of(p->a[L_DOUT], N, outputs, first * R, n * R);
+    float *out = columns_of(p->before[L_OUT], N, outputs, first * R, n * R);
+    float *B = p->a[L_B] + first * R * r, *dB = filled_array(n * R * r, NAN), *scratch = scratch_ref(d);
+    if (is_fast) {
+        float *inp_d = to_device(inp, N * n * C, dev), *dinp_d = to_device(dinp, N * n * C, dev);
+        float *dout_d = to_device(dout, N * n * R, dev), *out_d = to_device(out, N * n * R, dev);
+        float *A_d = to_device(p->a[L_A], r * C, dev), *B_d = to_device(B, n * R * r, dev);
+        float *dB_d = to_device(dB, n * R * r, dev);
+        float* room = op_scratch(inp, block_lora_scratch_elements(&s, n), dev);
+        block_lora_forward(out_d, inp_d, A_d, B_d, &s, n, room, dev);
+        block_lora_backward(dinp_d, NULL, dB_d, dout_d, inp_d, A_d, B_d, &s, n, room, dev);
+        from_device(out, out_d, N * n * R, dev), from_device(dinp, dinp_d, N * n * C, dev);
+        from_device(dB, dB_d, n * R * r, dev);
+        device_drop(inp_d), device_drop(dout_d), device_drop(A_d), device_drop(B_d), device_drop(room);
+    } else {
+        block_lora_forward_ref(out, inp, p->a[L_A], B, &s, n, scratch);
+        block_lora_backward_ref(dinp, NULL, dB, dout, inp, p->a[L_A], B, &s, n, scratch);
+    }
+    check_columns(t, "out", out, p->a[L_OUT], N, outputs, first * R, n * R);
+    check_columns(t, "dinp", dinp, p->a[L_DINP], N, wide, first * C, n * C);
+    check_bits(t, "dB", dB, p->a[L_DB] + first * R * r, n * R * r);
+    free(inp), free(dinp), free(dout), free(out), free(dB), free(scratch);
+}
+
+static void test_shared(Test* t) {
+    const int of[][6] = {{7, 3, 9, 5, 2, 30}, {6, 4, 8, 24, 16, 0}};
+    Device dev = test_device(2);
+    for (int i = 0; i < 4; i++) {
+        OpProblem p = op_problem(&adapter, of[i / 2], EASY, 0);
+        const int is_fast = i % 2 && !FAST_KERNELS, n = p.d['G'] / 2;
+        check_shared(t, &p, 0, n, is_fast, &dev);
+        check_shared(t, &p, n, p.d['G'] - n, is_fast, &dev);
+        op_problem_free(&p);
+    }
+    device_free(&dev);
+}
+
 // no positions: gradients of parameters are +0, and nothing else is touched
 static void test_nothing(Test* t) {
     enum { G = 2, C = 3, R = 4, RANK = 2, SIZE = G * R * C };
@@ -449,6 +493,7 @@ int main(int argc, char** argv) {
         {"diagonal", "a whole weight of zeros but for the blocks gives the same outputs", test_diagonal},
         {"adapters", "beside each group the adapter is that of lora.h; dA is the sum of theirs", test_adapters},
         {"merged", "the weight with A and B in it gives the same outputs", test_merged},
+        {"shared", "groups of ranks that have some each: the bits of all, with dropout, too", test_shared},
         {"nothing", "N = 0: gradients of parameters are +0", test_nothing},
 #ifndef __CUDACC__
         {"linear", "a model's layer with its adapter is the two ops, bit for bit", test_linear},

@@ -9,7 +9,8 @@ GPUs keep tolerances.
 
 // N positions, H heads, D channels, W entries, lists of K (0: none, all entries that ended), R tokens an entry, L the
 // window; P is 4, the rows of places: t, first_key, behind, first_entry
-enum { Q, KV, ENTRIES, SINKS, CHOSEN, PLACES, OUT, MAX, INV, DOUT, DQ, DKV, DENTRIES, DSINKS };
+enum { Q, KV, ENTRIES, SINKS, CHOSEN, PLACES, OUT, MAX, INV, DOUT, DQ, DKV, DENTRIES, DSINKS,
+       BY_Q, BY_DOUT, ENTRIES_BY_Q, ENTRIES_BY_DOUT };
 
 static SparseShape shape_of(const int* d) {
     const SparseShape s = {d['N'], d['H'], d['D'], d['L'], d['K'], 1.0f / sqrtf((float)d['D'])};
@@ -43,8 +44,10 @@ static void forward(X* const* x, float* const* a, const int* d, const Device* de
 
 static void backward_ref(float* const* a, const int* d) {
     THE_PROBLEM;
-    sparse_attention_backward_ref(a[DQ], a[DKV], a[DENTRIES], a[DSINKS], a[DOUT], a[Q], a[KV], a[ENTRIES], a[MAX],
+    float* sums = filled_array(2 * (size_t)(d['N'] + d['W']) * d['D'], 0.0f);
+    sparse_attention_backward_ref(a[DQ], a[DKV], a[DENTRIES], a[DSINKS], sums, a[DOUT], a[Q], a[KV], a[ENTRIES], a[MAX],
                                   a[INV], a[SINKS], chosen, d['W'], &s, &places, w);
+    free(sums);
 }
 
 OP_STORED(X)
@@ -52,6 +55,48 @@ static void backward(X* const* x, float* const* a, const int* d, const Device* d
     THE_PROBLEM;
     sparse_attention_backward(x[DQ], x[DKV], x[DENTRIES], a[DSINKS], x[DOUT], x[Q], x[KV], x[ENTRIES], a[MAX], a[INV],
                               a[SINKS], chosen, d['W'], &s, &places, w, dev);
+}
+
+// heads behind others, whose sums are there: these go on
+static void more_ref(float* const* a, const int* d) {
+    THE_PROBLEM;
+    const size_t of_keys = (size_t)d['N'] * d['D'], of_entries = (size_t)d['W'] * d['D'];
+    float* sums = filled_array(2 * (of_keys + of_entries), 0.0f);
+    for (int i = 0; i < 4; i++) {
+        float* at = sums + (i % 2 ? of_keys + of_entries : 0) + (i < 2 ? 0 : of_keys);
+        memcpy(at, a[BY_Q + i], sizeof(float) * (i < 2 ? of_keys : of_entries));
+    }
+    sparse_attention_backward_ref(a[DQ], a[DKV], a[DENTRIES], a[DSINKS], sums, a[DOUT], a[Q], a[KV], a[ENTRIES], a[MAX],
+                                  a[INV], a[SINKS], chosen, d['W'], &s, &places, w);
+    for (int i = 0; i < 4; i++) {
+        const float* at = sums + (i % 2 ? of_keys + of_entries : 0) + (i < 2 ? 0 : of_keys);
+        memcpy(a[BY_Q + i], at, sizeof(float) * (i < 2 ? of_keys : of_entries));
+    }
+    free(sums);
+}
+
+#ifdef __CUDACC__
+#define BACKWARD SparseBackwardOf<X>
+#else
+#define BACKWARD SparseBackward
+#endif
+
+// keys and entries in three pieces
+OP_STORED(X)
+static void more(X* const* x, float* const* a, const int* d, const Device* dev) {
+    THE_PROBLEM;
+    const size_t width = sizeof(float) * (size_t)d['D'];
+    SparseSums sums[SPARSE_CHAINS];
+    BACKWARD b = sparse_backward_begin(x[DQ], x[DKV], x[DENTRIES], a[DSINKS], x[DOUT], x[Q], x[KV], x[ENTRIES], a[MAX],
+                                       a[INV], a[SINKS], chosen, d['W'], &s, &places, w, dev);
+    sparse_backward_sums(sums, &b);
+    for (int i = 0; i < 4; i++) { device_copy(sums[i].rows, a[BY_Q + i], width * (size_t)sums[i].n, dev); }
+    for (int i = 0; i < 3; i++) {
+        const SparsePart keys = {s.N * i / 3, s.N * (i + 1) / 3}, of_entries = {d['W'] * i / 3, d['W'] * (i + 1) / 3};
+        sparse_backward_keys(&b, keys, of_entries, dev);
+    }
+    for (int i = 0; i < 4; i++) { device_copy(a[BY_Q + i], sums[i].rows, width * (size_t)sums[i].n, dev); }
+    sparse_backward_end(&b, dev);
 }
 
 // documents of N/2 + 1, 1, 3 positions, and the rest; behind the second one an entry that nobody has
@@ -141,7 +186,11 @@ static double error(int array, const int* d) {
         case OUT: return one;                           // a mean of keys
         case DQ: return 4 * sqrt(D) * one;              // |datt - D| < 2 D, the scale, and a weight of 1 in all
         case DKV:
-        case DENTRIES: return d['H'] * N * (4 * sqrt(D) + 1) * one / 4;  // of those weights that a key has
+        case DENTRIES:
+        case BY_Q:
+        case BY_DOUT:
+        case ENTRIES_BY_Q:
+        case ENTRIES_BY_DOUT: return d['H'] * N * (4 * sqrt(D) + 1) * one / 4;  // of those weights that a key has
         case DSINKS: return N * D * one;                // a weight times D, which is below D
         default: return -1.0;
     }
@@ -171,23 +220,26 @@ static const int shapes[][OP_DIMS] = {
     {0},
 };
 
+#define SPARSE_ARRAYS                                                \
+    {Q, "q", "NHD", GIVEN, 1.0f},                                    \
+    {KV, "kv", "ND", GIVEN, 1.0f},                                   \
+    {ENTRIES, "entries", "WD", GIVEN, 1.0f},                         \
+    {SINKS, "sinks", "H", GIVEN | FLOAT, 1.0f, "dsinks"},            \
+    {CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'W'},  \
+    {PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'N'},  \
+    {OUT, "out", "NHD", MADE, 0.0f, "dsinks"},                       \
+    {MAX, "max", "NH", MADE | FLOAT},                                \
+    {INV, "inv", "NH", MADE | FLOAT},                                \
+    {DOUT, "dout", "NHD", GIVEN, 1.0f},                              \
+    {DQ, "dq", "NHD", GRADIENT},                                     \
+    {DKV, "dkv", "ND", GRADIENT},                                    \
+    {DENTRIES, "dentries", "WD", GRADIENT},                          \
+    {DSINKS, "dsinks", "H", GRADIENT | ASKED | FLOAT}
+
 static const Op sparse_attention = {
     .name = "sparse_attention", .dims = "NHDWKRLP",
     .arrays = {
-        {Q, "q", "NHD", GIVEN, 1.0f},
-        {KV, "kv", "ND", GIVEN, 1.0f},
-        {ENTRIES, "entries", "WD", GIVEN, 1.0f},
-        {SINKS, "sinks", "H", GIVEN | FLOAT, 1.0f, "dsinks"},
-        {CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'W'},
-        {PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'N'},
-        {OUT, "out", "NHD", MADE, 0.0f, "dsinks"},
-        {MAX, "max", "NH", MADE | FLOAT},
-        {INV, "inv", "NH", MADE | FLOAT},
-        {DOUT, "dout", "NHD", GIVEN, 1.0f},
-        {DQ, "dq", "NHD", GRADIENT},
-        {DKV, "dkv", "ND", GRADIENT},
-        {DENTRIES, "dentries", "WD", GRADIENT},
-        {DSINKS, "dsinks", "H", GRADIENT | ASKED | FLOAT},
+        SPARSE_ARRAYS,
     },
     .shapes = shapes, .traits = ANYWHERE,
     .fill = fill,
@@ -197,20 +249,38 @@ static const Op sparse_attention = {
     .judged = {{9, 2, 5, 6, 0, 2, 3, 4}, {14, 3, 4, 8, 2, 2, 4, 4}, {6, 1, 3, 0, 0, 1, 2, 4}}, .apart = apart,
 };
 
-// ---- the sum over heads of the weights of a list ----
+static const Op more_heads = {
+    .name = "more_heads", .dims = "NHDWKRLP",
+    .arrays = {
+        SPARSE_ARRAYS,
+        {BY_Q, "by_q", "ND", GRADIENT | ADDED | FLOAT, 1.0f},
+        {BY_DOUT, "by_dout", "ND", GRADIENT | ADDED | FLOAT, 1.0f},
+        {ENTRIES_BY_Q, "entries_by_q", "WD", GRADIENT | ADDED | FLOAT, 1.0f},
+        {ENTRIES_BY_DOUT, "entries_by_dout", "WD", GRADIENT | ADDED | FLOAT, 1.0f},
+    },
+    .shapes = shapes + 8, .traits = ANYWHERE,
+    .fill = fill,
+    .forward_ref = forward_ref, .forward = OP_FAST(forward),
+    .backward_ref = more_ref, .backward = OP_FAST(more), .apart = apart,
+};
 
-enum { M_Q, M_ENTRIES, M_MAX, M_INV, M_CHOSEN, M_MASS };
+// ---- the sum over heads of the weights of a list; G 1: it goes on from heads before ----
+
+enum { M_Q, M_ENTRIES, M_MAX, M_INV, M_CHOSEN, M_BEFORE, M_MASS };
 
 static void mass_ref(float* const* a, const int* d) {
     const SparseShape s = {d['N'], d['H'], d['D'], 1, d['K'], 1.0f / sqrtf((float)d['D'])};
-    sparse_attention_mass_ref(a[M_MASS], a[M_Q], a[M_ENTRIES], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], &s);
+    memcpy(a[M_MASS], a[M_BEFORE], sizeof(float) * (size_t)d['N'] * d['K']);
+    sparse_attention_mass_ref(a[M_MASS], a[M_Q], a[M_ENTRIES], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], d['G'], &s);
 }
 
 OP_STORED(X)
 static void mass(X* const* x, float* const* a, const int* d, const Device* dev) {
     const SparseShape s = {d['N'], d['H'], d['D'], 1, d['K'], 1.0f / sqrtf((float)d['D'])};
     const EntryWindows w = {1, 0, d['W'], NULL, NULL, NULL};
-    sparse_attention_mass(a[M_MASS], x[M_Q], x[M_ENTRIES], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], &s, &w, dev);
+    device_copy(a[M_MASS], a[M_BEFORE], sizeof(float) * (size_t)d['N'] * d['K'], dev);
+    sparse_attention_mass(a[M_MASS], x[M_Q], x[M_ENTRIES], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], d['G'], &s,
+                          &w, dev);
 }
 
 // lists of every length, ascending
@@ -227,7 +297,7 @@ static void mass_fill(float* const* a, const int* d) {
 static void mass_double(double* const* a, const int* d) {
     for (int i = 0; i < d['N'] * d['K']; i++) {
         const int n = i / d['K'], entry = (int)a[M_CHOSEN][i];
-        a[M_MASS][i] = 0.0;
+        a[M_MASS][i] = d['G'] && entry >= 0 ? a[M_BEFORE][i] : 0.0;
         for (int h = 0; entry >= 0 && h < d['H']; h++) {
             double dot = 0.0;
             for (int c = 0; c < d['D']; c++) {
@@ -251,24 +321,26 @@ static double mass_apart(const OpProblem* p, int array, size_t i) {
 }
 
 static const int mass_shapes[][OP_DIMS] = {
-    {1, 1, 1, 1, 1},    {7, 3, 5, 9, 4},     {9, 8, 16, 20, 7}, {5, 66, 7, 30, 17},
-    {4, 40, 33, 50, 33}, {3, 130, 4, 40, 16}, {0},
+    {1, 1, 1, 1, 1, 0},     {7, 3, 5, 9, 4, 1},      {9, 8, 16, 20, 7, 0}, {5, 66, 7, 30, 17, 1},
+    {4, 40, 33, 50, 33, 0}, {3, 130, 4, 40, 16, 1}, {0},
 };
 
 static const Op sparse_mass = {
-    .name = "mass", .dims = "NHDWK",
+    .name = "mass", .dims = "NHDWKG",
     .arrays = {
         {M_Q, "q", "NHD", GIVEN, 1.0f},
         {M_ENTRIES, "entries", "WD", GIVEN, 1.0f},
         {M_MAX, "max", "NH", GIVEN | FLOAT, 1.0f},
         {M_INV, "inv", "NH", GIVEN | FLOAT, 1.0f},
         {M_CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'W'},
+        {M_BEFORE, "before", "NK", GIVEN | FLOAT, 1.0f},
         {M_MASS, "mass", "NK", MADE | FLOAT},
     },
     .shapes = mass_shapes, .traits = ANYWHERE,
     .fill = mass_fill,
     .forward_ref = mass_ref, .forward = OP_FAST(mass),
-    .in_double = mass_double, .error = mass_error, .judged = {{9, 3, 5, 9, 4}, {5, 8, 16, 20, 7}}, .apart = mass_apart,
+    .in_double = mass_double, .error = mass_error, .judged = {{9, 3, 5, 9, 4, 0}, {5, 8, 16, 20, 7, 1}},
+    .apart = mass_apart,
 };
 
 // ---- promises of its own ----
@@ -280,14 +352,15 @@ static void test_frozen(Test* t) {
     float *q = random_array(N * H * D, 1.0f, 1), *kv = random_array(N * D, 1.0f, 2);
     float *entries = random_array(W * D, 1.0f, 3), *dout = random_array(N * H * D, 1.0f, 4), sinks[H] = {0.5f, -1.0f};
     float out[N * H * D], max[N * H], inv[N * H], dq[N * H * D], dkv[N * D], dentries[W * D], dsinks[H];
+    float sums[2 * (N + W) * D] = {0};
     float by_q[(N + W) * D] = {0}, by_dout[(N + W) * D] = {0}, scale = 1.0f / sqrtf((float)D);
     for (int n = 0; n < N; n++) { places[n] = n, places[N + n] = 0, places[2 * N + n] = N, places[3 * N + n] = 0; }
     const SparseShape s = {N, H, D, L, 0, scale};
     const Places where = {N, places, places + N, places + 2 * N};
     const EntryWindows w = {R, 0, W, NULL, NULL, places + 3 * N};
     sparse_attention_forward_ref(out, max, inv, q, kv, entries, sinks, NULL, &s, &where, &w);
-    sparse_attention_backward_ref(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks, NULL, W, &s, &where,
-                                  &w);
+    sparse_attention_backward_ref(dq, dkv, dentries, dsinks, sums, dout, q, kv, entries, max, inv, sinks, NULL, W, &s,
+                                  &where, &w);
     for (int h = 0; h < H; h++) {
         float want_dsink = 0.0f;
         for (int n = 0; n < N; n++) {
@@ -453,12 +526,12 @@ static void test_documents(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    const Op* ops[] = {&sparse_attention, &sparse_mass};
+    const Op* ops[] = {&sparse_attention, &more_heads, &sparse_mass};
     const Promise promises[] = {
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
         {"obvious", "equal scores: the mean of what is seen, of which the sink has a share", test_obvious},
         {"generation", "new positions against caches have the bits of one pass over the texts", test_generation},
         {"documents", "Inf and NaN in a document reach no other", test_documents},
     };
-    return op_main(argc, argv, ops, 2, promises, 4);
+    return op_main(argc, argv, ops, 3, promises, 4);
 }

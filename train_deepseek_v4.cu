@@ -10,7 +10,7 @@ The model (doc/deepseek_v4.md): hc streams X_j, all of them the token's embeddin
 a last sum over streams, a norm, and the output matrix. Attention (entry_attention.h) has three kinds of layers: a
 window alone; with entries of few tokens, of which an indexer chooses some (CSA); with entries of many tokens, all of
 them (HCA). Of the experts one is for every position. A module behind the last layer may learn to predict the token
-after the next (MTP). Not here: ranks that share matrices or positions (--tp, --cp); drafts of several tokens.
+after the next (MTP). Not here: ranks that share positions (--cp); drafts of several tokens.
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
     make train_deepseek_v4             for what this machine has; CPU=1 and CUDA=1 say it
@@ -76,7 +76,8 @@ typedef struct {
 
 typedef struct {
     Model model;    // the first member: a run finds its tensors here
-    Config config;
+    Config config;  // with --tp heads, groups of these and rows of the vocabulary that this rank has
+    Config whole;   // of all ranks
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
 } DeepseekV4;
 
@@ -107,6 +108,9 @@ static int has_mtp(const DeepseekV4* v4, Purpose purpose) {
 // layers that a pass goes through, on whatever ranks
 static int layers_of(const DeepseekV4* v4, Purpose purpose) { return v4->config.L + holds_mtp(v4, purpose); }
 
+// of the shared expert; with --tp this rank's channels
+static int shared_width(const DeepseekV4* v4) { return v4->config.F / v4->model.tp.size; }
+
 // B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
@@ -135,10 +139,17 @@ static Tensor* site_rows(Tensor* t, const char* const names[5], size_t at, int l
     return t;
 }
 
+// with --tp, of a pass over N positions: scratch of products
+static size_t parallel_elements(const DeepseekV4* v4, int N, int N_head, Purpose purpose) {
+    const Model* m = &v4->model;
+    const size_t head = vocabulary_room_elements(m, N, N_head, purpose == TO_GENERATE ? N_head : 1);
+    return tp_larger(head, tp_larger(linear_room_elements(m, N), linear_blocks_room(m, &v4->adapters, N)));
+}
+
 // B rows of T positions; generation keeps logits of the last position of each. v4 must outlive the table
 static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
-    const int D = c->D, S = c->hc * D, N = activations_positions(how, B, T, purpose);
+    const int D = c->D, S = c->hc * D, F = shared_width(v4), N = activations_positions(how, B, T, purpose);
     const int N_train = purpose == TO_TRAIN ? N : 0, L = layers_of(v4, purpose), mtp = holds_mtp(v4, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
@@ -146,7 +157,7 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int widest = c->qr > D ? c->qr : D, room = widest > c->d ? widest : c->d;
     const size_t adapters = adapter_scratch_elements(&v4->adapters, &v4->model, N, N * c->k);
-    const size_t parallel = vocabulary_room_elements(&v4->model, N, N_head, purpose == TO_GENERATE ? N_head : 1);
+    const size_t parallel = parallel_elements(v4, N, N_head, purpose);
     const RankGroup* tp = &v4->model.tp;
     const ExpertSizes experts = expert_sizes(v4, B, purpose, how);
     const EntrySizes entries = entry_sizes(v4, purpose);
@@ -163,8 +174,8 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     *t++ = activation(FIELD(hc_ffn_y),       L_norms, N, D);   // the sum that the experts' norm reads
     *t++ = activation(FIELD(norm2),          L_norms, N, D);   // what router and experts read
     t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_experts, purpose);
-    *t++ = activation(FIELD(shared_gate_up), L_experts, N, 2 * c->F);  // then its gradient
-    *t++ = activation(FIELD(shared_hidden),  0, N, c->F);      // silu(gate) o up
+    *t++ = activation(FIELD(shared_gate_up), L_experts, N, 2 * F);  // then its gradient
+    *t++ = activation(FIELD(shared_hidden),  0, N, F);         // silu(gate) o up
     *t++ = activation(FIELD(shared_out),     0, N, D);
     *t++ = activation(FIELD(moe),            L_block, N, D);   // what all experts say
     t = stream_rows(t, FIELD(streams2),      L_out, N, S, purpose, tp);    // after the experts
@@ -186,7 +197,7 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     *t++ = activation(FIELD(dnorm),          0, N_train, D);   // of what it reads
     *t++ = activation(FIELD(dy),             0, N_train, D);   // of the sum over streams
     *t++ = activation(FIELD(droom),          0, N_train, room);
-    *t++ = activation(FIELD(dshared_hidden), 0, N_train, c->F);
+    *t++ = activation(FIELD(dshared_hidden), 0, N_train, F);
     *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
     *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
@@ -262,10 +273,10 @@ static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* 
                                int trains_index) {
     Model* m = &v4->model;
     const int n = adapters_place(&v4->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
-    v4->config = *c;
+    v4->config = v4->whole = *c;
     m->learns_mtp = learns_mtp;
     m->index_ratio = trains_index ? c->csa : 0;
-    model_layout(m, n + parameter_table(m->table + n, &v4->config));
+    model_layout(m, n + parameter_table(m->table + n, &v4->whole));
     if (n > 0) { model_save_rows(m, n); }
     m->n_numbers = (int)mtp_number(v4) + learns_mtp;
 }
@@ -379,6 +390,7 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     p.q_norm = gain(v4, AT(q_norm), l), p.kv_norm = gain(v4, AT(kv_norm), l), p.sinks = floats(v4, AT(sinks), l);
     p.turn = p.kind == WINDOW_LAYER ? &acts->rope : &acts->entry_rope;
     p.batch = &acts->batch;
+    p.tp = &v4->model.tp;
     p.T = acts->T, p.N = N, p.purpose = acts->purpose;
     if (p.kind == HCA_LAYER) { p.entries = compressor(v4, acts, AT(hca), l); }
     if (p.kind != CSA_LAYER) { return p; }
@@ -499,7 +511,7 @@ static void experts_down(const DeepseekV4* v4, Activations* acts, int l, int N, 
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(v4, acts, l, N);
     expert_down(&p, a.moe, dev);
-    swiglu_forward(a.shared_hidden, a.shared_gate_up, c->limit, N, c->F, dev);
+    swiglu_forward(a.shared_hidden, a.shared_gate_up, c->limit, N, shared_width(v4), dev);
     linear_forward(a.shared_out, a.shared_hidden, linear(v4, acts, AT(shared_down), l), N, dev);
     residual_forward(a.moe, a.moe, a.shared_out, (size_t)N * c->D, dev);
 }
@@ -598,12 +610,13 @@ static void site_backward(DeepseekV4* v4, Activations* acts, const floatX* X, si
 
 // The shared expert: dnorm, which has what comes by way of the router, goes on
 static void shared_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
-    const Config* c = &v4->config;
+    const float limit = v4->config.limit;
+    const int F = shared_width(v4);
     const ActivationTensors a = layer_activations(acts, l);
     const Linear down = linear(v4, acts, AT(shared_down), l), gate_up = linear(v4, acts, AT(shared_gate_up), l);
-    swiglu_forward(a.shared_hidden, a.shared_gate_up, c->limit, N, c->F, dev);
+    swiglu_forward(a.shared_hidden, a.shared_gate_up, limit, N, F, dev);
     linear_backward(a.dshared_hidden, a.dbranch, a.shared_hidden, down, gradients(v4, AT(shared_down), l), 0, N, dev);
-    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, c->limit, N, c->F, dev);
+    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, limit, N, F, dev);
     linear_backward(a.dnorm, a.shared_gate_up, a.norm2, gate_up, gradients(v4, AT(shared_gate_up), l), 1, N, dev);
 }
 
@@ -703,8 +716,8 @@ static LmHead mtp_head(const DeepseekV4* v4, const Activations* acts) {
 }
 
 // From dnorm, the gradient of the module's last norm, to what it adds to that of the embedding and to dhidden, that of
-// the streams X behind the last layer
-static void mtp_backward(DeepseekV4* v4, Activations* acts, const floatX* X, int N, const Device* dev) {
+// the streams behind the last layer
+static void mtp_backward(DeepseekV4* v4, Activations* acts, int N, const Device* dev) {
     const Config* c = &v4->config;
     const int l = c->L, D = c->D, rows = N * c->hc;
     const ActivationTensors a = layer_activations(acts, l);
@@ -723,6 +736,7 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, const floatX* X, int
                                linear(v4, acts, AT(embedding), 0), N, dev);
     linear_backward_weight(a.dstreams, a.mtp_hidden_norm, h_proj, gradients(v4, AT(mtp_h_proj), 0), rows, dev);
     linear_backward_input(a.mtp_hidden_norm, a.dstreams, h_proj, 0, rows, dev);
+    const floatX* X = streams_behind(v4, acts, l - 1, N, dev);
     rmsnorm_backward(a.dhidden, gradient(v4, AT(mtp_hnorm), 0), a.mtp_hidden_norm, X, gain(v4, AT(mtp_hnorm), 0),
                      s.mtp_hidden_rstd, 1, rows, D, dev);
 }
@@ -740,7 +754,7 @@ static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, 
     const float dloss = v4->config.mtp_weight * (1.0f / v4->model.mtp_counted);
     lm_head_losses(&head, &acts->mtp.batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
     crossentropy_losses_sum(dp_numbers(&v4->model.dp) + mtp_number(v4), head.losses, N, dev);
-    mtp_backward(v4, acts, X, N, dev);
+    mtp_backward(v4, acts, N, dev);
     acts->numbers = counted;
     device_copy(a.dstreams, a.dhidden, n_bytes, dev);
 }
@@ -753,8 +767,9 @@ static void leaf_backward(DeepseekV4* v4, Activations* acts, float dloss, int N,
         const ActivationTensors a = layer_activations(acts, 0);
         const Statistics s = layer_statistics(acts, 0);
         const LmHead head = lm_head(v4, acts);
-        const floatX* X = stream_bring(layer_activations(acts, end_layer(v4) - 1).streams2, N,
-                                       v4->config.hc * v4->config.D, &v4->model.tp, dev);
+        const Stream streams = layer_activations(acts, end_layer(v4) - 1).streams2;
+        const int S = v4->config.hc * v4->config.D;
+        const floatX* X = acts->is_fresh ? streams.x : stream_bring(streams, N, S, &v4->model.tp, dev);
         lm_head_losses(&head, &acts->batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&v4->model.dp), head.losses, N, dev);
         collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
@@ -858,7 +873,10 @@ typedef struct {
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
-static const Config* config_of(const Run* r) { return &workplace(r)->v4.config; }
+static int recomputes_blocks(const Run* r) {
+    return workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+}
+static const Config* config_of(const Run* r) { return &workplace(r)->v4.whole; }
 
 // the linear layers of attention, but for those that make entries. PEFT runs an adapter of o_a_proj in one group alone
 #define LORA_TARGETS(o_a) ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_proj|" o_a "o_b_proj)"
@@ -886,6 +904,7 @@ static void deepseek_v4_options(Run* r) {
         graph_option(&w->adapted.decoder.graph),
         pp_option(&w->adapted.decoder.pp),
         pp_chunks_option(&w->adapted.decoder.pp_chunks),
+        tp_option(&w->adapted.decoder.tp),
     };
     run_add_options(r, own, sizeof own);
     mtp_options(r, &w->mtp);
@@ -894,6 +913,9 @@ static void deepseek_v4_options(Run* r) {
     options_reword(r->table, r->n_options, "mtp", "a module that predicts the token after the next (MTP): 1 gives one "
                    "to a model that has none, 0 leaves it out. Where it is not typed, as the files or the preset have "
                    "it: 1 of deepseek-v4-flash and -pro");
+    options_reword(r->table, r->n_options, "tp", "share each matrix among groups of T ranks, which compute every "
+                   "micro-batch together: needs a multiple of T ranks, in one machine, and T, a power of two, divides "
+                   "the groups of heads (o_groups). The result does not depend on it, but for last digits in bf16");
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
                    "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but "
                    "never indexers; all-linear; empty: those of attention, without compressors and, in several groups, "
@@ -976,6 +998,8 @@ static void deepseek_v4_choose(Run* r) {
     const double head = (double)c.Vp * c.D, behind = learns_mtp ? head + 2.0 * c.D * c.D : 0.0;
     pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, head + behind, c.hc * c.D, (double)c.k / c.E,
              learns_mtp ? AT(embedding) : TENSOR_NO_FIELD);
+    tp_begin(r, &w->adapted.decoder.tp);
+    w->v4.config = config_part(&c, w->v4.model.tp.size);
     experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
 }
 
@@ -1064,7 +1088,7 @@ static void deepseek_v4_box(const Run* r) {
     box_attention(r, c);
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all", c->E, c->F, c->k);
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
-    experts_box(r, c->E, c->D, c->k);
+    experts_box(r, c->E);
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
     if (run_is_training(r) && !model_is_adapter(r->model)) {
         const ShortText by_bias = format_float(c->bias_rate), by_loss = format_float(c->balance);
@@ -1076,6 +1100,7 @@ static void deepseek_v4_box(const Run* r) {
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
     pp_box(r);
+    tp_box(r);
 }
 
 static void deepseek_v4_load(Run* r, const SliceSink* sink) {
@@ -1097,9 +1122,42 @@ static void deepseek_v4_load(Run* r, const SliceSink* sink) {
     safeset_close(&set);
 }
 
+// with --tp: what layer l needs of other ranks, bytes of a micro-batch. is_fresh: nothing of it is computed again
+static double layer_sends(const Run* r, int l, int is_fresh) {
+    const DeepseekV4* v4 = &workplace(r)->v4;
+    const Model* m = r->model;
+    const EntrySizes entries = entry_sizes(v4, TO_TRAIN);
+    const size_t again[] = {AT(wo_b), AT(shared_down)};
+    const int N = run_positions(r), is_all = !is_fresh && recomputes_blocks(r);
+    const double once = linear_layer_sends(m, &v4->adapters, l, TENSOR_NO_FIELD, 1, v4->config.D, N);
+    double n = once;
+    for (int i = 0; i < 2 && is_all; i++) {
+        n += linear_layer_sends(m, &v4->adapters, l, again[i], 1, v4->config.D, N) - once;
+    }
+    return sizeof(floatX) * n + entry_attention_sends(&entries, v4->config.kinds[l], l >= m->lowest, r->o.batch_size,
+                                                      r->T, &m->tp);
+}
+
+// ... in an update
+static double parts_sent(const Run* r) {
+    const DeepseekV4* v4 = &workplace(r)->v4;
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const int mtp = has_mtp(v4, TO_TRAIN), end = end_layer(v4) + mtp, again = recomputes_blocks(r);
+    const int N = run_positions(r);
+    if (!model_has_tp(m)) { return 0.0; }
+    double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
+    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
+    n += vocabulary_sends(m, c->D, N);
+    if (mtp) { n += vocabulary_sends_head(m, c->D, N) + vocabulary_sends_rows(m, c->D, N); }
+    n += experts_parts_send(r, c->D, c->k) + (again ? experts_parts_again(r, c->D) : 0.0);
+    return n * cp_leaves(r);
+}
+
 static double deepseek_v4_rows_sent(const Run* r) {
     const Config* c = config_of(r);
-    return experts_sent_bytes(r, c->E, c->D, c->k);
+    const double again = recomputes_blocks(r) ? experts_sent_again(r, c->D, c->k) : 0.0;
+    return experts_sent_bytes(r, c->E, c->D, c->k) + again;
 }
 
 // entries of r tokens that stand before a position of a row of T, on average
@@ -1259,6 +1317,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.check = deepseek_v4_check;
     t.box = deepseek_v4_box;
     t.rows_sent = deepseek_v4_rows_sent;
+    t.parts_sent = parts_sent;
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;

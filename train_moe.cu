@@ -698,7 +698,7 @@ static void moe_box(const Run* r) {
     box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
             c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
-    experts_box(r, c->E, c->D, c->k);
+    experts_box(r, c->E);
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);

@@ -716,7 +716,7 @@ static void qwen_box(const Run* r) {
     if (n_experts > 0) {
         box_row("experts", "%d in %d layer%s, %d wide, a token takes %d", c->E, n_experts, n_experts > 1 ? "s" : "",
                 c->FE, c->k);
-        experts_box(r, c->E, c->D, c->k);
+        experts_box(r, c->E);
         if (run_is_training(r) || *r->o.probe) {
             box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
         }

@@ -1296,7 +1296,7 @@ static void qwen36_box(const Run* r) {
                 c->NH > 1 ? "s" : "", c->HS, c->NKV, c->rotated);
     }
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all, %d wide", c->E, c->FE, c->k, c->FS);
-    experts_box(r, c->E, c->D, c->k);
+    experts_box(r, c->E);
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
     if (c->has_vision) {
         const int is_frozen = run_is_training(r) && !vision_tower_learns(&workplace(r)->qwen.tower);

@@ -256,10 +256,12 @@ mutation "blocks: the plain dweight reads the inputs of the first group" test_bl
     block_matmul.h:block_matmul_backward_weight_ref 'oc / R \* Cg \+ c\]' 'c]'
 mutation "blocks: adapters share the B of the first group" test_block_matmul "adapter forward" \
     block_lora.h:block_lora_forward 'gemm_transposed\(B \+ g \* R \* r, r\)' 'gemm_transposed(B, r)'
+mutation "block lora: a rank's dropout counts its own groups" test_block_matmul shared \
+    block_lora.h:block_lora_columns_ 's->all_groups > 0 \? s->all_groups : G' 'G'
 mutation "blocks: du of an adapter is not scaled" test_block_matmul "adapter backward" \
     block_lora.h:block_lora_backward 's->scale, NULL, rows.N' '1.0f, NULL, rows.N'
 mutation "blocks: dropout counts the inputs of one group" test_block_matmul linear linear.h:linear_blocks_adapter_ \
-    'shape.dropout.first \*= \(uint64_t\)G;' ''
+    'shape\.dropout\.first \*= \(uint64_t\)shape\.all_groups;' ''
 mutation "attention: the softmax sum over descending u" test_attention forward attention.h:attention_softmax_ \
     'sum\[j\] \+= w\[j\];' '(void)w;' 'for \(int j = 0; j < TILE_N; j\+\+\) \{ sum\[j\] = sum' \
     'for (int i = (t1 + n) * TILE_N - 1; i >= 0; i--) { sum[i % TILE_N] += weights[i]; } &'
@@ -300,10 +302,14 @@ mutation "sparse: keys of a window end with their document" test_sparse_attentio
     sparse_attention.h:sparse_tile_ 't\.is_stairs &= t\.end\[m\] ==' 't.is_stairs \&= 1 | t.end[m] =='
 mutation "sparse: heads behind the first ones begin dkey anew" test_sparse_attention "sparse_attention backward" \
     sparse_attention.h:sparse_add_ 'to - from, 1, t->stair' 'to - from, b->first_head == 0, t->stair'
+mutation "sparse: entries of a later piece are left out" test_sparse_attention "more_heads backward" \
+    sparse_attention.h:sparse_add_heads_ 'entries\.first \+ i / n_channels \* of_task' 'i / n_channels * of_task'
 mutation "sparse: lists are read from their first position" test_sparse_attention "sparse_attention backward" \
     sparse_attention.h:sparse_add_lists_ 'place\[e - first\] = l\.end;' ''
 mutation "sparse: mass takes heads descending" test_sparse_attention "mass forward" \
     sparse_attention.h:sparse_attention_mass 'lanes\[k \* stride \+ h\]' 'lanes[k * stride + n_heads - 1 - h]'
+mutation "sparse: mass begins anew" test_sparse_attention "mass forward" \
+    sparse_attention.h:sparse_attention_mass 'goes_on \? length : 0' '0'
 mutation "merge: the block before keeps its weight" test_attention_merge "merge forward" \
     attention_merge.h:attention_merged_ 's \* r, more_s \* r' 'r, more_s * r'
 mutation "ring: the next turn has the keys of the next place" test_context ring segment_ring.h:segment_ring_rows_ \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # train_gpt2.cu as a user runs it, its kernels on this CPU (dev/simt): the exact build beside train_gpt2, bf16 beside itself, with
-# every way to share the work; train_moe.cu with experts on two GPUs; train_qwen36.cu with all of --tp; train_qwen3.cu, all of it and
+# every way to share the work; train_moe.cu with experts on two GPUs; train_qwen36.cu and train_deepseek_v4.cu with all of --tp; train_qwen3.cu, all of it and
 # adapters. Steps are few and the models are tiny: a GPU's lane is simulated one at a time.
 #     dev/test_gpus.sh quick   the exact build only, on one and two GPUs
 . "$(dirname "$0")/promises.sh"
@@ -106,6 +106,25 @@ hybrid() {  # RUN COMMAND...
 hybrid hybrid_c "$qwen36_c"
 hybrid hybrid_parts "$launch" -n 4 "$root/build/simt-exact/train_qwen36" --tp 2 --ep 4
 equal "train_qwen36, exact: matrices on two GPUs, experts on four: the bits of C" hybrid_c hybrid_parts
+
+# train_deepseek_v4: both kinds of entries, an indexer that learns and MTP; heads on two GPUs, experts on four
+need_build v4_c "CPU=1" train_deepseek_v4
+make -s -C "$root" build/simt-exact/train_deepseek_v4 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+cat >streams.json <<'JSON'
+{"model_type": "deepseek_v4", "vocab_size": 257, "hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 24,
+ "num_attention_heads": 4, "head_dim": 6, "qk_rope_head_dim": 4, "q_lora_rank": 12, "o_groups": 2, "o_lora_rank": 5, "sliding_window": 3,
+ "index_n_heads": 3, "index_head_dim": 6, "index_topk": 2, "hc_mult": 2, "hc_sinkhorn_iters": 3, "n_routed_experts": 4,
+ "num_experts_per_tok": 2, "moe_intermediate_size": 12, "num_nextn_predict_layers": 1, "indexer_train": "kl",
+ "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"], "mlp_layer_types": ["hash_moe", "moe"],
+ "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3}}
+JSON
+streams() {  # RUN COMMAND...
+    local options="--config streams.json --train text --batch-size 1 --seq-len 8 --batch-tokens 16 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
+    train "$@"
+}
+streams streams_c "$v4_c"
+streams streams_parts "$launch" -n 4 "$root/build/simt-exact/train_deepseek_v4" --tp 2 --ep 4
+equal "train_deepseek_v4, exact: matrices on two GPUs, experts on four: the bits of C" streams_c streams_parts
 
 # train_qwen3: all parameters of one with experts, adapters beside a dense one
 need_build qwen_c "CPU=1" train_qwen3

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --tp: matrices on several ranks, of train_gpt2cu, train_moe, train_qwen3 and train_qwen36 as their user starts them: the bytes of one
-# rank, whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals.
+# --tp: matrices on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_deepseek_v4 as their user starts them: the
+# bytes of one rank, whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals.
 # COMM_CHECK=1: no rank may come by another call than its neighbour. --tp beside two other ways to share: test_grids.sh. About a minute of
 # one core after the build.
 #     dev/test_parts.sh quick   a few of each kind
@@ -12,6 +12,7 @@ need_build qwen "CPU=1" train_qwen3
 need_build gpt2 "CPU=1" train_gpt2cu
 need_build moe "CPU=1" train_moe
 need_build qwen36 "CPU=1" train_qwen36
+need_build v4 "CPU=1" train_deepseek_v4
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -38,6 +39,17 @@ edit hybrid_tied.json mtp.json mtp_num_hidden_layers 1 mtp_weight 0.5
 edit sparse.json all_sparse.json num_experts_per_tok 4
 edit hybrid.json all.json num_experts_per_tok 4
 edit all.json all_mtp.json mtp_num_hidden_layers 1
+# DeepSeek V4: a window, entries that are chosen, entries of which all are seen; what learns beside the model
+echo '{"model_type":"deepseek_v4","vocab_size":257,"hidden_size":16,"num_hidden_layers":3,"max_position_embeddings":96,"num_attention_heads":4,
+"head_dim":6,"qk_rope_head_dim":4,"q_lora_rank":12,"o_groups":4,"o_lora_rank":5,"sliding_window":5,"index_n_heads":3,"index_head_dim":6,
+"index_topk":2,"hc_mult":3,"hc_sinkhorn_iters":4,"n_routed_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8,"swiglu_limit":1.0,
+"layer_types":["sliding_attention","compressed_sparse_attention","heavily_compressed_attention"],"mlp_layer_types":["hash_moe","moe","moe"],
+"compress_rates":{"compressed_sparse_attention":3,"heavily_compressed_attention":7}}' >streams.json
+edit streams.json taught.json num_nextn_predict_layers 1 mtp_weight 0.5 seq_balance_coef 0.1 bias_update_rate 0.01 indexer_train '"kl"'
+edit streams.json all_streams.json num_experts_per_tok 4
+edit taught.json all_taught.json num_experts_per_tok 4
+edit streams.json groups.json o_groups 2
+edit streams.json wide_streams.json hidden_size 160 q_lora_rank 132 head_dim 40 o_lora_rank 34 moe_intermediate_size 64
 edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_num_key_heads 1
 "$python" -c 'import json
 v = {"depth": 2, "hidden_size": 16, "intermediate_size": 10, "num_heads": 2, "in_channels": 3, "patch_size": 2, "temporal_patch_size": 2,
@@ -88,6 +100,54 @@ adapters_travel() {
     rm -rf exported adapter several again
 }
 
+# travels TRAINER NAME CONFIG: a model with experts, written by each of `writers`, resumed and exported by each of `readers`;
+# `exported` is one rank's
+travels() {
+    local program=${!1} from to status all=("${run[@]}" --config $3 "${some[@]}")
+    rm -rf sole exported
+    timeout 60 "$program" "${all[@]}" --run sole --export-hf exported >out 2>err
+    for from in "${writers[@]}"; do
+        rm -rf several
+        timeout 60 "$launch" -n ${from%% *} "$program" "${all[@]}" ${from#* } --run several >out 2>err </dev/null
+        for to in "${readers[@]}"; do
+            rm -rf several/step_000004 again
+            timeout 60 "$launch" -n ${to%% *} "$program" --run several --resume ${to#* } --export-hf again >out 2>err </dev/null
+            status=$?
+            same_run sole several && cmp -s {exported,again}/model.safetensors
+            verdict $? "$2, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
+        done
+    done
+    rm -rf sole several again
+}
+
+# merges TRAINER NAME GRID... [OPTION...]: an adapter beside `exported`, merged into it
+merges() {
+    local program=${!1} name=$2 grids=() grid status
+    shift 2
+    while [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; do grids+=("$1"); shift; done
+    local all=("${run[@]}" "${some[@]}" --from exported --lora-rank 3 --merge 1 "$@")
+    rm -rf adapter merged
+    timeout 60 "$program" "${all[@]}" --run adapter --export-hf merged >out 2>err
+    for grid in "${grids[@]}"; do
+        rm -rf again several
+        timeout 60 "$launch" -n ${grid%% *} "$program" "${all[@]}" ${grid#* } --run several --export-hf again >out 2>err </dev/null
+        status=$?
+        cmp -s {merged,again}/model.safetensors
+        verdict $? "an adapter of $name merged into its base, $grid: the export of one rank" "status $status: $(tail -n 1 err)"
+    done
+    rm -rf adapter merged again several
+}
+
+evaluated() {  # TRAINER NAME FOLDER OPTION...
+    local program=${!1} to all=(--from "${@:3}" --eval-only --val text --seq-len 16 --batch-size 2)
+    timeout 60 "$program" "${all[@]}" >loss 2>err
+    for to in 2/2 4/2; do
+        timeout 60 "$launch" -n ${to%/*} "$program" "${all[@]}" --tp ${to#*/} >loss_several 2>err
+        check "$2, --eval-only by ${to%/*} ranks, --tp ${to#*/}: the loss of one" \
+            test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
+    done
+}
+
 if is_quick; then
     parts qwen "output matrix = embedding" "2/2 4/2/--pp,2" --config tied.json --ema 0.9
     parts qwen "biases and windows" "4/2/--zero,2" --config bias.json
@@ -97,6 +157,7 @@ if is_quick; then
     parts qwen "an adapter beside a base in fp8" "2/2" --config wide.json --lora-rank 3 --base-dtype fp8
     parts qwen36 "an adapter of Qwen3.6, of experts, too" "4/4" --config four.json --grad-accum 4 --lora-rank 2 --lora-targets all-linear \
         --lora-rank-pattern shared_expert_gate=1 --lora-parameters mlp.experts.down_proj
+    parts v4 "DeepSeek V4, all that learns" "4/4 4/2/--ep,4" --config taught.json --grad-accum 4
     finish
     exit
 fi
@@ -136,6 +197,14 @@ parts qwen36 "an adapter of Qwen3.6 with dropout, of some" "2/2 8/4/--pp,2" --co
     --lora-targets q_proj,down_proj,up_proj,in_proj_qkv,in_proj_a,in_proj_b,out_proj
 parts qwen36 "adapters of Qwen3.6's experts" "4/2/--ep,4 4/1/--pp,2,--ep,2" --config hybrid.json "${some[@]}" "${every[@]}"
 parts qwen36 "an adapter of Qwen3.6, of gates and routers" "2/2" --config hybrid.json "${some[@]}" --lora-rank 1 --lora-targets all-linear --lora-parameters mlp.gate.weight
+parts v4 "DeepSeek V4" "2/2 4/4 4/2/--recompute,0" --config streams.json "${some[@]}" --ema 0.9
+parts v4 "DeepSeek V4, all that learns" "2/2 4/2/--ep,4 4/4/--recompute,3 8/4/--pp,2" --config taught.json "${some[@]}"
+parts v4 "DeepSeek V4, documents, indexers of all entries" "4/4" --config streams.json --indexer dense --grad-accum 4 --train documents --doc-reset 1
+parts v4 "DeepSeek V4, some do not learn" "4/2" --config taught.json "${some[@]}" --freeze 'layers.0.*,*attn.wkv*,*attn_sink,*.wo_b.*,*shared_experts.w2*'
+parts v4 "DeepSeek V4, indexers alone" "2/2" --config taught.json "${some[@]}" --indexer-alone 1
+in_groups=(--lora-rank 3 --lora-targets 'q_b_proj,kv_proj,o_a_proj,o_b_proj,up_proj,down_proj')
+parts v4 "an adapter of DeepSeek V4, of experts, too" "2/2/--recompute,3 4/2/--ep,4" --config streams.json "${some[@]}" "${every[@]}" "${in_groups[@]}"
+parts v4 "an adapter of DeepSeek V4 with dropout" "2/2 8/4/--pp,2" --config streams.json "${some[@]}" "${in_groups[@]}" --lora-dropout 0.3
 echo "# bases in less than floats"
 parts qwen "an adapter beside a base in bf16" "2/2 4/2/--pp,2" --config wide.json --lora-rank 3 --base-dtype bf16
 parts qwen "... in fp8" "2/2 8/2/--pp,2,--recompute,3" --config wide.json --lora-rank 3 --base-dtype fp8
@@ -150,6 +219,8 @@ timeout 60 "$qwen36" --config wide_hybrid.json --export-hf hybrid_hf >out 2>err
 "$python" "$root/dev/ref/fp8.py" hybrid_hf release36 --release floats --keep conv1d --scales BF16 && rm -rf floats
 "$python" "$root/dev/ref/fp4.py" even_hf release4 --release floats --experts '(q|o|gate|up|down)_proj.weight$' --keep embed && rm -rf floats
 "$python" "$root/dev/ref/fp4.py" even4_hf four4 --release floats --experts '(q|o|gate|up|down)_proj.weight$' --keep embed && rm -rf floats
+timeout 60 "$v4" --config wide_streams.json --export-hf streams_hf >out 2>err
+"$python" "$root/dev/ref/fp4.py" streams_hf release_v4 --release floats && rm -rf floats
 kept() { check "... and the box says so" test "$(boxed matrices "$1 and all else as in the files") $(boxed matrices 'each shared by 2 ranks')" = "1 1"; }
 parts qwen "beside a folder in fp8" "4/2/--pp,2 2/2" --from release8 --lora-rank 3
 kept fp8
@@ -157,6 +228,10 @@ parts qwen "beside one in fp4 and fp8" "4/2/--pp,2 2/2/--recompute,3" --from rel
 kept "fp8, fp4"
 parts qwen36 "Qwen3.6 beside a folder in fp8" "4/2/--ep,4 2/2" --from release36 "${some[@]}" --lora-rank 3
 kept fp8
+parts v4 "DeepSeek V4 beside a base in bf16" "4/4" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype bf16
+parts v4 "... in fp8" "2/2" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype fp8
+parts v4 "... a folder in fp4 and fp8" "4/2/--ep,4,--recompute,3 8/2/--pp,2" --from release_v4 "${some[@]}" "${in_groups[@]}"
+kept "fp8, fp4"
 merge=("${run[@]}" --from release8 --lora-rank 3 --merge 1)
 timeout 60 "$qwen" "${merge[@]}" --run adapter --export-hf merged >out 2>err
 rm -rf several
@@ -168,14 +243,10 @@ rm -rf merged exported adapter several
 adapter=("${run[@]}" --from release4 --lora-rank 3)
 writers=("2 --tp 2") readers=("1 --tp 1" "4 --tp 2 --pp 2")
 adapters_travel "beside a folder in fp4"
-for i in "qwen release8" "qwen even_hf --weights bf16" "moe mixtral --weights bf16"; do
-    read -r program i <<<"$i"
-    evaluate=("${!program}" --from $i --eval-only --val text --seq-len 16 --batch-size 2)
-    [ $program = moe ] && timeout 60 "$moe" --config experts.json --export-hf mixtral >out 2>err
-    timeout 60 "$launch" -n 2 ${evaluate[*]} --tp 2 >loss_several 2>err
-    timeout 60 ${evaluate[*]} >loss 2>err
-    check "--eval-only by 2 ranks, --from $i: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
-done
+evaluated qwen "a folder in fp8" release8
+evaluated qwen "a folder of floats as bf16" even_hf --weights bf16
+timeout 60 "$moe" --config experts.json --export-hf mixtral >out 2>err
+evaluated moe "experts as bf16" mixtral --weights bf16
 rewrite even_hf broken 'W = "model.layers.1.mlp.up_proj.weight"; d, s, x = t[W]; t[W] = d, s, b"\0\0\xc0\x7f" + x[4:-4] + b"\0\0\x80\x7f"'
 refused "numbers of two ranks that are not finite" "found 2 of model.layers.1.mlp.up_proj.weight that are NaN or infinite: training" \
     "$launch" -n 2 "$qwen" "${run[@]}" --from broken --lora-rank 2 --base-dtype bf16 --tp 2
@@ -231,19 +302,8 @@ for name in [n for n in t if ".mlp.experts." in n]:
 mv older/{model,adapter_model}.safetensors
 parts qwen "adapters of each expert, of an older file" "4/2/--ep,4 2/1/--ep,2" --from sole --lora older "${some[@]}" --freeze '*.experts.1.*'
 rm -rf fused older sole
-sees_all=("${run[@]}" --config mtp.json "${some[@]}")
-timeout 60 "$qwen36" "${sees_all[@]}" --run sole36 --export-hf exported >out 2>err
-for from in "1 --tp 1 --ep 1" "2 --tp 2" "4 --tp 2 --ep 4"; do
-    rm -rf several
-    timeout 60 "$launch" -n ${from%% *} "$qwen36" "${sees_all[@]}" ${from#* } --run several >out 2>err </dev/null
-    for to in "1 --tp 1 --ep 1" "2 --tp 2 --ep 2" "4 --tp 2 --ep 4"; do
-        rm -rf several/step_000004 again
-        timeout 60 "$launch" -n ${to%% *} "$qwen36" --run several --resume ${to#* } --export-hf again >out 2>err </dev/null
-        status=$?
-        same_run sole36 several && cmp -s {exported,again}/model.safetensors
-        verdict $? "Qwen3.6, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
-    done
-done
+writers=("1 --tp 1 --ep 1" "2 --tp 2" "4 --tp 2 --ep 4") readers=("1 --tp 1 --ep 1" "2 --tp 2 --ep 2" "4 --tp 2 --ep 4")
+travels qwen36 Qwen3.6 mtp.json
 rewrite exported fused 'fuse()'
 for to in "1 --tp 1" "2 --tp 2" "4 --tp 2 --ep 4"; do
     rm -rf again
@@ -251,27 +311,14 @@ for to in "1 --tp 1" "2 --tp 2" "4 --tp 2 --ep 4"; do
     [ -d first ] || mv again first
     check "Qwen3.6 from a folder with fused experts, exported by $to: the bytes of one rank" cmp {first,"$([ -d again ] && echo again || echo first)"}/model.safetensors
 done
-merge=("${run[@]}" "${some[@]}" --from exported --lora-rank 3 --merge 1)
-timeout 60 "$qwen36" "${merge[@]}" --run adapter --export-hf merged >out 2>err
-for grid in "2 --tp 2" "4 --tp 2 --ep 4" "4 --ep 2"; do
-    rm -rf again several
-    timeout 60 "$launch" -n ${grid%% *} "$qwen36" "${merge[@]}" ${grid#* } --run several --export-hf again >out 2>err </dev/null
-    status=$?
-    cmp -s {merged,again}/model.safetensors
-    verdict $? "an adapter of Qwen3.6 merged into its base, $grid: the export of one rank" "status $status: $(tail -n 1 err)"
-done
-for to in 2/2 4/2; do
-    timeout 60 "$launch" -n ${to%/*} "$qwen36" --from exported --eval-only --val text --seq-len 16 --batch-size 2 --tp ${to#*/} >loss_several 2>err
-    timeout 60 "$qwen36" --from exported --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
-    check "Qwen3.6, --eval-only by ${to%/*} ranks, --tp ${to#*/}: the loss of one" \
-        test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
-done
-rm -rf merged exported adapter several again first fused
-for to in 2/2 4/2; do
-    timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --tp ${to#*/} >loss_several 2>err
-    timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
-    check "--eval-only by ${to%/*} ranks, --tp ${to#*/}: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
-done
+merges qwen36 Qwen3.6 "2 --tp 2" "4 --tp 2 --ep 4" "4 --ep 2"
+evaluated qwen36 Qwen3.6 exported
+writers=("2 --tp 2" "4 --tp 4") readers=("1 --tp 1 --ep 1" "4 --tp 2 --ep 4" "4 --tp 2 --pp 2 --ep 2")
+travels v4 "DeepSeek V4" taught.json
+merges v4 "DeepSeek V4" "4 --tp 4" "${in_groups[@]}"
+evaluated v4 "DeepSeek V4" exported
+rm -rf exported fused first
+evaluated qwen "Qwen3" whole
 echo "# what it costs"
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json
 sends qwen "  parts sent|matrices" 2 --tp 2 --recompute 3 --config tied.json
@@ -286,16 +333,21 @@ sends qwen "  parts sent|matrices +. each" 2 --tp 2 --lora-rank 3 --from release
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
 sends qwen "  parts sent|matrices" 4 --tp 2 --ep 4 "${every[@]}" --config all_sparse.json --grad-accum 4
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
-equally() { sends qwen36 "  parts sent|matrices" "$@" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
-equally 2 --tp 2 --config all.json
-equally 2 --tp 2 --recompute 3 --config all.json
-equally 4 --tp 2 --pp 2 --config all.json
-equally 2 --tp 2 --config all_mtp.json
-equally 2 --tp 2 --config sees.json --recompute 3
-equally 2 --tp 2 --config all.json --freeze 'first:1,*norm*'
-equally 2 --tp 2 --config all.json --lora-rank 2 --lora-targets in_proj_qkv,o_proj,up_proj
-equally 2 --tp 2 --config all.json --recompute 3 --lora-rank 2
-equally 2 --tp 2 --config all.json --recompute 3 --lora-rank 2 --base-dtype bf16
+equally() { sends $1 "  parts sent|matrices" "${@:2}" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
+equally qwen36 2 --tp 2 --config all.json
+equally qwen36 2 --tp 2 --recompute 3 --config all.json
+equally qwen36 4 --tp 2 --pp 2 --config all.json
+equally qwen36 2 --tp 2 --config all_mtp.json
+equally qwen36 2 --tp 2 --config sees.json --recompute 3
+equally qwen36 2 --tp 2 --config all.json --freeze 'first:1,*norm*'
+equally qwen36 2 --tp 2 --config all.json --lora-rank 2 --lora-targets in_proj_qkv,o_proj,up_proj
+equally qwen36 2 --tp 2 --config all.json --recompute 3 --lora-rank 2
+equally qwen36 2 --tp 2 --config all.json --recompute 3 --lora-rank 2 --base-dtype bf16
+equally v4 4 --tp 4 --config all_streams.json
+equally v4 2 --tp 2 --config all_streams.json --recompute 3 --freeze 'first:1'
+equally v4 4 --tp 2 --pp 2 --config all_taught.json --recompute 3
+equally v4 4 --tp 4 --config all_streams.json "${in_groups[@]}"
+equally v4 2 --tp 2 --config all_streams.json "${in_groups[@]}" --base-dtype bf16
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
@@ -310,6 +362,10 @@ refused "more than heads of keys" "--tp: 4: expected a number that divides the 2
     "$launch" -n 4 "${hybrid[@]}" --config hybrid.json --tp 4
 refused "one head of keys" "--tp: 2: expected a number that divides the 1 heads of model.layers.0.linear_attn.in_proj_qkv.weight" \
     "$launch" -n 2 "${hybrid[@]}" --config three.json --tp 2
+streams=("$v4" "${run[@]}" --grad-accum 4)
+refused "more than groups of heads" "--tp: 4: expected a number that divides the 2 groups of layers.0.attn.wo_a.weight" \
+    "$launch" -n 4 "${streams[@]}" --config groups.json --tp 4
+refused "Muon" "--optimizer: muon needs whole matrices" "$launch" -n 2 "${streams[@]}" --config streams.json --optimizer muon --tp 2
 refused "fewer ranks with experts than with matrices" "--ep: 1: ranks that share matrices share experts, too: expected 2, as --tp, or a multiple" \
     "$launch" -n 2 "${sparsely[@]}" --tp 2 --ep 1
 refused "micro-batches that groups cannot share" "as many as ranks divided by --tp, found 3: --grad-accum 2" "$launch" -n 4 "${sparsely[@]}" --grad-accum 3 --tp 2

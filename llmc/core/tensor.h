@@ -96,7 +96,7 @@ typedef struct {
                                      // or those of each name in {}
     int blocks;                      // groups of rows with columns of their own (tensor_blocks); 0: all have the same
     Stored stored;
-    int block_rows, block_columns;   // as fp8, that share a scale: FP8_BLOCK, but of a part of a matrix (tensor_hold_part)
+    int block_rows, block_columns;   // as fp8, that share a scale: FP8_BLOCK, but of a part of a matrix (tensor_part)
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element, 0 where two share a
                                      // byte: tensors_store
     int whole_below;                 // tensor_whole_numbers; 0: any numbers
@@ -683,15 +683,15 @@ typedef struct {
     int block_rows, block_columns;
 } TensorPart;
 
-// Of fp8: blocks that lie in blocks of the whole, of all ranks as large, and that a turned part has, too (linear.h): its
-// columns of all rows, or the other way
+// Of fp8: blocks that lie in blocks of the whole, as large on all ranks, and that a turned part has, too (linear.h):
+// its columns of all rows, or the other way
 static inline void tensor_cut_blocks_(TensorPart* part, const Tensor* t, int size) {
     const int is_columns = t->split == SPLIT_COLUMNS;
     for (int k = 0; k < part->n && !is_columns; k++) {
         part->block_rows = stored_cut(part->block_rows, part->of[k].n_rows);
     }
     if (is_columns) { part->block_rows = stored_cut(stored_cut(FP8_BLOCK, t->rows / size), tensor_part_rows(t)); }
-    if (t->split != SPLIT_VOCABULARY) { part->block_columns = stored_cut(FP8_BLOCK, t->columns / size); }
+    if (t->split != SPLIT_VOCABULARY && !t->blocks) { part->block_columns = stored_cut(FP8_BLOCK, t->columns / size); }
 }
 
 // rank `rank` of `size`, which can share it
@@ -724,6 +724,7 @@ static inline void tensor_hold_part(Tensor* t, int rank, int size) {
                                            : tensor_part_numbers_(t, rank, size, sum);
     if (t->split == SPLIT_COLUMNS || t->on_disk == VECTOR) { t->columns = sum; } else { t->rows = t->disk_rows = sum; }
     for (int k = 0; k < SECTIONS_MAX; k++) { t->sections[k] /= size; }
+    t->blocks /= size;
 }
 
 // has a part some of the rows first .. first + n?
@@ -815,8 +816,8 @@ typedef struct {
     void (*bands)(void* to, const Tensor* t, int k, int band, int n, const float* x);
     // does anybody here need slice k? One that nobody needs is not read. No function: all are needed
     int (*needs)(void* to, const Tensor* t, int k);
-    // Room for the bytes and scales of a slice, or of that part, which its file has in fp8 or fp4, as `kind` says, where
-    // it is stored so; NULL: it goes through `room`. No function: all do
+    // Room for the bytes and scales of a slice, or of that part, which its file has in fp8 or fp4, as `kind` says,
+    // where it is stored so; NULL: it goes through `room`. No function: all do
     uint8_t* (*scaled)(void* to, const Tensor* t, int k, Stored kind, void** scales);
     // what of slice k goes where those two say. No function: all
     TensorPart (*part)(void* to, const Tensor* t, int k);

@@ -709,7 +709,7 @@ static inline size_t read_window_(SafeSet* set, const Tensor* t, const SafeTenso
     return n_bad;
 }
 
-// Slice k, whole, as floats, or a part of it as bytes, whose padding rows are zero. `scales`: room for those of the whole
+// Slice k, whole, as floats, or a part of it as bytes, whose padding rows are zero. `scales`: room for those of all
 static inline void read_scaled_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, const TensorPart* part,
                                 uint8_t* bytes, void* scales, float* floats) {
     const Stored kind = scaled_as_(t, found);

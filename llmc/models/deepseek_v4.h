@@ -30,10 +30,11 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/hyper_connections.h"  // HYPER_STREAMS
+#include "../ops/indexer.h"      // IndexerTraining, INDEXER_NAMES
 #include "../ops/rope.h"         // RopeYarn
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "config_parts.h"        // config_parse_kinds, config_check_quantized
-#include "entry_attention.h"     // WINDOW_LAYER, CSA_LAYER, HCA_LAYER, IndexerTraining
+#include "entry_attention.h"     // WINDOW_LAYER, CSA_LAYER, HCA_LAYER
 
 // ---- 1. Config ----
 
@@ -43,7 +44,6 @@ enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024, CONFIG_MOST_HEAD = 1024
 enum { CONFIG_MOST_WIDE = 1 << 22 };
 enum { HASH_LAYER = 'T', CHOICE_LAYER = 'R' };                  // Config.routers
 typedef enum { NAMES_OFFICIAL, NAMES_WRITTEN, NAMES_IN_MEMORY } NameFamily;
-#define INDEXER_NAMES "off|kl|dense"  // IndexerTraining
 
 typedef struct {
     int max_T;            // longest sequence, 1048576
@@ -92,6 +92,13 @@ static inline int config_ratio(const Config* c, int l) {
 
 // numbers that say how a position's streams mix
 static inline int config_mixes(const Config* c) { return (2 + c->hc) * c->hc; }
+
+// with --tp, which shares the shared expert's channels besides
+static inline Config config_part(const Config* c, int ranks) {
+    Config part = *c;
+    part.H /= ranks, part.G /= ranks, part.Vp /= ranks;
+    return part;
+}
 
 static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = (V + 127) / 128 * 128; }
 
@@ -662,6 +669,7 @@ static inline Tensor* attention_rows_(Tensor* t, const Config* c) {
     t = vector_row_(t, config_name(c, ON "q_norm.weight", NULL, IN "q_a_norm.weight"), AT(q_norm), c->L, c->qr,
                     INIT_ONES);
     t = linear_row_(t, c, ON "wq_b.weight", IN "q_b_proj.weight", AT(wq_b), c->H * c->d, c->qr, 0.02f);
+    tensor_split(&t[-1], SPLIT_ROWS, c->H);
     tensor_adaptable(&t[-1], IN "q_b_proj", NULL);
     t = linear_row_(t, c, ON "wkv.weight", IN "kv_proj.weight", AT(wkv), c->d, c->D, 0.02f);
     tensor_adaptable(&t[-1], IN "kv_proj", NULL);
@@ -669,10 +677,13 @@ static inline Tensor* attention_rows_(Tensor* t, const Config* c) {
                     c->d, INIT_ONES);
     t = vector_row_(t, config_name(c, ON "attn_sink", NULL, IN "sinks"), AT(sinks), c->L, c->H, INIT_ZEROS);
     tensor_stored(&t[-1], STORED_F32);
+    tensor_split(&t[-1], SPLIT_ROWS, c->H);
     t = linear_row_(t, c, ON "wo_a.weight", IN "o_a_proj.weight", AT(wo_a), c->G * c->R, c->H * c->d / c->G, 0.02f);
     tensor_blocks(&t[-1], c->G);
+    tensor_split(&t[-1], SPLIT_ROWS, c->G);
     tensor_adaptable(&t[-1], IN "o_a_proj", NULL);
     t = linear_row_(t, c, ON "wo_b.weight", IN "o_b_proj.weight", AT(wo_b), c->D, c->G * c->R, scaled);
+    tensor_split(&t[-1], SPLIT_COLUMNS, c->G);
     tensor_adaptable(&t[-1], IN "o_b_proj", NULL);
     return t;
 }
@@ -749,9 +760,11 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
     tensor_adaptable(&t[-1], IN "experts.%d.down_proj", IN "experts.down_proj");
     t = linear_row_(t, c, ON "shared_experts.{w1,w3}.weight", IN "shared_experts.{gate,up}_proj.weight",
                     AT(shared_gate_up), 2 * F, D, 0.02f);
+    tensor_split(&t[-1], SPLIT_ROWS, 0);
     tensor_adaptable(&t[-1], IN "shared_experts.{gate,up}_proj", NULL);
     t = linear_row_(t, c, ON "shared_experts.w2.weight", IN "shared_experts.down_proj.weight", AT(shared_down), D, F,
                     scaled);
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     tensor_adaptable(&t[-1], IN "shared_experts.down_proj", NULL);
 #undef ON
 #undef IN
@@ -803,6 +816,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     *t++ = tensor(is_official ? "embed.weight" : "embed_tokens.weight", AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f,
                   DECAY, AS_IS);
     t[-1].disk_rows = c->V;  // the padding is ours alone
+    tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     first = t;
     t = layer_rows_(t, c, 1);
     for (; first < t; first++) {
@@ -818,6 +832,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     *t++ = tensor(config_name(c, "head.weight", NULL, "lm_head.weight"), AT(head), 0, c->Vp, D, INIT_NORMAL, 0.02f,
                   DECAY, AS_IS);
     t[-1].disk_rows = c->V;
+    tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     if (c->mtp) { t = mtp_rows_(t, c); }
     return (int)(t - table);
 }

@@ -17,6 +17,11 @@ activations. With x (N, D) the normed stream, of a position t of a document:
     entry_attention_again     what --recompute leaves out that is not a norm
     entry_attention_backward  from dout to the gradients of all parameters and of inp, dinp (N, D), written
 The indexer learns by a loss of its own (EntrySizes.indexer): its gradients stop at x and norm(Wq_a x).
+With --tp a rank has some of the heads, with their rows of Wq_b and sinks, and the groups of Wo_a that these are, with
+their columns of Wo_b: H and G are its own. All else every rank has, and computes. Two sums over heads go on from rank
+to rank, as a vocabulary's (tensor_parallel.h): those of the gradients of keys and entries, and what an indexer learns
+by.
+    entry_attention_sends   bytes that a rank sends because of these, of a layer's batch
 Caches  kv (rows, room, d), which share_text copies position by position; entries (rows, room / r, d) and tokens whose
         entry is still to come, states of a text as a whole (entry_places.h).
 Order:  dinp is one chain through the outputs of Wq_a, Wkv, then the compressor's Wkv', Wgate'.
@@ -33,12 +38,11 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Formula", "RoPE"
 #include "../ops/sparse_attention.h"  // sparse_attention_forward, sparse_attention_backward, sparse_attention_mass
 #include "../ops/window_pool.h"     // window_pool_forward, window_pool_backward
 #include "activations.h"            // cached_activation, state_activation
-#include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward
+#include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward, tp_chain_pass
 
 // which entries a layer has: Config.kinds of the model; the numbers are those of EntryPlaces
 enum { WINDOW_LAYER = 'W', CSA_LAYER = 'C', HCA_LAYER = 'H' };
 enum { CSA_ENTRIES, HCA_ENTRIES };
-typedef enum { INDEXER_OFF, INDEXER_KL, INDEXER_DENSE } IndexerTraining;
 
 typedef struct {
     int D, H, d, rotated;  // channels; heads; of each; of which the last ones turn
@@ -236,6 +240,15 @@ static inline double entry_workspace_bytes(const EntrySizes* s, double N, int T)
     return s->indexer == INDEXER_OFF ? of_attention : fmax(of_attention, sizeof(float) * pairs);
 }
 
+// with --tp, of a layer of this kind in training, for B rows of T positions; is_back: backward goes through it
+static inline double entry_attention_sends(const EntrySizes* s, char kind, int is_back, int B, int T,
+                                           const RankGroup* tp) {
+    const int r = entry_ratio_(s, kind), learns = kind == CSA_LAYER && entry_learns(s, T, TO_TRAIN);
+    const double rows = B * ((double)T + (r > 0 ? T / r : 0)), mass = sizeof(float) * (double)entry_chosen(s, T);
+    const double sums = is_back ? tp_chain_sends(2.0 * rows, sizeof(float) * (double)s->d, tp) : 0.0;
+    return sums + (learns ? (1.0 + is_back) * tp_chain_sends((double)B * T, mass, tp) : 0.0);
+}
+
 // ---- a layer ----
 
 typedef struct {
@@ -261,6 +274,7 @@ typedef struct {
     Compressor entries, index;                // of layers that have some
     const RopeTable* turn;                    // of this kind of layer
     const TokenBatch* batch;
+    const RankGroup* tp;                      // of whose heads this rank has some
     int T, N;                                 // positions of a row, of which there is room; of the pass
     Purpose purpose;
     float* index_number;                      // where the sum of the indexer's losses goes; NULL: nobody asks
@@ -417,12 +431,31 @@ static inline void entry_queries_(const EntryPass* p, const Device* dev) {
     if (generates) { entry_keep_keys_(p, dev); }
 }
 
+// The sum of all heads' weights of each entry that is chosen
+static inline void entry_mass_(const EntryPass* p, const floatX* entries, const Device* dev) {
+    const SparseShape shape = entry_attention_shape_(p);
+    const RankGroup* x = p->tp;
+    const size_t K = (size_t)shape.topk, H = (size_t)shape.H;
+    for (int step = 0; step < tp_chain_steps(x); step++) {
+        const int piece = tp_chain_piece(step, x);
+        if (piece >= 0) {
+            const size_t first = (size_t)comm_share(p->N, piece, x->size);
+            SparseShape turn = shape;
+            turn.N = (int)((size_t)comm_share(p->N, piece + 1, x->size) - first);
+            sparse_attention_mass(p->s.index_mass + first * K, p->a.q + first * H * (size_t)shape.d, entries,
+                                  p->s.att_max + first * H, p->s.att_inv + first * H, p->s.chosen + first * K,
+                                  x->place > 0, &turn, entry_pass_windows_(p), dev);
+        }
+        tp_chain_pass(p->s.index_mass, p->N, sizeof(float) * K, step, x, dev);
+    }
+    tp_chain_end(p->s.index_mass, p->N, sizeof(float) * K, x, dev);
+}
+
 // what the indexer loses by its choice
 static inline void entry_index_loss_(const EntryPass* p, const floatX* entries, const Device* dev) {
-    const SparseShape shape = entry_attention_shape_(p);
     const IndexShape index = entry_index_shape_(p);
     const EntryWindows* w = entry_pass_windows_(p);
-    sparse_attention_mass(p->s.index_mass, p->a.q, entries, p->s.att_max, p->s.att_inv, p->s.chosen, &shape, w, dev);
+    entry_mass_(p, entries, dev);
     index_loss_forward(p->s.index_losses, p->s.index_mass, p->s.chosen, p->a.index_q, p->a.index.entries,
                        p->s.index_weights, &index, w, dev);
     crossentropy_losses_sum(p->index_number, p->s.index_losses, p->N, dev);
@@ -477,11 +510,10 @@ static inline void entry_index_backward_(const EntryPass* p, const floatX* entri
     const EntrySizes* s = &p->size;
     const EntryTensors* a = &p->a;
     const EntryPlaces* places = &p->batch->entries;
-    const SparseShape shape = entry_attention_shape_(p);
     const IndexShape index = entry_index_shape_(p);
     const EntryWindows* w = entry_pass_windows_(p);
     const int N = p->N;
-    sparse_attention_mass(p->s.index_mass, a->q, entries, p->s.att_max, p->s.att_inv, p->s.chosen, &shape, w, dev);
+    entry_mass_(p, entries, dev);
     index_loss_backward(a->dindex_q, a->dentries, p->s.dindex_weights, p->index_dloss, p->s.index_mass, p->s.chosen,
                         a->index_q, a->index.entries, p->s.index_weights, w->W, &index, &places->places, w, dev);
     entry_turn_(a->dindex_q, p, places->places.t, N, s->nI, s->dI, 1, dev);
@@ -494,6 +526,30 @@ static inline void entry_index_backward_(const EntryPass* p, const floatX* entri
     linear_backward_weight(a->dg, p->inp, p->index.wgate, p->index.dwgate, N, dev);
 }
 
+#ifdef __CUDACC__
+typedef SparseBackwardOf<floatX> EntryBackward_;
+#else
+typedef SparseBackward EntryBackward_;
+#endif
+
+// the sums that keys and entries have over the heads of all ranks, piece by piece
+static inline void entry_sums_(EntryBackward_* b, int N, int n_entries, int d, const RankGroup* x, const Device* dev) {
+    const int n_sums = n_entries > 0 ? SPARSE_CHAINS : SPARSE_CHAINS / 2;
+    const size_t width = sizeof(float) * (size_t)d;
+    SparseSums sums[SPARSE_CHAINS];
+    sparse_backward_sums(sums, b);
+    for (int step = 0; step < tp_chain_steps(x); step++) {
+        const int p = tp_chain_piece(step, x), size = x->size;
+        if (p >= 0) {
+            const SparsePart keys = {(int)comm_share(N, p, size), (int)comm_share(N, p + 1, size)};
+            const SparsePart entries = {(int)comm_share(n_entries, p, size), (int)comm_share(n_entries, p + 1, size)};
+            sparse_backward_keys(b, keys, entries, dev);
+        }
+        for (int i = 0; i < n_sums; i++) { tp_chain_pass(sums[i].rows, sums[i].n, width, step, x, dev); }
+    }
+    for (int i = 0; i < n_sums; i++) { tp_chain_end(sums[i].rows, sums[i].n, width, x, dev); }
+}
+
 // from the gradient of the outputs of all heads to those of the keys and entries, and of q_low
 static inline void entry_keys_backward_(const EntryPass* p, const floatX* entries, const Device* dev) {
     const EntrySizes* s = &p->size;
@@ -501,11 +557,14 @@ static inline void entry_keys_backward_(const EntryPass* p, const floatX* entrie
     const Places* places = &p->batch->entries.places;
     const EntryWindows* w = entry_pass_windows_(p);
     const SparseShape shape = entry_attention_shape_(p);
-    const int N = p->N;
+    const int N = p->N, n_entries = w ? w->W : 0;
     entry_turn_(a->dattention, p, places->t, N, s->H, s->d, 0, dev);
-    sparse_attention_backward(a->dq, a->dkv, a->dentries, p->dsinks, a->dattention, a->q, a->kv, entries, p->s.att_max,
-                              p->s.att_inv, p->sinks, entry_pass_scores_(p) ? p->s.chosen : NULL, w ? w->W : 0, &shape,
-                              places, w, dev);
+    EntryBackward_ b = sparse_backward_begin(a->dq, a->dkv, a->dentries, p->dsinks, a->dattention, a->q, a->kv, entries,
+                                             p->s.att_max, p->s.att_inv, p->sinks,
+                                             entry_pass_scores_(p) ? p->s.chosen : NULL, n_entries, &shape, places, w,
+                                             dev);
+    entry_sums_(&b, N, n_entries, s->d, p->tp, dev);
+    sparse_backward_end(&b, dev);
     entry_turn_(a->dq, p, places->t, N, s->H, s->d, 1, dev);
     rmsnorm_backward(a->dheads, (float*)NULL, a->dq, a->q_proj, (const floatX*)NULL, p->s.q_rstd, 0, N * s->H, s->d,
                      dev);

@@ -7,7 +7,8 @@
     experts_obstacle     why a micro-batch is no graph (graph_check), or NULL
     experts_box          rows of the box: which ranks have them, what travels
     experts_sent_bytes   of rows, by each rank in an update where experts are equally busy
-    experts_parts_send   with --tp: of positions, in a micro-batch
+    experts_sent_again   ... where whole layers are computed again on the way back: of outputs besides
+    experts_parts_send   with --tp: of positions, in a micro-batch; experts_parts_again likewise
     experts_counts_sent  with --cp: of what routers count, in an update
 A number that was not typed but comes from an earlier run is given up where it does not fit these ranks, this update, or
 what was asked for now: the result does not depend on it.
@@ -99,6 +100,12 @@ static inline int experts_layers_(const Model* m, int first) {
     return n + (m->learns_mtp && model_has_head(m));
 }
 
+// ... through which the way back goes, but for the last of all: what a layer computes is still there
+static inline double experts_layers_again_(const Model* m) {
+    const double down = experts_layers_(m, m->lowest);
+    return down - (down > 0.0 && model_has_head(m));
+}
+
 // Inputs and outputs of experts in all layers of this rank; on the way back, as far down as anything learns, inputs
 // again (but for the last layer of all, where they are still there), gradients of outputs and inputs, and weights of
 // rows there and back. Before inputs go how many there are for each expert
@@ -106,12 +113,18 @@ static inline double experts_sent_bytes(const Run* r, int E, int D, int k) {
     const Model* m = r->model;
     if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.ep.size, width = (double)r->trainer->stored_bytes * D;
-    const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest);
-    const double again = down - (down > 0.0 && model_has_head(m));
+    const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest), again = experts_layers_again_(m);
     const double n = (double)run_positions(r) / m->tp.size;  // of rank 0, when T divides them
     const double rows = n * k * (up * 2.0 * width + down * (2.0 * width + 8.0) + again * width);
     const double counts = (up + again) * sizeof(int) * E;
     return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * (G - 1.0) / G * (rows + counts);
+}
+
+static inline double experts_sent_again(const Run* r, int D, int k) {
+    const Model* m = r->model;
+    const double G = m->ranks.ep.size, n = (double)run_positions(r) / m->tp.size;
+    const double rows = n * k * experts_layers_again_(m) * (double)r->trainer->stored_bytes * D;
+    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * (G - 1.0) / G * rows;
 }
 
 // bytes: what experts say forward; back the gradients of their inputs and of the weights that rows have
@@ -123,19 +136,25 @@ static inline double experts_parts_send(const Run* r, int D, int k) {
     return (T - 1.0) / T * (double)run_positions(r) * each;
 }
 
+static inline double experts_parts_again(const Run* r, int D) {
+    const double T = r->model->tp.size, width = (double)r->trainer->stored_bytes * D;
+    return (T - 1.0) / T * (double)run_positions(r) * experts_layers_again_(r->model) * width;
+}
+
 static inline const char* experts_obstacle(const Run* r) {
     return model_has_ep(r->model)
                ? "is not for --ep: in every layer the host has to know how many rows other ranks send" : NULL;
 }
 
-// of E experts in a layer a position of D channels goes to k
-static inline void experts_box(const Run* r, int E, int D, int k) {
+// of E experts in a layer
+static inline void experts_box(const Run* r, int E) {
     const int ranks = r->model->ranks.ep.size;
     if (ranks == 1) { return; }
     box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
     if (!run_is_training(r)) { return; }
-    box_row("  rows sent", "%s per update by each", format_bytes(experts_sent_bytes(r, E, D, k)).s);
+    box_row("  rows sent", "%s per update by each", format_bytes(r->trainer->rows_sent(r)).s);
 }
+
 // bytes in an update: with --cp, of what the routers of layers below L count
 static inline double experts_counts_sent(const Run* r, int E, int L) {
     const double each = (r->model->cp.size - 1.0) * sizeof(float) * (double)router_statistics_length(E);

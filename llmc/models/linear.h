@@ -13,7 +13,8 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
     linear_blocks_forward, linear_blocks_backward   in G groups: inputs (N, G C), weight (OC, C), of which OC / G rows
                             are a group's; dinp is written
-    linear_room_elements, linear_sends, linear_layer_sends, linear_layers_send   of --tp: scratch, and what travels
+    linear_room_elements, linear_blocks_room, linear_sends, linear_layer_sends, linear_layers_send   of --tp: scratch,
+                            and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
 Weights are stored as floatX or, in a CPU build, as bf16, fp8 or fp4 where they do not learn (core/stored.h): the bits
@@ -22,8 +23,8 @@ product.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. Its
 adapter is shared with it: of split rows each rank has B's own, of split columns A's; A and B are small, and whole where
-a sum needs them. All ranks of a group call (tensor_parallel.h). Of a vocabulary's rows all of this is the rank's own
-(vocabulary.h).
+a sum needs them. In groups a rank has whole ones, and G is its own. All ranks call (tensor_parallel.h). Of a
+vocabulary's rows all of this is the rank's own (vocabulary.h).
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -118,7 +119,7 @@ static inline size_t adapter_scratch_elements(const Adapters* x, const Model* m,
         const AdapterPlace* p = &x->places[i];
         const Tensor* t = &m->table[x->n_table + p->row];
         const int rows = t->experts > 0 ? R : t->blocks > 0 ? N * t->blocks : N;
-        LoraShape s = {rows, t->columns, p->n, p->rank, 0, 0.0f, {p->dropout, 0, 0}, 0, {0, 0, 0}};
+        LoraShape s = {rows, t->columns, p->n, p->rank, 0, 0.0f, {p->dropout, 0, 0}, 0, {0, 0, 0}, 0};
         const int is_shared = model_row_has_tp(m, x->n_table + p->row);
         const size_t n = lora_scratch_elements(&s, t->experts > 0) + (is_shared ? 2 * adapter_whole_elements_(&s) : 0);
         most = n > most ? n : most;
@@ -139,7 +140,7 @@ static inline void linear_adapt(Linear* w, const Model* m, const Adapters* x, Ad
         const uint64_t first = pass.dropout.first * (uint64_t)C;
         const Dropout dropout = {p->dropout, pass.dropout.key, first}, none = {0.0f, 0, 0};
         const LoraShape shape = {0, C, p->n, p->rank, (size_t)m->table[row].rows, p->scale,
-                                 pass.dropout.p > 0.0f ? dropout : none, (int)(p - x->places), {0, 0, 0}};
+                                 pass.dropout.p > 0.0f ? dropout : none, (int)(p - x->places), {0, 0, 0}, 0};
         a->shape = shape;
         a->first = p->first;
         a->A = (const floatX*)model_place_of(m, p->a, layer);
@@ -199,6 +200,18 @@ static inline size_t linear_room_elements(const Model* m, int N) {
     return most;
 }
 
+// ... with adapters in groups: their A sums over the inputs and outputs of all of these
+static inline size_t linear_blocks_room(const Model* m, const Adapters* x, int N) {
+    size_t most = 0;
+    for (int i = 0; i < x->n_places; i++) {
+        const Tensor* t = &m->table[x->n_table + x->places[i].row];
+        const size_t inputs = (size_t)N * (size_t)t->columns * (size_t)t->blocks, outputs = (size_t)N * (size_t)t->rows;
+        if (!t->blocks || !model_row_has_tp(m, x->n_table + x->places[i].row)) { continue; }
+        most = tp_larger(most, inputs + outputs + tp_larger(inputs, outputs) + 3 * 16);
+    }
+    return most;
+}
+
 // So many times a floatX a rank sends for N positions and one layer of row i: forward where its columns are split, on
 // the way back where its rows are. Activations, and its part of the matrix as that is stored
 static inline double linear_sends(const Model* m, int i, int N) {
@@ -209,18 +222,21 @@ static inline double linear_sends(const Model* m, int i, int N) {
     return (T - 1.0) / T * ((double)N * (C + OC) + part);
 }
 
-// ... and because of its adapters at layer l: where rows are split B is brought together on the way back; where columns
-// are, A is forward and twice on the way back, where it goes along with the inputs
+// ... and because of its adapters at layer l: where rows are split B is brought together on the way back, and in groups
+// inputs and outputs; where columns are, A is forward and twice on the way back, where it goes along with the inputs
 static inline double linear_adapter_sends_(const Model* m, const Adapters* x, int i, int l, int forward, int is_back,
                                            int N) {
     const double others = (m->tp.size - 1.0) / m->tp.size;
     double n = 0.0;
     for (int part = 0; x && model_row_has_tp(m, i) && part < LINEAR_PARTS; part++) {
         const AdapterPlace* p = adapter_find(x, i - x->n_table, l, part);
-        const double C = m->table[i].columns;
+        const double C = m->table[i].columns, of_groups = m->table[i].blocks * C + m->table[i].rows;
         if (!p) { continue; }
         if (m->table[i].split == SPLIT_ROWS) { n += others * is_back * p->rank * p->n; }
-        else { n += others * ((forward + 2.0 * is_back) * p->rank * C + is_back * (double)N * C); }
+        if (m->table[i].blocks) { n += others * is_back * (double)N * of_groups; }
+        if (m->table[i].split == SPLIT_COLUMNS) {
+            n += others * ((forward + 2.0 * is_back) * p->rank * C + is_back * (double)N * C);
+        }
     }
     return n;
 }
@@ -612,14 +628,32 @@ static inline void linear_grouped_backward_adapters(const LinearGradients* d, co
 
 // ---- in G groups: each has C of the inputs (N, G C) and OC / G of the outputs (N, OC); without bias ----
 
-// With --tp a rank has whole groups, their inputs and outputs: nothing travels, and G is its own. Adapters, whose A
-// sums over all groups, are not shared so
+// With --tp G groups are this rank's own, as are their rows of B: what is theirs is computed here, and nothing travels
+// forward. Of A every rank has all, and its gradient sums over the groups of all
+static inline int linear_blocks_ranks_(const Linear* w) { return w->split == SPLIT_ROWS ? w->tp->size : 1; }
+
 static inline LoraShape linear_blocks_adapter_(const Linear* w, int G, int N) {
+    const int size = linear_blocks_ranks_(w);
     LoraShape shape = w->adapter[0].shape;
-    shape.N = N;
-    shape.dropout.first *= (uint64_t)G;  // a position has G C inputs
-    assert(w->n_adapters == 1 && w->adapter[0].first == 0 && shape.n_out == w->OC && w->split == SPLIT_NONE);
+    assert(w->n_adapters == 1 && w->adapter[0].first == 0 && shape.n_out == w->OC * size);
+    shape.N = N, shape.n_out = w->OC, shape.out_row = (size_t)w->OC;
+    shape.all_groups = G * size;
+    shape.own.first = size > 1 ? w->tp->place * G * w->C : 0;
+    shape.dropout.first *= (uint64_t)shape.all_groups;  // a position has the inputs of all groups
     return shape;
+}
+
+static inline void linear_blocks_A_(float* dA, const floatX* dout, const floatX* inp, const Linear* w, LoraShape shape,
+                                    int N, const Device* dev) {
+    const LinearAdapter* a = &w->adapter[0];
+    const int size = w->tp->size, C = shape.all_groups * w->C, OC = w->OC * size;
+    floatX *inps = w->room, *douts = inps + ((size_t)N * (size_t)C + 15) / 16 * 16;
+    floatX* landing = douts + ((size_t)N * (size_t)OC + 15) / 16 * 16;
+    tp_gather(inps, inp, landing, N, tp_one(C), w->tp, dev);
+    tp_gather(douts, dout, landing, N, tp_one(OC), w->tp, dev);
+    shape.n_out = OC, shape.out_row = (size_t)OC, shape.own.first = 0;
+    block_lora_backward((floatX*)NULL, dA, NULL, douts, inps, a->A, linear_whole_B_(w, a, dev), &shape,
+                        shape.all_groups, linear_adapter_scratch_(w, a), dev);
 }
 
 static inline void linear_blocks_forward(floatX* out, const floatX* inp, Linear w, int G, int N, const Device* dev) {
@@ -637,6 +671,9 @@ static inline void linear_blocks_backward(floatX* dinp, const floatX* dout, cons
     linear_blocks_product_back_(dinp, dout, &w, G, N, dev);
     if (w.n_adapters == 0) { return; }
     const LoraShape shape = linear_blocks_adapter_(&w, G, N);
-    block_lora_backward(dinp, d.A[0], d.B[0], dout, inp, w.adapter[0].A, w.adapter[0].B, &shape, G, w.scratch, dev);
+    const int is_shared = linear_blocks_ranks_(&w) > 1;
+    block_lora_backward(dinp, is_shared ? NULL : d.A[0], d.B[0], dout, inp, w.adapter[0].A, w.adapter[0].B, &shape, G,
+                        w.scratch, dev);
+    if (is_shared && d.A[0]) { linear_blocks_A_(d.A[0], dout, inp, &w, shape, N, dev); }
 }
 #endif  // LLMC_LINEAR_H

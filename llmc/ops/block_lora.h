@@ -11,6 +11,9 @@ Backward. NULL for any of the three: nobody asks for it
     dinp[n][g] += A^T du[n][g]                       (N, C)      or, where there is dropout, dropout(A^T du[n][g])
 The LoraShape: N positions, C inputs of one group, n_out and out_row OC; its dropout counts the elements of inp as they
 lie. scratch: block_lora_scratch_elements, as in lora.h.
+Where ranks share the groups (--tp) the caller has G of all_groups, from column own.first of the inputs of all: arrays,
+n_out and out_row are those of its own groups, A is whole, dropout counts the elements of all. dA sums over all groups,
+so here it is NULL.
 Cost:   2*N*r*(C + OC) flops forward, 2*N*r*(3*C + 2*OC) backward. A row of C is G rows of Cg, and so what A multiplies
         is one product for all groups.
 Error:  as lora.h; dA is a sum of G times as many terms. In fast CUDA builds du is stored before it is multiplied by
@@ -30,14 +33,32 @@ static inline LoraShape block_lora_rows_(const LoraShape* s, int G) {
     return rows;
 }
 
+// the columns of a position's inputs that the caller has of all
+static inline LoraShape block_lora_columns_(const LoraShape* s, int G) {
+    LoraShape columns = *s;
+    columns.C = s->C * (s->all_groups > 0 ? s->all_groups : G);
+    columns.own.n = s->C * G;
+    return columns;
+}
+
 // ---- plain C: read this first; it defines every bit ----
+
+static inline void block_lora_dropout_ref(float* out, const float* inp, const LoraShape* s, int G) {
+    const LoraShape all = block_lora_columns_(s, G);
+    for (size_t n = 0; n < (size_t)s->N; n++) {
+        Dropout row = s->dropout;
+        const size_t at = n * (size_t)all.own.n;
+        row.first += n * (uint64_t)all.C + (uint64_t)all.own.first;
+        dropout_ref(out + at, inp + at, &row, s->site, (size_t)all.own.n);
+    }
+}
 
 // scratch of both: N * G * (2 * r + C) floats
 static inline void block_lora_forward_ref(float* out, const float* inp, const float* A, const float* B,
                                           const LoraShape* s, int G, float* scratch) {
     const size_t r = (size_t)s->r, Cg = (size_t)s->C, R = (size_t)(s->n_out / G), n_rows = (size_t)s->N * G;
     float *u = scratch, *x = u + n_rows * r;
-    if (s->dropout.p > 0.0f) { dropout_ref(x, inp, &s->dropout, s->site, n_rows * Cg), inp = x; }
+    if (s->dropout.p > 0.0f) { block_lora_dropout_ref(x, inp, s, G), inp = x; }
     for (size_t i = 0; i < n_rows * r; i++) {
         float sum = 0.0f;
         for (size_t c = 0; c < Cg; c++) { sum = madd(inp[i / r * Cg + c], A[i % r * Cg + c], sum); }
@@ -68,7 +89,7 @@ static inline void block_lora_backward_ref(float* dinp, float* dA, float* dB, co
                                            const float* A, const float* B, const LoraShape* s, int G, float* scratch) {
     const size_t r = (size_t)s->r, Cg = (size_t)s->C, R = (size_t)(s->n_out / G), n_rows = (size_t)s->N * G;
     float *u = scratch, *du = u + n_rows * r, *x = du + n_rows * r;
-    if ((dA || dB) && s->dropout.p > 0.0f) { dropout_ref(x, inp, &s->dropout, s->site, n_rows * Cg), inp = x; }
+    if ((dA || dB) && s->dropout.p > 0.0f) { block_lora_dropout_ref(x, inp, s, G), inp = x; }
     for (size_t i = 0; dB && i < n_rows * r; i++) {
         float sum = 0.0f;
         for (size_t c = 0; c < Cg; c++) { sum = madd(inp[i / r * Cg + c], A[i % r * Cg + c], sum); }
@@ -89,7 +110,7 @@ static inline void block_lora_backward_ref(float* dinp, float* dA, float* dB, co
         for (size_t j = 0; j < r; j++) { x[i] = madd(du[i / Cg * r + j], A[j * Cg + i % Cg], x[i]); }
     }
     if (dinp && s->dropout.p > 0.0f) {
-        dropout_ref(x, x, &s->dropout, s->site, n_rows * Cg);
+        block_lora_dropout_ref(x, x, s, G);
         for (size_t i = 0; i < n_rows * Cg; i++) { dinp[i] += x[i]; }
     } else if (dinp) {
         memcpy(dinp, x, sizeof(float) * n_rows * Cg);
@@ -109,6 +130,18 @@ static inline size_t block_lora_scratch_elements(const LoraShape* s, int G) {
 #define BLOCK_LORA_STORED
 #endif
 
+// where the result is comes back, as by dropout
+BLOCK_LORA_STORED
+static inline const LoraX* block_lora_dropout_(LoraX* out, const LoraX* inp, const LoraShape* s, int G,
+                                               const Device* dev) {
+    const LoraShape columns = block_lora_columns_(s, G);
+    const size_t n = (size_t)s->N * (size_t)columns.own.n;
+    if (columns.own.n == columns.C || s->dropout.p == 0.0f) { return dropout(out, inp, &s->dropout, s->site, n, dev); }
+    device_zero(out, sizeof(LoraX) * n, dev);
+    lora_add_dropped_(out, inp, dropout_site_(&s->dropout, s->site), &columns, dev);
+    return out;
+}
+
 BLOCK_LORA_STORED
 static inline void block_lora_forward(LoraX* out, const LoraX* inp, const LoraX* A, const LoraX* B, const LoraShape* s,
                                       int G, LoraX* scratch, const Device* dev) {
@@ -117,7 +150,7 @@ static inline void block_lora_forward(LoraX* out, const LoraX* inp, const LoraX*
     LoraX *u = scratch, *wide = u + 2 * lora_inside_elements_(&rows);
     assert(s->n_out % G == 0);
     if (s->N == 0) { return; }
-    const LoraX* x = dropout(wide, inp, &s->dropout, s->site, (size_t)rows.N * s->C, dev);
+    const LoraX* x = block_lora_dropout_(wide, inp, s, G, dev);
     lora_into_rank_(u, x, (size_t)s->C, NULL, A, 1, 0, &rows, NULL, s->C, dev);
     for (int g = 0; g < G; g++) {
         lora_product_(out + g * R, s->out_row, 1.0f, 1, gemm_matrix(u + g * r, G * r),
@@ -129,11 +162,11 @@ BLOCK_LORA_STORED
 static inline void block_lora_backward(LoraX* dinp, float* dA, float* dB, const LoraX* dout, const LoraX* inp,
                                        const LoraX* A, const LoraX* B, const LoraShape* s, int G, LoraX* scratch,
                                        const Device* dev) {
-    const LoraShape rows = block_lora_rows_(s, G);
-    const size_t r = (size_t)s->r, C = (size_t)s->C, R = (size_t)(s->n_out / G), n_wide = (size_t)rows.N * C;
+    const LoraShape rows = block_lora_rows_(s, G), columns = block_lora_columns_(s, G);
+    const size_t r = (size_t)s->r, C = (size_t)s->C, R = (size_t)(s->n_out / G);
     LoraX *u = scratch, *du = u + lora_inside_elements_(&rows), *wide = du + lora_inside_elements_(&rows);
-    const LoraX* x = dA || dB ? dropout(wide, inp, &s->dropout, s->site, n_wide, dev) : inp;
-    assert(s->n_out % G == 0);
+    const LoraX* x = dA || dB ? block_lora_dropout_(wide, inp, s, G, dev) : inp;
+    assert(s->n_out % G == 0 && (!dA || columns.own.n == columns.C));
     if (dB) { lora_into_rank_(u, x, C, NULL, A, 1, 0, &rows, NULL, s->C, dev); }
     for (int g = 0; g < G; g++) {
         if (dB) {
@@ -151,7 +184,7 @@ static inline void block_lora_backward(LoraX* dinp, float* dA, float* dB, const 
         lora_out_of_rank_(dinp, C, 1, du, A, 0, &rows, NULL, s->C, dev);
     } else if (dinp) {
         lora_out_of_rank_(wide, C, 0, du, A, 0, &rows, NULL, s->C, dev);
-        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), &rows, dev);
+        lora_add_dropped_(dinp, wide, dropout_site_(&s->dropout, s->site), &columns, dev);
     }
 }
 #undef BLOCK_LORA_STORED

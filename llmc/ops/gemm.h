@@ -206,7 +206,7 @@ static inline vfloat gemm_column_factors_(const StoredMatrix* w, int r, int colu
     return v_load(factor);
 }
 
-// how many of n elements from this one on, in a row or a column, have the scale of the first; of fp8 that many share one
+// how many of n elements from this one on, in a row or a column, have the scale of the first; of fp8 `block` share one
 static inline __attribute__((always_inline)) int gemm_alike_(int at, int n, int block, Stored kind) {
     return kind == STORED_FP8 ? gemm_min_(n, block - at % block) : n;
 }

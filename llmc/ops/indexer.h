@@ -48,6 +48,11 @@ Source: DeepSeek-AI 2025, arXiv:2512.02556, eq. 1 to 4; doc/deepseek_v4.md "Entr
 #include "inverse_lists.h"   // inverse_lists
 #include "gemm.h"            // gemm_tile_, gemm_pack_a_tile_, gemm_pack_b_panel_, TILE_M, TILE_N
 
+// how the indexers of a model learn: not at all; by what attention thinks of what they choose; by what it thinks of
+// all, which all are chosen meanwhile
+#define INDEXER_NAMES "off|kl|dense"
+typedef enum { INDEXER_OFF, INDEXER_KL, INDEXER_DENSE } IndexerTraining;
+
 typedef struct {
     int N, heads, dI, topk;  // positions; heads and their channels; most entries of a position
 } IndexShape;

@@ -56,6 +56,7 @@ typedef struct {
     Dropout dropout;     // all zero: none. Its first is the number of inp's first element in the update, at this site
     int site;            // of this adapter's dropout
     LoraColumns own;     // all zero: every column. Not of experts
+    int all_groups;      // of block_lora.h alone; 0: the caller has all of them
 } LoraShape;
 
 typedef struct {

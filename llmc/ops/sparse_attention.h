@@ -15,9 +15,16 @@ Backward, in training alone, where the key of position n is row n; everything is
     dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (N, d), dentries (n_entries, d)
     dsinks = sum over n of -(exp(sink - max) * inv) * D                           (H) float; NULL: nobody asks
 sparse_attention_mass: the sum over heads of att of each entry on a list, 0 behind the last: what teaches an indexer.
+Where ranks have some of the heads each (--tp), the sums over heads go on from those of heads before. With goes_on mass
+does, and backward comes in steps:
+    sparse_backward_begin  with the arguments of backward; sums over heads begin at 0
+    sparse_backward_sums   the four of them, where heads before may write theirs: by_q and by_dout of kv, of entries
+    sparse_backward_keys   sums of some of the keys, and of some of the entries, go on through these heads
+    sparse_backward_end    of all keys and entries, whose sums are whole: dkv, dentries, dsinks
 Cost:   4*d flops for each head, position and key it sees, backward 10*d, mass 2*d. Beside the tensors backward keeps
         att and ds of all positions, 8 bytes for each of their keys, of as many heads at a time as SPARSE_KEPT allows,
-        and of lists the positions of each entry (inverse_lists.h), 8 bytes for each entry on them.
+        and of lists the positions of each entry (inverse_lists.h), 8 bytes for each entry on them. Heads that are not
+        kept all at once are computed again by each sparse_backward_keys.
         C, window 128, one thread, AVX-512, gcc 12, AMD EPYC (Zen 5), its own time, the smallest of 2 or more on a
         busy machine, GFLOP/s forward and backward; a product of 1024^3 (gemm.h) reached 238 beside it:
             N 512, H 8, d 64     HCA, r 128: 106, 118    CSA, r 4, topk 64: 98, 97    the same, all entries: 109, 118
@@ -41,6 +48,14 @@ Source: DeepSeek-AI 2025, arXiv:2512.02556; sinks: Xiao et al. 2023, arXiv:2309.
 #ifndef SPARSE_KEPT
 #define SPARSE_KEPT ((size_t)512 << 20)  // bytes of weights that backward keeps, or those of 16 heads. Tests have less
 #endif
+
+// in steps: keys of the window, or entries, first .. end - 1; one of the sums over heads, (n, d)
+typedef struct { int first, end; } SparsePart;
+typedef struct {
+    float* rows;
+    int n;
+} SparseSums;
+enum { SPARSE_CHAINS = 4 };
 
 #include "sparse_attention_kernels.h"  // CUDA: the op's functions
 #include "sparse_strips.h"             // the fast C: strips of positions and heads, and products of a few rows
@@ -145,15 +160,14 @@ static inline float sparse_attention_row_ref_(float* dq, float* by_q, float* by_
     return D;
 }
 
-static inline void sparse_attention_backward_ref(float* dq, float* dkv, float* dentries, float* dsinks,
+// sums (2, N + n_entries, d), of ds * q and of att * dout, go on from what heads before have written, or from 0
+static inline void sparse_attention_backward_ref(float* dq, float* dkv, float* dentries, float* dsinks, float* sums,
                                                  const float* dout, const float* q, const float* kv,
                                                  const float* entries, const float* max, const float* inv,
                                                  const float* sinks, const int* chosen, int n_entries,
                                                  const SparseShape* s, const Places* places, const EntryWindows* w) {
     SparseKeysRef_ see = sparse_keys_ref_(s, places, w, chosen);
     const size_t n_kv = (size_t)s->N * s->d, n_sums = n_kv + (w ? (size_t)n_entries * s->d : 0);
-    float* sums = (float*)calloc(2 * n_sums + 1, sizeof(float));
-    if (!sums) { fail_run("no memory for %zu sums", 2 * n_sums); }
     for (int h = 0; h < s->H; h++) {
         float dsink = 0.0f;
         for (int n = 0; n < s->N; n++) {
@@ -167,17 +181,16 @@ static inline void sparse_attention_backward_ref(float* dq, float* dkv, float* d
     }
     for (size_t i = 0; i < n_kv; i++) { dkv[i] = sums[i] + sums[n_sums + i]; }
     for (size_t i = n_kv; i < n_sums; i++) { dentries[i - n_kv] = sums[i] + sums[n_sums + i]; }
-    free(sums);
     sparse_keys_ref_free_(&see);
 }
 
 static inline void sparse_attention_mass_ref(float* mass, const float* q, const float* entries, const float* max,
-                                             const float* inv, const int* chosen, const SparseShape* s) {
+                                             const float* inv, const int* chosen, int goes_on, const SparseShape* s) {
     for (size_t n = 0; n < (size_t)s->N; n++) {
         int k = 0;
         for (; k < s->topk && chosen[n * s->topk + k] >= 0; k++) {
             const float* entry = entries + (size_t)chosen[n * s->topk + k] * s->d;
-            float sum = 0.0f;
+            float sum = goes_on ? mass[n * s->topk + k] : 0.0f;
             for (size_t i = n * s->H; i < (n + 1) * s->H; i++) {
                 sum += fm_exp(sparse_dot_ref_(q + i * s->d, entry, s->d) * s->scale - max[i]) * inv[i];
             }
@@ -360,7 +373,7 @@ static inline void sparse_attention_forward(float* out, float* max, float* inv, 
 }
 
 static inline void sparse_attention_mass(float* mass, const float* q, const float* entries, const float* max,
-                                         const float* inv, const int* chosen, const SparseShape* s,
+                                         const float* inv, const int* chosen, int goes_on, const SparseShape* s,
                                          const EntryWindows* w, const Device* dev) {
     (void)w;
     const size_t stride = SPARSE_LANES, n_rows = (size_t)(s->topk + TILE_M), n_floats = stride * (s->d + n_rows);
@@ -371,7 +384,7 @@ static inline void sparse_attention_mass(float* mass, const float* q, const floa
         float *turned = workspace + (size_t)thread_number() * n_floats, *lanes = turned + stride * s->d;
         float* sums = mass + (size_t)n * s->topk;
         const int length = sparse_list_length(list, s->topk);
-        for (int k = 0; k < s->topk; k++) { sums[k] = 0.0f; }
+        for (int k = goes_on ? length : 0; k < s->topk; k++) { sums[k] = 0.0f; }
         for (int head = 0; head < s->H; head += SPARSE_LANES) {
             const int n_heads = gemm_min_(SPARSE_LANES, s->H - head);
             const size_t row = (size_t)n * s->H + head;
@@ -392,11 +405,11 @@ static inline void sparse_attention_mass(float* mass, const float* q, const floa
 typedef struct {
     SparseInputs x;
     SparsePlan_ plan;
-    const float *dout, *max, *inv;
-    float *dq, *D;        // D (N, H)
+    const float *dout, *max, *inv, *sinks;
+    float *dq, *D, *dsinks;  // D (N, H)
     float *by_q, *by_dout;  // (N + n_entries, d) in two parts each: sums of ds * q and of att * dout
     float *entries_by_q, *entries_by_dout;
-    int first_head, n_heads;   // at a time
+    int at_once, first_head, n_heads;  // heads whose att and ds are kept; n_heads 0: none yet
     float *att, *ds;      // (n_heads, N, row): the keys of the window end at column n_window, where the entries begin
     size_t row;
     int *begin, *end;     // (n_entries) positions that see an entry, where there are no lists
@@ -404,7 +417,7 @@ typedef struct {
     int listed, list_rows;             // of a task, at a time
     int n_entries;
     float* scratch;       // of all threads
-} SparseBackward_;
+} SparseBackward;
 
 // ds from datt, and D, of n neighbouring heads
 static inline __attribute__((always_inline)) void sparse_dscores_lanes_(float* ds, float* D, const float* att, int n,
@@ -438,7 +451,7 @@ static inline void sparse_dscores_(float* ds, float* D, const float* att, const 
 }
 
 // positions first..end, as many as make a strip
-static inline void sparse_backward_strips_(const SparseBackward_* b, int first, int end, int head, int n_heads) {
+static inline void sparse_backward_strips_(const SparseBackward* b, int first, int end, int head, int n_heads) {
     const SparseInputs* x = &b->x;
     const int d = x->s->d;
     float* turned = b->scratch + (size_t)thread_number() * b->plan.n_floats;
@@ -475,7 +488,7 @@ typedef struct {
     int is_stairs, stair, stairs_down;
 } SparseTile_;
 
-static inline SparseTile_ sparse_tile_(const SparseBackward_* b, int is_entry, int first, int n) {
+static inline SparseTile_ sparse_tile_(const SparseBackward* b, int is_entry, int first, int n) {
     const SparseShape* s = b->x.s;
     SparseTile_ t;
     memset(&t, 0, sizeof t);
@@ -504,7 +517,7 @@ typedef struct {
 } SparseRows_;
 
 // copies of n_channels of them from c on, into scratch: two times so many rows
-static inline SparseRows_ sparse_rows_(const SparseBackward_* b, int h, int first, int end, int c, int n_channels,
+static inline SparseRows_ sparse_rows_(const SparseBackward* b, int h, int first, int end, int c, int n_channels,
                                        float* scratch) {
     const size_t d = (size_t)b->x.s->d, step = (size_t)n_channels + GEMM_LINE;
     float* dout = scratch + (size_t)(end - first) * step;
@@ -519,7 +532,7 @@ static inline SparseRows_ sparse_rows_(const SparseBackward_* b, int h, int firs
 
 // what positions from..to, which see the keys m0..m1 of a tile, add to them; or, from the first stair on, to the whole
 // tile
-static inline void sparse_add_(const SparseBackward_* b, const SparseTile_* t, const SparseRows_* rows, int is_stairs,
+static inline void sparse_add_(const SparseBackward* b, const SparseTile_* t, const SparseRows_* rows, int is_stairs,
                                int from, int to, int m0, int m1) {
     const size_t d = (size_t)b->x.s->d, at = (size_t)(t->first + m0) * d;
     const size_t of_q = (size_t)(from - rows->first) * rows->step;
@@ -548,7 +561,7 @@ static inline int sparse_segment_(const SparseTile_* t, int from, int* m0, int* 
 }
 
 // one tile
-static inline void sparse_add_tile_(const SparseBackward_* b, const SparseTile_* t, const SparseRows_* rows) {
+static inline void sparse_add_tile_(const SparseBackward* b, const SparseTile_* t, const SparseRows_* rows) {
     int from = rows->first, to, m0, m1;
     const int last = TILE_M - 1, all = t->is_stairs ? gemm_min_(t->end[0], rows->end) - t->begin[last] : 0;
     if (all > 0 && t->begin[0] >= from && (!t->stairs_down || t->end[last] <= rows->end)) {
@@ -562,7 +575,7 @@ static inline void sparse_add_tile_(const SparseBackward_* b, const SparseTile_*
 }
 
 // keys first..end of the window, or entries
-static inline void sparse_add_keys_(const SparseBackward_* b, int is_entry, int first, int end) {
+static inline void sparse_add_keys_(const SparseBackward* b, int is_entry, int first, int end) {
     SparseTile_ tile[SPARSE_KEYS / TILE_M];
     const int n = (int)ceil_div(end - first, TILE_M);
     int begin_n = INT_MAX, end_n = 0;  // positions that see any of them
@@ -625,7 +638,7 @@ static inline void sparse_add_listed_few_(float* by_q, float* by_dout, const Spa
 }
 
 // entries first..end, from the lists of their positions: n_channels from c on
-static inline void sparse_add_lists_(const SparseBackward_* b, int first, int end, int c, int n_channels) {
+static inline void sparse_add_lists_(const SparseBackward* b, int first, int end, int c, int n_channels) {
     const SparseShape* s = b->x.s;
     float* scratch = b->scratch + (size_t)thread_number() * b->plan.n_floats;
     int place[SPARSE_LISTED];  // of each entry: how far its list has been read
@@ -653,7 +666,7 @@ static inline void sparse_add_lists_(const SparseBackward_* b, int first, int en
 }
 
 // lists of positions, and how they are cut: into a few tasks for each thread. p: room for all that
-static inline void sparse_lists_(SparseBackward_* b, int* p, size_t n_pairs, const Device* dev) {
+static inline void sparse_lists_(SparseBackward* b, int* p, size_t n_pairs, const Device* dev) {
     const SparseShape* s = b->x.s;
     const int n_channels = (int)ceil_div(s->d, SPARSE_CHANNELS), few = SPARSE_LISTED / 8;
     const int share = (int)ceil_div((int64_t)b->n_entries * n_channels, 2 * dev->n_threads);
@@ -666,7 +679,7 @@ static inline void sparse_lists_(SparseBackward_* b, int* p, size_t n_pairs, con
 }
 
 // positions that see an entry, where there are no lists
-static inline void sparse_intervals_(const SparseBackward_* b) {
+static inline void sparse_intervals_(const SparseBackward* b) {
     for (int e = 0; e < b->n_entries; e++) { b->begin[e] = b->end[e] = 0; }
     for (int n = 0; b->x.w && !b->x.chosen && n < b->x.s->N; n++) {
         const int seen = ENTRIES_SEEN(b->x.places->t[n], b->x.w->r);
@@ -677,35 +690,40 @@ static inline void sparse_intervals_(const SparseBackward_* b) {
     }
 }
 
-// these heads: all threads meet twice
-static inline void sparse_backward_heads_(const SparseBackward_* b) {
+// att, ds, D and dq of as many heads as are kept, from `head` on
+static inline void sparse_keep_heads_(SparseBackward* b, int head) {
     const SparseShape* s = b->x.s;
+    if (b->n_heads > 0 && b->first_head == head) { return; }
+    b->first_head = head, b->n_heads = gemm_min_(b->at_once, s->H - head);
     const int n_parts = (int)ceil_div(b->n_heads, b->plan.n_heads), P = b->plan.positions;
-    const int n_strips = (int)ceil_div(s->N, P) * n_parts, n_keys = (int)ceil_div(s->N, SPARSE_KEYS);
+    const int n_strips = (int)ceil_div(s->N, P) * n_parts;
+    #pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < n_strips; i++) {
+        const int part = i % n_parts * b->plan.n_heads, n_heads = gemm_min_(b->plan.n_heads, b->n_heads - part);
+        const int first = i / n_parts * P;
+        sparse_backward_strips_(b, first, gemm_min_(first + P, s->N), head + part, n_heads);
+    }
+}
+
+// what the heads that are kept add to these keys and entries
+static inline void sparse_add_heads_(const SparseBackward* b, SparsePart keys, SparsePart entries) {
+    const SparseShape* s = b->x.s;
     const int listed = b->x.chosen != NULL, n_channels = listed ? (int)ceil_div(s->d, SPARSE_CHANNELS) : 1;
     const int of_task = listed ? b->listed : SPARSE_KEYS;
-    const int n_entries = (int)ceil_div(b->n_entries, of_task) * n_channels;
-    #pragma omp parallel
-    {
-        #pragma omp for schedule(dynamic)
-        for (int i = 0; i < n_strips; i++) {
-            const int head = i % n_parts * b->plan.n_heads, n_heads = gemm_min_(b->plan.n_heads, b->n_heads - head);
-            const int first = i / n_parts * P;
-            sparse_backward_strips_(b, first, gemm_min_(first + P, s->N), b->first_head + head, n_heads);
-        }
-        #pragma omp for schedule(dynamic)
-        for (int i = 0; i < n_entries + n_keys; i++) {
-            const int key = (i - n_entries) * SPARSE_KEYS;
-            const int entry = i / n_channels * of_task;
-            const int c = i % n_channels * SPARSE_CHANNELS;
-            if (i >= n_entries) {
-                sparse_add_keys_(b, 0, key, gemm_min_(key + SPARSE_KEYS, s->N));
-            } else if (listed) {
-                sparse_add_lists_(b, entry, gemm_min_(entry + of_task, b->n_entries), c,
-                                  gemm_min_(SPARSE_CHANNELS, s->d - c));
-            } else {
-                sparse_add_keys_(b, 1, entry, gemm_min_(entry + of_task, b->n_entries));
-            }
+    const int n_keys = (int)ceil_div(keys.end - keys.first, SPARSE_KEYS);
+    const int n_entries = (int)ceil_div(entries.end - entries.first, of_task) * n_channels;
+    #pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < n_entries + n_keys; i++) {
+        const int key = keys.first + (i - n_entries) * SPARSE_KEYS;
+        const int entry = entries.first + i / n_channels * of_task;
+        const int c = i % n_channels * SPARSE_CHANNELS;
+        if (i >= n_entries) {
+            sparse_add_keys_(b, 0, key, gemm_min_(key + SPARSE_KEYS, keys.end));
+        } else if (listed) {
+            sparse_add_lists_(b, entry, gemm_min_(entry + of_task, entries.end), c,
+                              gemm_min_(SPARSE_CHANNELS, s->d - c));
+        } else {
+            sparse_add_keys_(b, 1, entry, gemm_min_(entry + of_task, entries.end));
         }
     }
 }
@@ -734,28 +752,29 @@ static inline void sparse_join_(float* x, const float* y, size_t n) {
     for (size_t i = 0; i < n; i++) { x[i] += y[i]; }
 }
 
-static inline void sparse_attention_backward(float* dq, float* dkv, float* dentries, float* dsinks, const float* dout,
-                                             const float* q, const float* kv, const float* entries, const float* max,
-                                             const float* inv, const float* sinks, const int* chosen, int n_entries,
-                                             const SparseShape* s, const Places* places, const EntryWindows* w,
-                                             const Device* dev) {
-    SparseBackward_ b;
+static inline SparseBackward sparse_backward_begin(float* dq, float* dkv, float* dentries, float* dsinks,
+                                                   const float* dout, const float* q, const float* kv,
+                                                   const float* entries, const float* max, const float* inv,
+                                                   const float* sinks, const int* chosen, int n_entries,
+                                                   const SparseShape* s, const Places* places, const EntryWindows* w,
+                                                   const Device* dev) {
+    SparseBackward b;
     const SparseInputs x = {s, places, w, w ? chosen : NULL, q, kv, entries};
     memset(&b, 0, sizeof b);
     b.x = x;
-    b.dout = dout, b.max = max, b.inv = inv, b.dq = dq;
+    b.dout = dout, b.max = max, b.inv = inv, b.sinks = sinks, b.dq = dq, b.dsinks = dsinks;
     b.n_entries = w ? n_entries : 0;
     b.plan = sparse_plan_(&b.x, 1, 2);
     b.row = (size_t)sparse_round_(b.plan.n_window + b.plan.n_entries) + VLANES;
     const size_t of_head = 2 * (size_t)s->N * b.row, fit = SPARSE_KEPT / sizeof(float) / (of_head + 1);
     const int whole = fit < VLANES ? VLANES : (int)(fit / VLANES * VLANES);  // vectors of heads, one at least
-    const int at_once = fit < (size_t)s->H ? gemm_min_(s->H, whole) : s->H;
-    const int strip_heads = gemm_min_(at_once, SPARSE_LANES);
+    b.at_once = fit < (size_t)s->H ? gemm_min_(s->H, whole) : s->H;
+    const int strip_heads = gemm_min_(b.at_once, SPARSE_LANES);
     b.plan = sparse_plan_(&b.x, strip_heads, 2);
     const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b.n_entries * s->d;
     const size_t n_rows = 2 * SPARSE_ROWS * ((size_t)s->d + GEMM_LINE);  // more than those of lists
     if (b.plan.n_floats < n_rows) { b.plan.n_floats = n_rows; }
-    const size_t n_D = (size_t)s->N * s->H, n_kept = (size_t)at_once * of_head;
+    const size_t n_D = (size_t)s->N * s->H, n_kept = (size_t)b.at_once * of_head;
     const size_t n_pairs = x.chosen ? (size_t)s->N * s->topk : 0, n_seen = 2 * (size_t)b.n_entries;
     const size_t n_scan = inverse_lists_scratch(b.n_entries, dev);
     const size_t n_lists = x.chosen ? (size_t)b.n_entries + 1 + 2 * n_pairs + n_scan : 0;
@@ -773,13 +792,42 @@ static inline void sparse_attention_backward(float* dq, float* dkv, float* dentr
     if (n_of_entries) { device_zero(dentries, sizeof(float) * n_of_entries, dev); }
     device_zero(b.by_dout, sizeof(float) * (n_kv + n_of_entries), dev);
     sparse_intervals_(&b);
-    for (b.first_head = 0; b.first_head < s->H; b.first_head += at_once) {
-        b.n_heads = gemm_min_(at_once, s->H - b.first_head);
-        sparse_backward_heads_(&b);
+    sparse_keep_heads_(&b, 0);
+    return b;
+}
+
+static inline void sparse_backward_sums(SparseSums sums[SPARSE_CHAINS], const SparseBackward* b) {
+    const SparseSums all[SPARSE_CHAINS] = {{b->by_q, b->x.s->N}, {b->by_dout, b->x.s->N},
+                                           {b->entries_by_q, b->n_entries}, {b->entries_by_dout, b->n_entries}};
+    memcpy(sums, all, sizeof all);
+}
+
+static inline void sparse_backward_keys(SparseBackward* b, SparsePart keys, SparsePart entries, const Device* dev) {
+    (void)dev;
+    for (int head = 0; head < b->x.s->H; head += b->at_once) {
+        sparse_keep_heads_(b, head);
+        sparse_add_heads_(b, keys, entries);
     }
-    sparse_join_(dkv, b.by_dout, n_kv);
-    if (n_of_entries) { sparse_join_(dentries, b.entries_by_dout, n_of_entries); }
-    if (dsinks) { sparse_dsinks_(dsinks, b.D, max, inv, sinks, s); }
+}
+
+static inline void sparse_backward_end(const SparseBackward* b, const Device* dev) {
+    const SparseShape* s = b->x.s;
+    (void)dev;
+    sparse_join_(b->by_q, b->by_dout, (size_t)s->N * s->d);
+    if (b->n_entries) { sparse_join_(b->entries_by_q, b->entries_by_dout, (size_t)b->n_entries * s->d); }
+    if (b->dsinks) { sparse_dsinks_(b->dsinks, b->D, b->max, b->inv, b->sinks, s); }
+}
+
+static inline void sparse_attention_backward(float* dq, float* dkv, float* dentries, float* dsinks, const float* dout,
+                                             const float* q, const float* kv, const float* entries, const float* max,
+                                             const float* inv, const float* sinks, const int* chosen, int n_entries,
+                                             const SparseShape* s, const Places* places, const EntryWindows* w,
+                                             const Device* dev) {
+    SparseBackward b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks, chosen,
+                                             n_entries, s, places, w, dev);
+    const SparsePart keys = {0, s->N}, all = {0, w ? n_entries : 0};
+    sparse_backward_keys(&b, keys, all, dev);
+    sparse_backward_end(&b, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_SPARSE_ATTENTION_H

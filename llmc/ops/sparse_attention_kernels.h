@@ -259,13 +259,13 @@ static inline void sparse_attention_forward(X* out, float* max, float* inv, cons
 
 template <typename X>
 __global__ void __launch_bounds__(SPARSE_THREADS, 3)
-sparse_mass_kernel(float* mass, const float* max, const float* inv, SparseInputsOf<X> in) {
+sparse_mass_kernel(float* mass, const float* max, const float* inv, SparseInputsOf<X> in, int goes_on) {
     __shared__ SparseShared<X> tile;
     __shared__ float att[SPARSE_HEADS][SPARSE_CHUNK + 1];
     const int t = threadIdx.x, n = blockIdx.x, d = in.s.d, topk = in.s.topk;
     const SparseSeen see = {n, 0, 0, sparse_list_length(in.chosen + (size_t)n * topk, topk)};
     for (int k0 = 0; k0 < topk; k0 += SPARSE_CHUNK) {
-        float sum = 0.0f;
+        float sum = goes_on && t < SPARSE_CHUNK && k0 + t < topk ? mass[(size_t)n * topk + k0 + t] : 0.0f;
         sparse_find_keys_(tile, in, see, k0);
         for (int head = 0; head < in.s.H; head += SPARSE_HEADS) {
             const int n_heads = in.s.H - head < SPARSE_HEADS ? in.s.H - head : SPARSE_HEADS;
@@ -286,12 +286,12 @@ sparse_mass_kernel(float* mass, const float* max, const float* inv, SparseInputs
 
 template <typename X>
 static inline void sparse_attention_mass(float* mass, const X* q, const X* entries, const float* max, const float* inv,
-                                         const int* chosen, const SparseShape* s, const EntryWindows* w,
+                                         const int* chosen, int goes_on, const SparseShape* s, const EntryWindows* w,
                                          const Device* dev) {
     if (s->N == 0) { return; }
     const X* no_keys = NULL;
     const SparseInputsOf<X> in = sparse_inputs_(q, no_keys, entries, chosen, s, (const Places*)NULL, w);
-    sparse_mass_kernel<X><<<(unsigned)s->N, SPARSE_THREADS, 0, dev->stream>>>(mass, max, inv, in);
+    sparse_mass_kernel<X><<<(unsigned)s->N, SPARSE_THREADS, 0, dev->stream>>>(mass, max, inv, in, goes_on);
     cudaCheck(cudaGetLastError());
 }
 
@@ -422,20 +422,20 @@ __device__ inline void sparse_load_terms_(SparseTerms& x, const X* dout, const S
     }
 }
 
-// by_q and by_dout (n_keys, d) go on with the heads at hand. block is (SPARSE_THREADS), grid (tiles of keys, tiles of
-// channels)
+// by_q and by_dout of these keys (d) go on with the heads at hand. block is (SPARSE_THREADS), grid (tiles of keys,
+// tiles of channels)
 template <typename X>
 __global__ void __launch_bounds__(SPARSE_THREADS, 3)
 sparse_keys_kernel(float* by_q, float* by_dout, const X* dout, SparseInputsOf<X> in, SparseKept kept,
-                   SparseIntervals of, int n_keys, int is_entry) {
+                   SparseIntervals of, SparsePart keys, int is_entry) {
     __shared__ SparseTerms x;
-    const int t = threadIdx.x, u0 = blockIdx.x * SPARSE_TILE, c0 = blockIdx.y * SPARSE_TILE, d = in.s.d;
+    const int t = threadIdx.x, u0 = keys.first + blockIdx.x * SPARSE_TILE, c0 = blockIdx.y * SPARSE_TILE, d = in.s.d;
     const int m = t / (SPARSE_TILE / SPARSE_SUMS) * SPARSE_SUMS, c = t % (SPARSE_TILE / SPARSE_SUMS) * SPARSE_SUMS;
     int first = in.s.N, end = 0;
     float q_sum[SPARSE_SUMS][SPARSE_SUMS], dout_sum[SPARSE_SUMS][SPARSE_SUMS];
     if (t < SPARSE_TILE) {
-        x.begin[t] = u0 + t < n_keys ? of.begin[u0 + t] : 0;
-        x.end[t] = u0 + t < n_keys ? of.end[u0 + t] : 0;
+        x.begin[t] = u0 + t < keys.end ? of.begin[u0 + t] : 0;
+        x.end[t] = u0 + t < keys.end ? of.end[u0 + t] : 0;
     }
     __syncthreads();
     for (int i = 0; i < SPARSE_TILE; i++) {
@@ -444,7 +444,7 @@ sparse_keys_kernel(float* by_q, float* by_dout, const X* dout, SparseInputsOf<X>
     }
     for (int i = 0; i < SPARSE_SUMS; i++) {
         for (int j = 0; j < SPARSE_SUMS; j++) {
-            const int is_one = u0 + m + i < n_keys && c0 + c + j < d;
+            const int is_one = u0 + m + i < keys.end && c0 + c + j < d;
             const size_t at = is_one ? (size_t)(u0 + m + i) * d + c0 + c + j : 0;
             q_sum[i][j] = is_one ? by_q[at] : 0.0f, dout_sum[i][j] = is_one ? by_dout[at] : 0.0f;
         }
@@ -468,7 +468,7 @@ sparse_keys_kernel(float* by_q, float* by_dout, const X* dout, SparseInputsOf<X>
             }
         }
     }
-    for (int i = 0; i < SPARSE_SUMS && u0 + m + i < n_keys; i++) {
+    for (int i = 0; i < SPARSE_SUMS && u0 + m + i < keys.end; i++) {
         for (int j = 0; j < SPARSE_SUMS && c0 + c + j < d; j++) {
             const size_t at = (size_t)(u0 + m + i) * d + c0 + c + j;
             by_q[at] = q_sum[i][j], by_dout[at] = dout_sum[i][j];
@@ -476,11 +476,12 @@ sparse_keys_kernel(float* by_q, float* by_dout, const X* dout, SparseInputsOf<X>
     }
 }
 
-// the same of entries from lists. block is (SPARSE_TILE), grid (n_entries, tiles of channels): a thread has a channel
+// the same of entries from lists, from number first_entry on. block is (SPARSE_TILE), grid (entries, tiles of
+// channels): a thread has a channel
 template <typename X>
 __global__ void sparse_listed_kernel(float* by_q, float* by_dout, const X* dout, SparseInputsOf<X> in, SparseKept kept,
-                                     const int* offsets, const int* pairs) {
-    const int e = blockIdx.x, c = blockIdx.y * SPARSE_TILE + threadIdx.x, d = in.s.d;
+                                     const int* offsets, const int* pairs, int first_entry) {
+    const int e = first_entry + blockIdx.x, c = blockIdx.y * SPARSE_TILE + threadIdx.x, d = in.s.d;
     const int first = offsets[e], last = offsets[e + 1];
     if (c >= d) { return; }
     float q_sum = by_q[(size_t)e * d + c], dout_sum = by_dout[(size_t)e * d + c];
@@ -572,22 +573,107 @@ static inline void sparse_find_positions_(const SparseScratch_* x, const SparseI
     cudaCheck(cudaGetLastError());
 }
 
-// what some heads add to all keys and entries
 template <typename X>
-static inline void sparse_add_keys_(const SparseScratch_* x, const X* dout, const SparseInputsOf<X>& in, int n_entries,
-                                    const Device* dev) {
-    const unsigned channels = (unsigned)ceil_div(in.s.d, SPARSE_TILE);
-    const dim3 keys((unsigned)ceil_div(in.s.N, SPARSE_TILE), channels);
-    const dim3 listed((unsigned)n_entries, channels), entries((unsigned)ceil_div(n_entries, SPARSE_TILE), channels);
-    float *by_q = x->by_q + (size_t)in.s.N * in.s.d, *by_dout = x->by_dout + (size_t)in.s.N * in.s.d;
-    sparse_keys_kernel<X><<<keys, SPARSE_THREADS, 0, dev->stream>>>(x->by_q, x->by_dout, dout, in, x->kept,
-                                                                    x->of_window, in.s.N, 0);
-    if (in.chosen && n_entries > 0) {
-        sparse_listed_kernel<X><<<listed, SPARSE_TILE, 0, dev->stream>>>(by_q, by_dout, dout, in, x->kept, x->offsets,
-                                                                         x->pairs);
+struct SparseBackwardOf {
+    SparseInputsOf<X> in;
+    SparseScratch_ scratch;
+    const X* dout;
+    X *dq, *dkv, *dentries;
+    const float *max, *inv, *sinks;
+    float* dsinks;
+    int n_entries, at_once;
+};
+
+// att, ds, D and dq of as many heads as are kept, from `head` on
+template <typename X>
+static inline void sparse_keep_heads_(SparseBackwardOf<X>* b, int head, const Device* dev) {
+    const SparseShape* s = &b->in.s;
+    SparseKept* kept = &b->scratch.kept;
+    if (kept->n_heads > 0 && kept->first_head == head) { return; }
+    kept->first_head = head, kept->n_heads = s->H - head < b->at_once ? s->H - head : b->at_once;
+    const size_t n_bytes = sparse_shared_bytes_(sparse_queries_kernel<X>, s->d, dev);
+    const dim3 grid((unsigned)s->N, (unsigned)ceil_div(kept->n_heads, SPARSE_HEADS));
+    sparse_queries_kernel<X><<<grid, SPARSE_THREADS, n_bytes, dev->stream>>>(b->dq, b->scratch.D, b->dout, b->max,
+                                                                             b->inv, b->in, *kept);
+    cudaCheck(cudaGetLastError());
+}
+
+// what the heads that are kept add to these keys and entries
+template <typename X>
+static inline void sparse_add_heads_(const SparseBackwardOf<X>* b, SparsePart keys, SparsePart entries,
+                                     const Device* dev) {
+    const SparseScratch_* x = &b->scratch;
+    const SparseShape* s = &b->in.s;
+    const int n_keys = keys.end - keys.first, n_entries = entries.end - entries.first;
+    const unsigned channels = (unsigned)ceil_div(s->d, SPARSE_TILE);
+    const dim3 of_keys((unsigned)ceil_div(n_keys, SPARSE_TILE), channels), listed((unsigned)n_entries, channels);
+    const dim3 of_entries((unsigned)ceil_div(n_entries, SPARSE_TILE), channels);
+    float *by_q = x->by_q + (size_t)s->N * s->d, *by_dout = x->by_dout + (size_t)s->N * s->d;
+    if (n_keys > 0) {
+        sparse_keys_kernel<X><<<of_keys, SPARSE_THREADS, 0, dev->stream>>>(x->by_q, x->by_dout, b->dout, b->in, x->kept,
+                                                                           x->of_window, keys, 0);
+    }
+    if (b->in.chosen && n_entries > 0) {
+        sparse_listed_kernel<X><<<listed, SPARSE_TILE, 0, dev->stream>>>(by_q, by_dout, b->dout, b->in, x->kept,
+                                                                         x->offsets, x->pairs, entries.first);
     } else if (n_entries > 0) {
-        sparse_keys_kernel<X><<<entries, SPARSE_THREADS, 0, dev->stream>>>(by_q, by_dout, dout, in, x->kept,
-                                                                           x->of_entries, n_entries, 1);
+        sparse_keys_kernel<X><<<of_entries, SPARSE_THREADS, 0, dev->stream>>>(by_q, by_dout, b->dout, b->in, x->kept,
+                                                                              x->of_entries, entries, 1);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline SparseBackwardOf<X> sparse_backward_begin(X* dq, X* dkv, X* dentries, float* dsinks, const X* dout,
+                                                        const X* q, const X* kv, const X* entries, const float* max,
+                                                        const float* inv, const float* sinks, const int* chosen,
+                                                        int n_entries, const SparseShape* s, const Places* places,
+                                                        const EntryWindows* w, const Device* dev) {
+    SparseBackwardOf<X> b;
+    b.in = sparse_inputs_(q, kv, entries, chosen, s, places, w);
+    b.dout = dout, b.dq = dq, b.dkv = dkv, b.dentries = dentries, b.dsinks = dsinks;
+    b.max = max, b.inv = inv, b.sinks = sinks;
+    b.n_entries = w ? n_entries : 0;
+    b.scratch = sparse_scratch_(s, b.n_entries, b.in.chosen != NULL, dev);
+    b.at_once = b.scratch.kept.n_heads, b.scratch.kept.n_heads = 0;
+    if (s->N == 0) { return b; }
+    sparse_find_positions_(&b.scratch, b.in, b.n_entries, dev);
+    sparse_keep_heads_(&b, 0, dev);
+    return b;
+}
+
+template <typename X>
+static inline void sparse_backward_sums(SparseSums sums[SPARSE_CHAINS], const SparseBackwardOf<X>* b) {
+    const size_t n_kv = (size_t)b->in.s.N * b->in.s.d;
+    for (int i = 0; i < SPARSE_CHAINS; i++) {
+        float* rows = i % 2 == 0 ? b->scratch.by_q : b->scratch.by_dout;
+        sums[i].rows = i < 2 ? rows : rows + n_kv, sums[i].n = i < 2 ? b->in.s.N : b->n_entries;
+    }
+}
+
+template <typename X>
+static inline void sparse_backward_keys(SparseBackwardOf<X>* b, SparsePart keys, SparsePart entries,
+                                        const Device* dev) {
+    for (int head = 0; head < b->in.s.H && b->in.s.N > 0; head += b->at_once) {
+        sparse_keep_heads_(b, head, dev);
+        sparse_add_heads_(b, keys, entries, dev);
+    }
+}
+
+template <typename X>
+static inline void sparse_backward_end(const SparseBackwardOf<X>* b, const Device* dev) {
+    const SparseScratch_* x = &b->scratch;
+    const SparseShape* s = &b->in.s;
+    const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)b->n_entries * s->d;
+    if (s->N == 0) { return; }
+    sparse_join_kernel<X><<<grid_blocks(n_kv, 1, dev), GRID_BLOCK, 0, dev->stream>>>(b->dkv, x->by_q, x->by_dout, n_kv);
+    if (n_of_entries > 0) {
+        sparse_join_kernel<X><<<grid_blocks(n_of_entries, 1, dev), GRID_BLOCK, 0, dev->stream>>>(
+            b->dentries, x->by_q + n_kv, x->by_dout + n_kv, n_of_entries);
+    }
+    if (b->dsinks) {
+        sparse_dsinks_kernel<<<(unsigned)s->H, WARP, 0, dev->stream>>>(b->dsinks, x->D, b->max, b->inv, b->sinks, s->N,
+                                                                       s->H);
     }
     cudaCheck(cudaGetLastError());
 }
@@ -597,29 +683,11 @@ static inline void sparse_attention_backward(X* dq, X* dkv, X* dentries, float* 
                                              const X* kv, const X* entries, const float* max, const float* inv,
                                              const float* sinks, const int* chosen, int n_entries, const SparseShape* s,
                                              const Places* places, const EntryWindows* w, const Device* dev) {
-    if (s->N == 0) { return; }
-    n_entries = w ? n_entries : 0;
-    const SparseInputsOf<X> in = sparse_inputs_(q, kv, entries, chosen, s, places, w);
-    const size_t n_kv = (size_t)s->N * s->d, n_of_entries = (size_t)n_entries * s->d;
-    const size_t n_bytes = sparse_shared_bytes_(sparse_queries_kernel<X>, s->d, dev);
-    SparseScratch_ x = sparse_scratch_(s, n_entries, in.chosen != NULL, dev);
-    const int at_once = x.kept.n_heads;
-    sparse_find_positions_(&x, in, n_entries, dev);
-    for (int head = 0; head < s->H; head += at_once) {
-        x.kept.first_head = head, x.kept.n_heads = s->H - head < at_once ? s->H - head : at_once;
-        const dim3 grid((unsigned)s->N, (unsigned)ceil_div(x.kept.n_heads, SPARSE_HEADS));
-        sparse_queries_kernel<X><<<grid, SPARSE_THREADS, n_bytes, dev->stream>>>(dq, x.D, dout, max, inv, in, x.kept);
-        sparse_add_keys_(&x, dout, in, n_entries, dev);
-    }
-    sparse_join_kernel<X><<<grid_blocks(n_kv, 1, dev), GRID_BLOCK, 0, dev->stream>>>(dkv, x.by_q, x.by_dout, n_kv);
-    if (n_of_entries > 0) {
-        sparse_join_kernel<X><<<grid_blocks(n_of_entries, 1, dev), GRID_BLOCK, 0, dev->stream>>>(
-            dentries, x.by_q + n_kv, x.by_dout + n_kv, n_of_entries);
-    }
-    if (dsinks) {
-        sparse_dsinks_kernel<<<(unsigned)s->H, WARP, 0, dev->stream>>>(dsinks, x.D, max, inv, sinks, s->N, s->H);
-    }
-    cudaCheck(cudaGetLastError());
+    SparseBackwardOf<X> b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks,
+                                                  chosen, n_entries, s, places, w, dev);
+    const SparsePart keys = {0, s->N}, all = {0, b.n_entries};
+    sparse_backward_keys(&b, keys, all, dev);
+    sparse_backward_end(&b, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_SPARSE_ATTENTION_KERNELS_H

@@ -582,8 +582,8 @@ typedef struct {
     float *room, *staged;  // of a slice, on the host and on the device
     float* whole;          // all of them on the host, or NULL
     int sums;              // does somebody want the sums?
-    uint64_t sum, sum_of_experts, sum_of_parts;  // of what this rank has: of experts and matrices that it shares, and of
-                                                 // all else
+    uint64_t sum_of_experts, sum_of_parts, sum;  // of what this rank has: of experts and of matrices that it shares,
+                                                 // and of all else
     uint16_t* halves;      // the slice that is under way as bf16; NULL: it is in `room`
     int is_banded;         // it is stored as fp8 or fp4 as it comes, and nothing of it is in `room`
 } ModelStream;

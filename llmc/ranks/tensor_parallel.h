@@ -6,8 +6,9 @@ matrix.
     tp_gather, tp_gather_floats   each rank has some columns of (N, L): all get all
     tp_gather_rows  each rank has some of the rows: all get all, where they lie
     tp_scatter_rows each gets its rows from every rank
-    tp_chain_steps, tp_chain_piece, tp_chain_pass, tp_chain_end   of a vocabulary, of which each rank has some: sums
-                    over all of it, each a chain that goes on from rank to rank
+    tp_chain_steps, tp_chain_piece, tp_chain_pass, tp_chain_end   of a vocabulary, or of heads, of which each rank has
+                    some: sums over all of it, each a chain that goes on from rank to rank
+    tp_chain_sends  bytes that a rank sends for it
     tp_take         those of this rank, of all columns; tp_spread: to their places among those of all
     tp_to_columns   each rank has some rows of a matrix (OC, C), all their columns: it gets its columns of all rows
     tp_to_rows      and the other way; both of elements of any size, such as bytes of fp8, or scales of blocks
@@ -28,8 +29,8 @@ Nobody waits for the others' parts: rows are cut in `size` pieces, and at each s
     place 1    .    0    1    2    .
     place 2    .    .    0    1    2      the last hands piece p to place p; in the end these are gathered
 
-Cost:   a rank sends (size - 1) / size of N L floatX for a gather, and of what it has of the matrix, as it is stored, for
-        a turn; for a chain twice the former, in 2 size - 1 exchanges.
+Cost:   a rank sends (size - 1) / size of N L floatX for a gather, and for a turn of what it has of the matrix, as that
+        is stored; for a chain twice the former, in 2 size - 1 exchanges.
 */
 #ifndef LLMC_TENSOR_PARALLEL_H
 #define LLMC_TENSOR_PARALLEL_H
@@ -156,6 +157,10 @@ static inline void tp_scatter_rows(void* landing, const void* rows, int N, size_
 
 static inline int tp_chain_steps(const RankGroup* x) { return 2 * x->size - 1; }
 
+static inline double tp_chain_sends(double N, double width, const RankGroup* x) {
+    return 2.0 * (x->size - 1.0) / x->size * N * width;
+}
+
 // the piece that it is this rank's turn to add to; -1: none
 static inline int tp_chain_piece(int step, const RankGroup* x) {
     const int piece = step - x->place;
@@ -187,6 +192,7 @@ static inline void tp_chain_pass(void* rows, int N, size_t width, int step, cons
 // behind the last step: all pieces come to all but to the last place, which has finished them
 static inline void tp_chain_end(void* rows, int N, size_t width, const RankGroup* x, const Device* dev) {
     CommPiece pieces[RANK_GROUP_MAX];
+    if (x->size == 1) { return; }
     const TpRows own = tp_rows_(N, width, x->place, x);
     for (int p = 0; p < x->size; p++) {
         const TpRows other = tp_rows_(N, width, p, x);

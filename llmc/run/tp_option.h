@@ -22,13 +22,16 @@ static inline Option tp_option(int* size) {
 
 // of the first row that T ranks cannot share, what T would have to divide; NULL: there is none. A product is turned:
 // the other side of the matrix is divided, too, and columns of fp4 between groups. Not of a vocabulary, whose rows are
-// padded to a multiple of 128, nor of what is no matrix. Adapters are shared as the matrices are beside which they stand
+// padded to a multiple of 128, of groups that have inputs of their own, nor of what is no matrix. Adapters are shared
+// as the matrices are beside which they stand
 static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t n_bytes) {
     char name[NAME_BYTES];
     for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
         const Tensor* t = &m->table[i];
-        const int is_vocabulary = t->split == SPLIT_VOCABULARY, is_matrix = tensor_is_matrix(t) && !is_vocabulary;
+        const int is_vocabulary = t->split == SPLIT_VOCABULARY;
+        const int is_matrix = tensor_is_matrix(t) && !is_vocabulary && !t->blocks;
         const int other = t->split == SPLIT_ROWS ? t->columns : t->rows;
+        const char* unit = t->blocks ? "groups" : "heads";
         int first, n;
         if (t->split == SPLIT_NONE) { continue; }
         const int units = t->units > 0 ? t->units : T, divides = units % T == 0 && (!is_matrix || other % T == 0);
@@ -36,7 +39,7 @@ static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t 
         if (divides && !is_cut && tensor_share(t, 0, 0, T, &first, &n)) { continue; }
         tensor_slice_name(name, sizeof name, t, 0);
         if (is_vocabulary) { snprintf(text, n_bytes, "the %d rows of %s, padded", t->rows, name); }
-        else if (units % T != 0) { snprintf(text, n_bytes, "the %d heads of %s", units, name); }
+        else if (units % T != 0) { snprintf(text, n_bytes, "the %d %s of %s", units, unit, name); }
         else if (is_cut) {
             snprintf(text, n_bytes, "the %d groups of %d columns that %s has in fp4 (--weights bf16 has none)",
                      t->columns / FP4_GROUP, FP4_GROUP, name);
