@@ -20,6 +20,8 @@ static inline Option tp_option(int* size) {
     return row;
 }
 
+enum { TP_OBSTACLE_BYTES = NAME_BYTES + 128 };  // of the text of tp_obstacle
+
 // of the first row that T ranks cannot share, what T would have to divide; NULL: there is none. A product is turned:
 // the other side of the matrix is divided, too, and columns of fp4 between groups. Not of a vocabulary, whose rows are
 // padded to a multiple of 128, of groups that have inputs of their own, nor of what is no matrix. Adapters are shared
@@ -53,7 +55,7 @@ static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t 
 // A number that was not typed but comes from an earlier run is given up where it does not fit
 static inline void tp_begin(Run* r, int* size) {
     Model* m = r->model;
-    char text[NAME_BYTES + 128];
+    char text[TP_OBSTACLE_BYTES];
     const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp"), was = *size;
     const int is_alone = run_is_generating(r) || *r->o.probe;
     const char* obstacle = *size > 1 ? tp_obstacle(m, *size, text, sizeof text) : NULL;
