@@ -12,7 +12,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_hold_layers     some of its layers are in memory, as a rank of pipeline parallelism has them;
                            tensor_hold_none: nothing of it
     tensor_dims            more dimensions on disk
-    tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has
+    tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has;
+                           tensor_part, tensor_take_rows, tensor_take_scales: this of a slice, however it is stored
     tensor_blocks          a linear layer in groups, whose blocks alone are stored
     tensor_stored          in which type releases have it
     tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never
