@@ -394,7 +394,7 @@ static void test_linear(Test* t) {
     block_lora_backward_ref(dinp, dA, dB, p.a[DOUT], p.a[INP], q.a[L_A], q.a[L_B], &s, G, scratch);
     Linear w;
     memset(&w, 0, sizeof w);
-    const StoredMatrix matrix = {p.a[WEIGHT], STORED_F32, G * R, C, G * R, NULL};
+    const StoredMatrix matrix = stored_matrix(p.a[WEIGHT], STORED_F32, G * R, C, G * R, NULL);
     w.weight = matrix, w.C = C, w.OC = G * R, w.n_adapters = 1, w.scratch = fast;
     w.adapter[0].shape = s, w.adapter[0].shape.N = 0, w.adapter[0].shape.dropout.first = FIRST * C;
     w.adapter[0].A = q.a[L_A], w.adapter[0].B = q.a[L_B];
@@ -477,7 +477,7 @@ static void test_stored(Test* t) {
         const int n_rows = OC - row < FP8_BLOCK ? OC - row : FP8_BLOCK;
         fp8_quantize_rows(bytes + row * C, scales + row / FP8_BLOCK * 2, x + row * C, n_rows, C);
     }
-    const StoredMatrix fp8 = {bytes, STORED_FP8, OC, C, OC, scales};
+    const StoredMatrix fp8 = stored_matrix(bytes, STORED_FP8, OC, C, OC, scales);
     for (int N = 5; N < 50; N += 35) {  // few rows, and more
         check_stored(t, stored_halves(halves, OC, C), N, G);
         check_stored(t, fp8, N, G);

@@ -30,7 +30,7 @@ static void test_scales(Test* t) {
 // Every code under every scale: as a float, which is the number itself or, beyond floats, infinite; and in vectors
 static void test_weights(Test* t) {
     uint8_t bytes[16], exponent;
-    const StoredMatrix m = {bytes, STORED_FP4, 1, 32, 1, &exponent};
+    const StoredMatrix m = stored_matrix(bytes, STORED_FP4, 1, 32, 1, &exponent);
     float row[32], lanes[VLANES];
     for (int i = 0; i < 16; i++) { bytes[i] = (uint8_t)(i | (15 - i) << 4); }
     for (int e = 0; e < 256; e++) {
@@ -109,7 +109,7 @@ static void test_groups(Test* t) {
     uint8_t bytes[C / 2], exponents[C / 32];
     for (int c = 32; c < C; c++) { x[c] *= ldexpf(1.0f, c < 64 ? -40 : c - 80); }
     fp4_quantize_row(bytes, exponents, x, C);
-    const StoredMatrix m = {bytes, STORED_FP4, 1, C, 1, exponents};
+    const StoredMatrix m = stored_matrix(bytes, STORED_FP4, 1, C, 1, exponents);
     stored_row(row, &m, 0);
     for (int c = 0; c < C; c++) {
         const double scale = scale_of(exponents[c / 32]), want = number_of(nearest_by_search((double)x[c] / scale)) * scale;
@@ -118,7 +118,7 @@ static void test_groups(Test* t) {
     float again[C];
     uint8_t bytes_again[C / 2], exponents_again[C / 32];
     fp4_quantize_row(bytes_again, exponents_again, row, C);  // a scale may become smaller, no number another
-    const StoredMatrix second = {bytes_again, STORED_FP4, 1, C, 1, exponents_again};
+    const StoredMatrix second = stored_matrix(bytes_again, STORED_FP4, 1, C, 1, exponents_again);
     stored_row(again, &second, 0);
     check_bits(t, "quantized again", again, row, C);
     free(x);
@@ -141,7 +141,8 @@ static void test_fp8(Test* t) {
         }
         check(t, is_exact == (apart <= 14), "scales 2^%d apart: is said to be %s", apart, is_exact ? "exact" : "rounded");
         check(t, (double)scales[0] == scale_of(100 + apart) / 64.0 && scales[1] == 0x1p-133f, "scales of blocks");
-        const StoredMatrix is = {out, STORED_FP8, R, C, R, scales}, was = {bytes, STORED_FP4, R, C, R, exponents};
+        const StoredMatrix is = stored_matrix(out, STORED_FP8, R, C, R, scales);
+        const StoredMatrix was = stored_matrix(bytes, STORED_FP4, R, C, R, exponents);
         int n_others = 0, n_large = 0;
         for (int r = 0; r < R; r++) {
             stored_row(is_row, &is, r), stored_row(was_row, &was, r);

@@ -79,8 +79,8 @@ static void test_rows(Test* t) {
     for (int b = 0; b < 4; b++) {
         fp8_quantize_rows(bytes + first[b] * C, scales + b * BLOCKS, x + first[b] * C, first[b + 1] - first[b], C);
     }
-    const StoredMatrix m = {bytes, STORED_FP8, ROWS, C, PART, scales};
-    check(t, stored_scales(ROWS, C, PART) == 8, "scales of two parts: found %zu", stored_scales(ROWS, C, PART));
+    const StoredMatrix m = stored_matrix(bytes, STORED_FP8, ROWS, C, PART, scales);
+    check(t, stored_scales(&m) == 8, "scales of two parts: found %zu", stored_scales(&m));
     float row[C];
     for (int r = 0; r < ROWS; r++) {
         stored_row(row, &m, r);

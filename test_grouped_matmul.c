@@ -284,7 +284,7 @@ static void test_stored(Test* t) {
         const int row = i / 2 * (OC / 2) + i % 2 * FP8_BLOCK;
         fp8_quantize_rows(bytes + row * C, scales + 2 * i, x + row * C, i % 2 ? 1 : FP8_BLOCK, C);
     }
-    const StoredMatrix fp8 = {bytes, STORED_FP8, OC, C, OC / 2, scales};
+    const StoredMatrix fp8 = stored_matrix(bytes, STORED_FP8, OC, C, OC / 2, scales);
     check_stored(t, fp8, E, offsets);
     free(x), free(scales), free(halves), free(bytes);
 }
@@ -297,7 +297,7 @@ static void test_fp4(Test* t) {
     uint8_t* bytes = (uint8_t*)new_array(E * OC * C / 2, 1);
     for (int i = 0; i < E * OC * C / 2; i++) { bytes[i] = (uint8_t)splitmix64(1, (uint64_t)i); }
     for (int i = 0; i < E * OC * C / 32; i++) { exponents[i] = (uint8_t)(110 + splitmix64(2, (uint64_t)i) % 20); }
-    const StoredMatrix first = {bytes, STORED_FP4, OC, C, OC, exponents};
+    const StoredMatrix first = stored_matrix(bytes, STORED_FP4, OC, C, OC, exponents);
     check_stored(t, first, E, offsets);
     free(exponents), free(bytes);
 }

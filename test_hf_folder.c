@@ -642,6 +642,140 @@ static void test_bands(Test* t) {
     temp_remove(&folder);
 }
 
+// ---- parts of a matrix that ranks share: some rows of three sections, columns, or rows of a padded vocabulary ----
+
+enum { PART_ROWS = 216, PART_DISK_ROWS = 200, PART_COLUMNS = 192, PART_ALL = PART_ROWS * PART_COLUMNS };
+
+// as a file has it and as a rank stores its part
+typedef struct {
+    Stored kind;
+    uint8_t whole[2 * PART_ALL], whole_scales[PART_ALL / 32];
+    TensorPart part;
+    uint8_t bytes[2 * PART_ALL], scales[4 * PART_ALL];
+} Parts;
+
+static TensorPart parts_part(void* to, const Tensor* t, int k) {
+    (void)t, (void)k;
+    return ((Parts*)to)->part;
+}
+
+static float* parts_room(void* to, const Tensor* t, int k) {
+    (void)to, (void)t, (void)k;
+    return NULL;  // nothing of it comes as floats
+}
+
+static uint16_t* parts_halves(void* to, const Tensor* t, int k, int is_exact) {
+    (void)t, (void)k, (void)is_exact;
+    return (uint16_t*)(void*)((Parts*)to)->bytes;
+}
+
+static uint8_t* parts_scaled(void* to, const Tensor* t, int k, Stored kind, void** scales) {
+    Parts* x = (Parts*)to;
+    (void)t, (void)k;
+    *scales = x->scales;
+    return kind == x->kind ? x->bytes : NULL;
+}
+
+// any numbers but NaN, in a file; padding is zeros
+static TempPath parts_write(const TempPath* folder, Parts* x, Stored kind, int rows) {
+    const TempPath path = temp_path(folder, HF_WEIGHTS);
+    const Dtype dtypes[] = {DTYPE_BF16, DTYPE_F8_E4M3, DTYPE_I8}, dtype = dtypes[kind - STORED_BF16];
+    const int is_fp4 = kind == STORED_FP4;
+    const int64_t shape[] = {rows, is_fp4 ? PART_COLUMNS / 2 : PART_COLUMNS};
+    const int64_t of_scales[] = {is_fp4 ? rows : fp8_blocks(rows), PART_COLUMNS / (is_fp4 ? 32 : 96)};
+    const size_t n = stored_bytes(kind, (size_t)rows * PART_COLUMNS), n_scales = (size_t)(of_scales[0] * of_scales[1]);
+    SafeWriter w;
+    memset(x, 0, sizeof *x);
+    x->kind = kind;
+    for (size_t i = 0; i < n; i++) { x->whole[i] = (uint8_t)(i * 7 % 127 + i / 19 % 2 * 128); }
+    for (size_t i = 0; i < n_scales; i++) {
+        if (is_fp4) { x->whole_scales[i] = (uint8_t)(100 + i % 41); }
+        else { ((float*)(void*)x->whole_scales)[i] = 0.001f * (float)(i + 1); }
+    }
+    safewriter_init(&w);
+    safewriter_declare(&w, "w.weight", dtype, 2, shape);
+    if (kind != STORED_BF16) { safewriter_declare(&w, "w.scale", is_fp4 ? DTYPE_F8_E8M0 : DTYPE_F32, 2, of_scales); }
+    safewriter_open(&w, path.s);
+    safewriter_put(&w, x->whole, n);
+    if (kind != STORED_BF16) { safewriter_put(&w, x->whole_scales, (is_fp4 ? 1 : sizeof(float)) * n_scales); }
+    safewriter_close(&w);
+    return path;
+}
+
+// fp8 that is taken from a whole one band by band is the same
+static int parts_by_bands(const Parts* x, const StoredMatrix* own) {
+    const size_t n = (size_t)own->rows * (size_t)own->columns, n_scales = sizeof(float) * stored_scales(own);
+    uint8_t* bytes = (uint8_t*)new_array(n, 1);
+    float* scales = (float*)new_array(n_scales, 1);
+    for (int first = 0; first < PART_ROWS; first += FP8_BLOCK) {
+        const int rows = PART_ROWS - first < FP8_BLOCK ? PART_ROWS - first : FP8_BLOCK;
+        if (!tensor_part_meets(&x->part, first, rows)) { continue; }
+        tensor_take_rows(bytes, x->whole + first * PART_COLUMNS, &x->part, PART_COLUMNS, 1, 1, first, rows);
+        tensor_take_scales(scales, (const float*)(const void*)x->whole_scales + 2 * (first / FP8_BLOCK), &x->part,
+                           PART_COLUMNS, first, rows);
+    }
+    const int same = memcmp(bytes, x->bytes, n) == 0 && memcmp(scales, x->scales, n_scales) == 0;
+    free(bytes), free(scales);
+    return same;
+}
+
+// what lies in memory are the numbers of the whole, and of rows nothing else was read
+static void parts_check(Test* t, const Parts* x, const Tensor* row, int rank, int size, size_t n_read) {
+    const TensorPart* p = &x->part;
+    StoredMatrix whole = stored_matrix(x->whole, x->kind, PART_ROWS, PART_COLUMNS, PART_ROWS, x->whole_scales), own = whole;
+    int n_wrong = 0, at = 0, there = 0;
+    own.data = x->bytes, own.scales = x->scales, own.columns = p->of[0].n_columns;
+    own.block_rows = p->block_rows, own.block_columns = p->block_columns;
+    for (int k = 0; k < p->n; k++) {
+        const int left = row->disk_rows - p->of[k].row;
+        there += left < p->of[k].n_rows ? left : p->of[k].n_rows;
+    }
+    own.rows = own.part_rows = (int)(tensor_elements(row) / (size_t)size) / own.columns;
+    for (int k = 0; k < p->n; k++) {
+        const TensorWindow* w = &p->of[k];
+        for (int r = 0; r < w->n_rows; r++, at++) {
+            for (int c = 0; c < w->n_columns; c++) {
+                const float want = stored_value(&whole, w->row + r, w->column + c), is = stored_value(&own, at, c);
+                n_wrong += float_bits(want) != float_bits(is);
+            }
+        }
+    }
+    check(t, n_wrong == 0, "kind %d, split %d, rank %d of %d: %d others", x->kind, row->split, rank, size, n_wrong);
+    check(t, x->kind != STORED_FP8 || parts_by_bands(x, &own), "... by bands: other bytes or scales");
+    const size_t most = stored_bytes(x->kind, (size_t)there * PART_COLUMNS), of_scales = (size_t)PART_ROWS * 6;
+    check(t, n_read <= most + of_scales, "kind %d, split %d: %zu bytes read of %d rows", x->kind, row->split, n_read, there);
+}
+
+static void test_parts(Test* t) {
+    static Parts x;
+    const Split splits[] = {SPLIT_ROWS, SPLIT_COLUMNS, SPLIT_VOCABULARY};
+    TempPath folder = temp_folder();
+    size_t header = 0;  // of the file, which is not counted
+    for (int i = 0; i < 9; i++) {
+        Tensor row = tensor("w.weight", 0, 0, PART_ROWS, PART_COLUMNS, INIT_NONE, 0.0f, DECAY, AS_IS);
+        tensor_split(&row, splits[i / 3], 0);
+        if (row.split == SPLIT_ROWS) { tensor_sections(&row, 72, 36, 108, 0); }
+        if (row.split == SPLIT_VOCABULARY) { row.disk_rows = PART_DISK_ROWS; }
+        tensors_layout(&row, 1);
+        const Stored kind = (Stored)(STORED_BF16 + i % 3);
+        const TempPath path = parts_write(&folder, &x, kind, row.disk_rows);
+        for (int rank = 0, size = 1; size <= 3; rank + 1 < size ? rank++ : (rank = 0, size++)) {
+            const SliceSink sink = {parts_room, NULL, &x, kind == STORED_BF16 ? parts_halves : NULL, NULL, NULL, NULL,
+                                    parts_scaled, parts_part};
+            SafeSet set;
+            x.part = tensor_part(&row, rank, size);
+            memset(x.bytes, kind == STORED_BF16 ? 0 : 0xee, sizeof x.bytes), memset(x.scales, 0xee, sizeof x.scales);
+            safeset_open(&set, path.s);
+            tensors_load_into(&sink, &set, &row, 1, "", NULL);
+            header = size == 1 ? set.n_bytes - set.n_read : header;
+            check(t, set.n_bytes - set.n_read == header, "%zu bytes read of %zu", set.n_read, set.n_bytes);
+            parts_check(t, &x, &row, rank, size, set.n_read);
+            safeset_close(&set);
+        }
+    }
+    temp_remove(&folder);
+}
+
 // what standard error shows, if it is a terminal, while a file is loaded that was opened so many seconds ago
 static size_t read_on_terminal(Test* t, char* shown, size_t n_bytes, const TempPath* path, const Tensor* row,
                                double seconds) {
@@ -1112,6 +1246,7 @@ int main(int argc, char** argv) {
          test_reading},
         {"fp8", "what a file has in fp8 is its bytes and scales where a sink takes them, else floats", test_fp8},
         {"fp4", "... in fp4, under both names of scales; what does not fit is refused", test_fp4},
+        {"parts", "a rank reads its rows or columns of a matrix in bf16, fp8 or fp4, with scales that are its own", test_parts},
         {"bands", "what is stored as fp8 comes by bands of 128 rows, in order, padded with zeros", test_bands},
         {"bar", "of a file that takes long, on a terminal; it goes when all is read", test_bar},
         {"false index", "each lie of an index is refused with its own message", test_false_index},

@@ -908,7 +908,8 @@ static StoredWeight stored_weight(Stored kind, int E, int OC, int C, int part_ro
     const size_t n = (size_t)E * OC * C, n_blocks = (size_t)fp8_blocks(C);
     const int n_parts = E * OC / part_rows, each = fp8_blocks(part_rows);
     StoredWeight w = {hard_array(n, seed), new_array(n, sizeof(uint16_t)),
-                      filled_array((size_t)n_parts * each * n_blocks, NAN), {NULL, kind, OC, C, part_rows, NULL}};
+                      filled_array((size_t)n_parts * each * n_blocks, NAN),
+                      stored_matrix(NULL, kind, OC, C, part_rows, NULL)};
     w.first.data = w.bytes;
     w.first.scales = kind == STORED_FP8 ? w.scales : NULL;
     for (size_t i = 0; kind == STORED_BF16 && i < n; i++) {
@@ -931,11 +932,35 @@ static StoredWeight stored_weight(Stored kind, int E, int OC, int C, int part_ro
     return w;
 }
 
+// fp8 of any numbers, in blocks that are as small as a part of a matrix may have them: the largest that divide its sides
+static StoredWeight stored_small_blocks(int OC, int C, int part_rows, uint64_t seed) {
+    const size_t n = (size_t)OC * C;
+    StoredWeight w = {filled_array(n, NAN), new_array(n, 1), NULL,
+                      stored_matrix(NULL, STORED_FP8, OC, C, part_rows, NULL)};
+    uint8_t* bytes = (uint8_t*)w.bytes;
+    w.first.block_rows = stored_cut(128, part_rows), w.first.block_columns = stored_cut(128, C);
+    const int columns = C / w.first.block_columns, rows = OC / w.first.block_rows;
+    w.scales = filled_array((size_t)rows * columns, NAN);
+    for (int i = 0; i < rows * columns; i++) {
+        w.scales[i] = ldexpf(i % 3 ? 1.0f : 0.7f, (int)(splitmix64(seed, (uint64_t)i) % 12) - 8);
+    }
+    for (size_t i = 0; i < n; i++) {
+        bytes[i] = (uint8_t)(splitmix64(seed + 1, (uint64_t)i) % 127 + 128 * (i % 2));
+        const int e = bytes[i] >> 3 & 15, m = bytes[i] & 7;
+        const int block = (int)i / C / w.first.block_rows * columns + (int)i % C / w.first.block_columns;
+        const float size = e > 0 ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+        w.floats[i] = (bytes[i] & 128 ? -size : size) * w.scales[block];
+    }
+    w.first.data = w.bytes, w.first.scales = w.scales;
+    return w;
+}
+
 // any codes, with scales from 2^-127 to 2^5; a few are larger
 static StoredWeight stored_fp4(int E, int OC, int C, uint64_t seed) {
     const float sizes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     const size_t n = (size_t)E * OC * C;
-    StoredWeight w = {filled_array(n, NAN), new_array(n / 2, 1), NULL, {NULL, STORED_FP4, OC, C, OC, NULL}};
+    StoredWeight w = {filled_array(n, NAN), new_array(n / 2, 1), NULL,
+                      stored_matrix(NULL, STORED_FP4, OC, C, OC, NULL)};
     uint8_t* exponents = (uint8_t*)new_array(n / 32, 1);
     uint8_t* bytes = (uint8_t*)w.bytes;
     for (size_t i = 0; i < n / 32; i++) {
@@ -963,15 +988,17 @@ static void test_stored(Test* t) {
                               {2, 129, 258, 129},
                              {6, 64, 70, 70}, {6, 4225, 50, 50}, {1, 4225, 50, 25},
                              {13, 2080, 51, 51}};  // N, C, OC, part_rows
-    const Stored kinds[] = {STORED_BF16, STORED_FP8, STORED_FP4};
-    const char* const outs[] = {"bf16: out", "fp8: out", "fp4: out"};
-    const char* const dinps[] = {"bf16: dinp", "fp8: dinp", "fp4: dinp"};
-    for (size_t i = 0; i < 3 * sizeof shapes / sizeof *shapes; i++) {
-        const Stored kind = kinds[i % 3];
-        const int N = shapes[i / 3][0], OC = shapes[i / 3][2], part_rows = shapes[i / 3][3];
-        const int C = kind == STORED_FP4 ? (shapes[i / 3][1] + 31) / 32 * 32 : shapes[i / 3][1];
+    const Stored kinds[] = {STORED_BF16, STORED_FP8, STORED_FP4, STORED_FP8};
+    const char* const outs[] = {"bf16: out", "fp8: out", "fp4: out", "fp8 in small blocks: out"};
+    const char* const dinps[] = {"bf16: dinp", "fp8: dinp", "fp4: dinp", "fp8 in small blocks: dinp"};
+    for (size_t i = 0; i < 4 * sizeof shapes / sizeof *shapes; i++) {
+        const Stored kind = kinds[i % 4];
+        const int N = shapes[i / 4][0], OC = shapes[i / 4][2], part_rows = shapes[i / 4][3];
+        const int C = kind == STORED_FP4 ? (shapes[i / 4][1] + 31) / 32 * 32 : shapes[i / 4][1];
         const size_t n_out = (size_t)N * OC, n_inp = (size_t)N * C;
-        StoredWeight w = kind == STORED_FP4 ? stored_fp4(1, OC, C, 3) : stored_weight(kind, 1, OC, C, part_rows, 3);
+        StoredWeight w = kind == STORED_FP4 ? stored_fp4(1, OC, C, 3)
+                       : i % 4 == 3 ? stored_small_blocks(OC, C, part_rows, 3)
+                                    : stored_weight(kind, 1, OC, C, part_rows, 3);
         float *inp = hard_array(n_inp, 1), *bias = hard_array(OC, 2);
         for (int k = 0; k < N_TEST_THREADS; k++) {
             Device dev = test_device(test_threads(k));
@@ -979,10 +1006,10 @@ static void test_stored(Test* t) {
             float *dwant = hard_array(n_inp, 5), *dgot = hard_array(n_inp, 5);
             matmul_forward(want, inp, w.floats, k % 2 ? bias : NULL, N, C, OC, &dev);
             matmul_forward_stored(got, inp, w.first, k % 2 ? bias : NULL, N, &dev);
-            check_bits(t, outs[i % 3], got, want, n_out);
+            check_bits(t, outs[i % 4], got, want, n_out);
             matmul_backward_input(dwant, want, w.floats, k % 2, N, C, OC, &dev);
             matmul_backward_input_stored(dgot, want, w.first, k % 2, N, &dev);
-            check_bits(t, dinps[i % 3], dgot, dwant, n_inp);
+            check_bits(t, dinps[i % 4], dgot, dwant, n_inp);
             free(want), free(got), free(dwant), free(dgot);
             device_free(&dev);
         }

@@ -78,7 +78,7 @@ static Found* find(const Problem* p, const RankGroup* group, const Device* dev) 
     const int R = VP / group->size;
     float *weight = to_device(p->table + group->place * R * C, (size_t)(R * C), dev),
           *room = to_device(p->nothing, ROOM, dev);
-    const StoredMatrix matrix = {weight, STORED_F32, R, C, R, NULL};
+    const StoredMatrix matrix = stored_matrix(weight, STORED_F32, R, C, R, NULL);
     Linear w;
     memset(&w, 0, sizeof w);
     w.weight = matrix, w.C = C, w.OC = R, w.tp = group, w.room = room;
@@ -133,7 +133,7 @@ static void ranks_send(Test* t, Comm* c, int number) {
     comm_device_open(c);
     float* weight = to_device(p.table + group.place * VP / c->size * C, (size_t)(VP / c->size * C), &dev);
     float* room = to_device(p.nothing, ROOM, &dev);
-    const StoredMatrix matrix = {weight, STORED_F32, VP / c->size, C, VP / c->size, NULL};
+    const StoredMatrix matrix = stored_matrix(weight, STORED_F32, VP / c->size, C, VP / c->size, NULL);
     Linear w;
     memset(&w, 0, sizeof w);
     w.weight = matrix, w.C = C, w.OC = VP / c->size, w.tp = &group, w.room = room, w.split = SPLIT_VOCABULARY;

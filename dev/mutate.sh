@@ -143,11 +143,14 @@ mutation "fp8: below the smallest normal number mantissas have all 4 digits" tes
 mutation "fp8: what is too large becomes NaN" test_fp8 nearest fp8.h:fp8_nearest 'size < FP8_LARGEST \? size : FP8_LARGEST' 'size'
 mutation "fp8: a block of 448 gets twice the scale" test_fp8 scale fp8.h:fp8_scale 'mantissa > 0.875f' 'mantissa >= 0.875f'
 mutation "fp8: up's blocks go on where gate's end" test_matmul stored stored.h:stored_row_scales \
-    'row % m->part_rows / FP8_BLOCK' 'row % FP8_BLOCK / m->part_rows'
+    'row % m->part_rows / m->block_rows' 'row % m->block_rows / m->part_rows'
 mutation "fp8: rows that are turned together have the scale of the first" test_matmul stored gemm.h:gemm_scales_ \
     's.are_one = s.row\[0\] == s.row\[VLANES - 1\]' 's.are_one = 1'
 mutation "fp8: a column keeps the scale of its first row" test_matmul stored gemm.h:gemm_pack_straight_ \
-    'gemm_alike_\(row, left, kind\)' 'left'
+    'gemm_alike_\(row, left, b->weight.block_rows, kind\)' 'left'
+mutation "fp8: blocks of a part are as wide as those of the whole" test_matmul stored gemm.h:gemm_factor_ \
+    'column / s->block_columns' 'column / FP8_BLOCK'
+mutation "fp8: ... read straight" test_matmul stored gemm.h:gemm_column_factors_ '/ w->block_columns' '/ FP8_BLOCK'
 mutation "fp8: the last elements of a block are left out" test_matmul stored gemm.h:gemm_few_columns_ \
     'if \(k < end\) \{' 'if (k < end \&\& kind == STORED_F32) {'
 mutation "fp8: experts share the scales of the first" test_grouped_matmul stored stored.h:stored_next \
@@ -183,8 +186,25 @@ mutation "fp8: experts of one tensor have the scales of the first" test_hf_folde
 mutation "fp8: later rows have the scales of the first 128" test_hf_folder fp8 tensorfile.h:read_fp8_rows_ \
     '\(r / FP8_BLOCK\)' '(r / FP8_BLOCK * 0)'
 mutation "fp8: a file's NaN is a number" test_hf_folder fp8 tensorfile.h:read_fp8_rows_ '== 0x7f' '== 0x80'
-mutation "fp8: padding rows of bytes keep what was there" test_hf_folder fp8 tensorfile.h:read_as_it_is_ \
-    'memset\(bytes \+ found->n_bytes, 0, stored_bytes\(kind, tensor_slice_elements\(t\)\) - found->n_bytes\);' ''
+mutation "fp8: padding rows of bytes keep what was there" test_hf_folder fp8 tensorfile.h:read_scaled_ \
+    'if \(bytes\) \{ memset\(bytes \+ n_there, 0, n - n_there\); \}' ''
+mutation "parts: columns begin with the first" test_hf_folder parts tensorfile.h:read_columns_ '\+ \(size_t\)w->column' ''
+mutation "parts: a window of fp4 begins with the first column" test_hf_folder parts tensorfile.h:read_fp4_rows_ \
+    '\+ \(size_t\)w->column, to' ', to'
+mutation "parts: scales of columns are those of the first" test_hf_folder parts tensor.h:tensor_take_scales \
+    '\(w->column \+ b \* part->block_columns\)' '(b * part->block_columns)'
+mutation "parts: a band has the scales of the first" test_hf_folder parts tensor.h:tensor_take_scales \
+    '\(r - first\) / FP8_BLOCK' '0 * (r - first)'
+mutation "parts: blocks are cut for the first section alone" test_shared_matrices shared tensor.h:tensor_cut_blocks_ \
+    'k < part->n && !is_columns' 'k < 1 \&\& !is_columns'
+mutation "parts: blocks of rows are not cut for the turned matrix" test_shared_matrices shared tensor.h:tensor_cut_blocks_ \
+    't->split != SPLIT_VOCABULARY' 'is_columns'
+mutation "tp: scales stay where they were when rows are turned" test_shared_matrices shared linear.h:linear_turned_rows_ \
+    'blocks.of\[s\] /= linear_scale_rows_\(m\)' 'blocks.of[s] /= 1'
+mutation "tp: scales of a turned matrix lie over its data" test_shared_matrices shared linear.h:linear_room_scales_ \
+    '\(n_bytes \+ 15\) / 16 \* 16' 'n_bytes / 2'
+mutation "tp: the plan counts floats where less is stored" test_shared_matrices sent linear.h:linear_sends \
+    '\(double\)tensor_matrix_bytes\(&m->held\[i\], sizeof\(floatX\)\) / sizeof\(floatX\)' 'C * OC / T'
 mutation "fp8: padding rows keep what was in the buffer" test_hf_folder bands tensorfile.h:read_bands_ \
     'memset\(room \+ n_read, 0, sizeof\(float\) \* \(end - first - n_read\)\);' ''
 mutation "fp8: later bands are read from the file's first rows" test_hf_folder bands tensorfile.h:read_bands_ \
@@ -395,8 +415,8 @@ mutation "tp: a rank rounds its columns with the noise of others" test_tensor pa
     '\(size_t\)n, \(size_t\)t->columns\)' '(size_t)n, (size_t)n)'
 mutation "tp: values have the noise of the keys behind which they lie" test_tensor parts tensor.h:tensor_part_numbers_ \
     '\(size_t\)\(gap - skipped\)' '(size_t)(k == 1 ? gap : 0)'
-mutation "tp: rows of up are taken where gate's lie" test_tensor parts tensor.h:tensor_move_part_ \
-    'names > 1 \? 1 : tensor' '1 > 0 ? 1 : tensor'
+mutation "tp: rows of up are taken where gate's lie" test_tensor parts tensor.h:tensor_part \
+    'tensor_names\(t\) > 1 \? 1 : tensor' '1 > 0 ? 1 : tensor'
 mutation "comm: the first rank is added last" test_comm "reductions order" comm.h \
     'comm_combine_\(got, got \+ \(size_t\)i \* n_own' 'comm_combine_(got, got + (size_t)(c->size - i) * n_own'
 mutation "zero: the norm forgets the other ranks" test_comm "dp train" data_parallel.h \

@@ -49,11 +49,19 @@ edit streams.json taught.json num_nextn_predict_layers 1 mtp_weight 0.5 seq_bala
 edit streams.json all_streams.json num_experts_per_tok 4
 edit taught.json all_taught.json num_experts_per_tok 4
 edit streams.json groups.json o_groups 2
+edit streams.json wide_streams.json hidden_size 160 q_lora_rank 132 head_dim 40 o_lora_rank 34 moe_intermediate_size 64
 edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_num_key_heads 1
 "$python" -c 'import json
 v = {"depth": 2, "hidden_size": 16, "intermediate_size": 10, "num_heads": 2, "in_channels": 3, "patch_size": 2, "temporal_patch_size": 2,
      "spatial_merge_size": 2, "num_position_embeddings": 9, "out_hidden_size": 16}
 json.dump({"model_type": "qwen3_5_moe", "text_config": json.load(open("all.json")), "vision_config": v}, open("sees.json", "w"))'
+# matrices whose blocks of 128 x 128 ranks cut; of fp4, between groups of 32 columns
+edit dense.json wide.json hidden_size 160 intermediate_size 288 head_dim 66
+edit sparse.json wide_sparse.json hidden_size 160 intermediate_size 288 moe_intermediate_size 136 head_dim 66
+edit dense.json even.json hidden_size 128 intermediate_size 192 head_dim 32
+edit even.json even4.json num_key_value_heads 4
+edit hybrid_tied.json wide_hybrid.json hidden_size 144 head_dim 40 linear_key_head_dim 37 linear_value_head_dim 42 shared_expert_intermediate_size 140 \
+    mtp_num_hidden_layers 1 rope_parameters '{"rope_type":"default","rope_theta":10000,"partial_rotary_factor":0.5,"mrope_section":[4,3,3]}'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
 
@@ -130,11 +138,11 @@ merges() {
     rm -rf adapter merged again several
 }
 
-evaluated() {  # TRAINER NAME FOLDER
-    local program=${!1} to
-    timeout 60 "$program" --from $3 --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
+evaluated() {  # TRAINER NAME FOLDER OPTION...
+    local program=${!1} to all=(--from "${@:3}" --eval-only --val text --seq-len 16 --batch-size 2)
+    timeout 60 "$program" "${all[@]}" >loss 2>err
     for to in 2/2 4/2; do
-        timeout 60 "$launch" -n ${to%/*} "$program" --from $3 --eval-only --val text --seq-len 16 --batch-size 2 --tp ${to#*/} >loss_several 2>err
+        timeout 60 "$launch" -n ${to%/*} "$program" "${all[@]}" --tp ${to#*/} >loss_several 2>err
         check "$2, --eval-only by ${to%/*} ranks, --tp ${to#*/}: the loss of one" \
             test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"
     done
@@ -146,6 +154,7 @@ if is_quick; then
     parts gpt2 "GPT-2" "4/4" --config gpt2.json --dropout 0.1
     parts moe "experts" "4/2/--ep,4" --config experts.json --grad-accum 4 --seq-len 13
     parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4" --config hybrid.json --grad-accum 4
+    parts qwen "an adapter beside a base in fp8" "2/2" --config wide.json --lora-rank 3 --base-dtype fp8
     parts qwen36 "an adapter of Qwen3.6, of experts, too" "4/4" --config four.json --grad-accum 4 --lora-rank 2 --lora-targets all-linear \
         --lora-rank-pattern shared_expert_gate=1 --lora-parameters mlp.experts.down_proj
     parts v4 "DeepSeek V4, all that learns" "4/4 4/2/--ep,4" --config taught.json --grad-accum 4
@@ -196,6 +205,53 @@ parts v4 "DeepSeek V4, indexers alone" "2/2" --config taught.json "${some[@]}" -
 in_groups=(--lora-rank 3 --lora-targets 'q_b_proj,kv_proj,o_a_proj,o_b_proj,up_proj,down_proj')
 parts v4 "an adapter of DeepSeek V4, of experts, too" "2/2/--recompute,3 4/2/--ep,4" --config streams.json "${some[@]}" "${every[@]}" "${in_groups[@]}"
 parts v4 "an adapter of DeepSeek V4 with dropout" "2/2 8/4/--pp,2" --config streams.json "${some[@]}" "${in_groups[@]}" --lora-dropout 0.3
+echo "# bases in less than floats"
+parts qwen "an adapter beside a base in bf16" "2/2 4/2/--pp,2" --config wide.json --lora-rank 3 --base-dtype bf16
+parts qwen "... in fp8" "2/2 8/2/--pp,2,--recompute,3" --config wide.json --lora-rank 3 --base-dtype fp8
+parts qwen "... in fp8, biases of o, four parts" "4/4" --config llama.json --lora-rank 3 --base-dtype fp8
+parts qwen "... in fp8, with experts" "2/2 4/2/--ep,4" --config wide_sparse.json "${some[@]}" --lora-rank 3 --base-dtype fp8
+parts qwen36 "an adapter of Qwen3.6 beside a base in bf16" "2/2 4/2/--pp,2" --config wide_hybrid.json "${some[@]}" --lora-rank 3 --base-dtype bf16
+parts qwen36 "... in fp8" "2/2 4/2/--ep,4" --config wide_hybrid.json "${some[@]}" --lora-rank 3 --base-dtype fp8
+# folders as they are published; fp8 with scales that are no powers of two, the embedding too
+for name in wide even even4; do timeout 60 "$qwen" --config $name.json --export-hf ${name}_hf >out 2>err; done
+timeout 60 "$qwen36" --config wide_hybrid.json --export-hf hybrid_hf >out 2>err
+"$python" "$root/dev/ref/fp8.py" wide_hf release8 --release floats --keep '^$' && rm -rf floats
+"$python" "$root/dev/ref/fp8.py" hybrid_hf release36 --release floats --keep conv1d --scales BF16 && rm -rf floats
+"$python" "$root/dev/ref/fp4.py" even_hf release4 --release floats --experts '(q|o|gate|up|down)_proj.weight$' --keep embed && rm -rf floats
+"$python" "$root/dev/ref/fp4.py" even4_hf four4 --release floats --experts '(q|o|gate|up|down)_proj.weight$' --keep embed && rm -rf floats
+timeout 60 "$v4" --config wide_streams.json --export-hf streams_hf >out 2>err
+"$python" "$root/dev/ref/fp4.py" streams_hf release_v4 --release floats && rm -rf floats
+kept() { check "... and the box says so" test "$(boxed matrices "$1 and all else as in the files") $(boxed matrices 'each shared by 2 ranks')" = "1 1"; }
+parts qwen "beside a folder in fp8" "4/2/--pp,2 2/2" --from release8 --lora-rank 3
+kept fp8
+parts qwen "beside one in fp4 and fp8" "4/2/--pp,2 2/2/--recompute,3" --from release4 --lora-rank 3
+kept "fp8, fp4"
+parts qwen36 "Qwen3.6 beside a folder in fp8" "4/2/--ep,4 2/2" --from release36 "${some[@]}" --lora-rank 3
+kept fp8
+parts v4 "DeepSeek V4 beside a base in bf16" "4/4" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype bf16
+parts v4 "... in fp8" "2/2" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype fp8
+parts v4 "... a folder in fp4 and fp8" "4/2/--ep,4,--recompute,3 8/2/--pp,2" --from release_v4 "${some[@]}" "${in_groups[@]}"
+kept "fp8, fp4"
+merge=("${run[@]}" --from release8 --lora-rank 3 --merge 1)
+timeout 60 "$qwen" "${merge[@]}" --run adapter --export-hf merged >out 2>err
+rm -rf several
+timeout 60 "$launch" -n 4 "$qwen" "${merge[@]}" --tp 2 --pp 2 --run several --export-hf exported >out 2>err </dev/null
+status=$?
+cmp -s {merged,exported}/model.safetensors
+verdict $? "merged into its base in fp8: the export of one rank" "status $status: $(tail -n 1 err)"
+rm -rf merged exported adapter several
+adapter=("${run[@]}" --from release4 --lora-rank 3)
+writers=("2 --tp 2") readers=("1 --tp 1" "4 --tp 2 --pp 2")
+adapters_travel "beside a folder in fp4"
+evaluated qwen "a folder in fp8" release8
+evaluated qwen "a folder of floats as bf16" even_hf --weights bf16
+timeout 60 "$moe" --config experts.json --export-hf mixtral >out 2>err
+evaluated moe "experts as bf16" mixtral --weights bf16
+rewrite even_hf broken 'W = "model.layers.1.mlp.up_proj.weight"; d, s, x = t[W]; t[W] = d, s, b"\0\0\xc0\x7f" + x[4:-4] + b"\0\0\x80\x7f"'
+refused "numbers of two ranks that are not finite" "found 2 of model.layers.1.mlp.up_proj.weight that are NaN or infinite: training" \
+    "$launch" -n 2 "$qwen" "${run[@]}" --from broken --lora-rank 2 --base-dtype bf16 --tp 2
+refused "groups of fp4 that the ranks would cut" "--tp: 4: expected a number that divides the 6 groups of 32 columns that model.layers.0.mlp.down_proj.weight has in fp4 (--weights bf16 has none)" \
+    "$launch" -n 4 "$qwen" "${run[@]}" --from four4 --lora-rank 2 --tp 4
 echo "# checkpoints"
 timeout 60 "$qwen" "${run[@]}" --config tied.json --run whole --export-hf exported >out 2>err
 mv exported/model.safetensors whole/ && rm -rf exported
@@ -271,6 +327,9 @@ sends qwen "  parts sent|matrices" 4 --tp 4 --head-rows 8 --config apart.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --freeze 'first:1' --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 2 --zero 2 --lora-rank 3 --lora-targets q_proj,v_proj,o_proj,gate_proj --config tied.json
 sends qwen "  parts sent|matrices" 4 --tp 4 --recompute 3 --lora-rank 3 --config apart.json
+sends qwen "  parts sent|matrices +. each" 2 --tp 2 --lora-rank 3 --config wide.json --base-dtype bf16
+sends qwen "  parts sent|matrices +. each" 4 --tp 2 --pp 2 --lora-rank 3 --config wide.json --base-dtype fp8
+sends qwen "  parts sent|matrices +. each" 2 --tp 2 --lora-rank 3 --from release4
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
 sends qwen "  parts sent|matrices" 4 --tp 2 --ep 4 "${every[@]}" --config all_sparse.json --grad-accum 4
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
@@ -283,10 +342,12 @@ equally qwen36 2 --tp 2 --config sees.json --recompute 3
 equally qwen36 2 --tp 2 --config all.json --freeze 'first:1,*norm*'
 equally qwen36 2 --tp 2 --config all.json --lora-rank 2 --lora-targets in_proj_qkv,o_proj,up_proj
 equally qwen36 2 --tp 2 --config all.json --recompute 3 --lora-rank 2
+equally qwen36 2 --tp 2 --config all.json --recompute 3 --lora-rank 2 --base-dtype bf16
 equally v4 4 --tp 4 --config all_streams.json
 equally v4 2 --tp 2 --config all_streams.json --recompute 3 --freeze 'first:1'
 equally v4 4 --tp 2 --pp 2 --config all_taught.json --recompute 3
 equally v4 4 --tp 4 --config all_streams.json "${in_groups[@]}"
+equally v4 2 --tp 2 --config all_streams.json "${in_groups[@]}" --base-dtype bf16
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
@@ -301,7 +362,6 @@ refused "more than heads of keys" "--tp: 4: expected a number that divides the 2
     "$launch" -n 4 "${hybrid[@]}" --config hybrid.json --tp 4
 refused "one head of keys" "--tp: 2: expected a number that divides the 1 heads of model.layers.0.linear_attn.in_proj_qkv.weight" \
     "$launch" -n 2 "${hybrid[@]}" --config three.json --tp 2
-refused "a base in bf16" "--tp: is for matrices of floats" "$launch" -n 2 "${hybrid[@]}" --config hybrid.json --lora-rank 2 --base-dtype bf16 --tp 2
 streams=("$v4" "${run[@]}" --grad-accum 4)
 refused "more than groups of heads" "--tp: 4: expected a number that divides the 2 groups of layers.0.attn.wo_a.weight" \
     "$launch" -n 4 "${streams[@]}" --config groups.json --tp 4
@@ -311,7 +371,6 @@ refused "fewer ranks with experts than with matrices" "--ep: 1: ranks that share
 refused "micro-batches that groups cannot share" "as many as ranks divided by --tp, found 3: --grad-accum 2" "$launch" -n 4 "${sparsely[@]}" --grad-accum 3 --tp 2
 refused "a tp that does not divide the experts" "--tp: 2: expected a number that divides the 5 experts" \
     "$launch" -n 2 "$moe" "${run[@]}" --config five.json --tp 2
-refused "a base in bf16" "--tp: is for matrices of floats" "$launch" -n 2 "$qwen" "${go[@]}" --lora-rank 2 --base-dtype bf16 --tp 2
 refused "llm.c's file" "--export-bin: is not for --pp and --tp: export the checkpoint" "$launch" -n 2 "$gpt2" "${run[@]}" --config gpt2.json --tp 2 --export-bin x.bin
 refused "--verify-every" "--verify-every: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --verify-every 2 --tp 2
 refused "--noise-scale" "--noise-scale: is not for --tp" "$launch" -n 2 "$qwen" "${go[@]}" --noise-scale 2 --tp 2

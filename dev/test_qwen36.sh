@@ -897,7 +897,8 @@ json.dump(c, open("large.json", "w"))'
         verdict $? "all of it learns, as floats: the gradients" "$(<err)"
         check "the text" test "$(go --from floats --generate "line 7" --max-new-tokens 20 && cat out)" = "$(go --from release --generate "line 7" --max-new-tokens 20 && cat out)"
         rm -rf several && COMM_CHECK=1 timeout 60 "$launch" -n 2 "$trainer" "${run[@]}" --from release --tp 2 --run several >out 2>err </dev/null
-        verdict "$(same_run other several; echo $?)" "2 ranks, --tp 2, as floats: the bytes of one" "$(tail -n 2 err)"
+        verdict "$(same_run other several; echo $?)" "2 ranks, --tp 2: the bytes of one" "$(tail -n 2 err)"
+        check "... and their parts stay as they are in the files" test "$(boxed matrices "fp8 and all else as in the files")" = 1
     done
     rewrite release broken 't["model.language_model.layers.0.mlp.experts.down_proj_scale_inv"] = "F32", [4, 2, 1], bytes(32)'
     refuse "scales of other blocks of fused experts" 'tensor "model.language_model.layers.0.mlp.experts.down_proj_scale_inv": expected scales of blocks of 128 x 128, F32, BF16 or F8_E8M0 (4, 2, 2), found F32 (4, 2, 1)' \

@@ -12,7 +12,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_hold_layers     some of its layers are in memory, as a rank of pipeline parallelism has them;
                            tensor_hold_none: nothing of it
     tensor_dims            more dimensions on disk
-    tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has
+    tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has;
+                           tensor_part, tensor_take_rows, tensor_take_scales: this of a slice, however it is stored
     tensor_blocks          a linear layer in groups, whose blocks alone are stored
     tensor_stored          in which type releases have it
     tensor_whole_numbers   its elements are numbers below a bound, integers on disk: a table of choices, which never
@@ -96,6 +97,7 @@ typedef struct {
                                      // or those of each name in {}
     int blocks;                      // groups of rows with columns of their own (tensor_blocks); 0: all have the same
     Stored stored;
+    int block_rows, block_columns;   // as fp8, that share a scale: FP8_BLOCK, but of a part of a matrix (tensor_part)
     size_t stored_at, stored_bytes;  // first byte in an arena of stored parameters; of an element, 0 where two share a
                                      // byte: tensors_store
     int whole_below;                 // tensor_whole_numbers; 0: any numbers
@@ -119,6 +121,7 @@ static inline Tensor tensor(const char* name, size_t field, int layers, int rows
     t.decay = decay;
     t.on_disk = on_disk;
     t.layer_step = 1;
+    t.block_rows = t.block_columns = FP8_BLOCK;
     return t;
 }
 
@@ -422,7 +425,7 @@ static inline void tensor_check_(const Tensor* t) {
 // rows of a matrix whose blocks begin anew: those that have a name of their own, as gate's and up's have
 static inline int tensor_part_rows(const Tensor* t) { return t->rows / tensor_names(t); }
 
-// bands of a slice, which is one part: experts that are no slices are adapters, and these are never fp8
+// bands of a whole slice, which is one part: experts that are no slices are adapters, and these are never fp8
 static inline int tensor_bands(const Tensor* t) {
     assert(tensor_slice_elements(t) == (size_t)tensor_part_rows(t) * (size_t)t->columns);
     return fp8_blocks(tensor_part_rows(t));
@@ -436,7 +439,10 @@ static inline size_t tensor_band(const Tensor* t, int band, int* n_rows) {
 }
 
 // scales of a slice as fp8
-static inline size_t tensor_scales(const Tensor* t) { return (size_t)tensor_bands(t) * (size_t)fp8_blocks(t->columns); }
+static inline size_t tensor_scales(const Tensor* t) {
+    return (size_t)stored_blocks(tensor_part_rows(t), t->block_rows) *
+           (size_t)stored_blocks(t->columns, t->block_columns);
+}
 
 // the same in bytes, as fp8 or fp4 has them; of anything else none
 static inline size_t tensor_scale_bytes(const Tensor* t, Stored kind) {
@@ -668,6 +674,44 @@ static inline ElementNumbers tensor_part_numbers_(const Tensor* t, int rank, int
     return x;
 }
 
+// rows and columns of a slice; the rows of a vector are its elements
+typedef struct { int row, n_rows, column, n_columns; } TensorWindow;
+
+// What a rank has of a slice, one window after the other; as fp8 in these blocks
+typedef struct {
+    int n;
+    TensorWindow of[SECTIONS_MAX];
+    int block_rows, block_columns;
+} TensorPart;
+
+// Of fp8: blocks that lie in blocks of the whole, as large on all ranks, and that a turned part has, too (linear.h):
+// its columns of all rows, or the other way
+static inline void tensor_cut_blocks_(TensorPart* part, const Tensor* t, int size) {
+    const int is_columns = t->split == SPLIT_COLUMNS;
+    for (int k = 0; k < part->n && !is_columns; k++) {
+        part->block_rows = stored_cut(part->block_rows, part->of[k].n_rows);
+    }
+    if (is_columns) { part->block_rows = stored_cut(stored_cut(FP8_BLOCK, t->rows / size), tensor_part_rows(t)); }
+    if (t->split != SPLIT_VOCABULARY && !t->blocks) { part->block_columns = stored_cut(FP8_BLOCK, t->columns / size); }
+}
+
+// rank `rank` of `size`, which can share it
+static inline TensorPart tensor_part(const Tensor* t, int rank, int size) {
+    const int is_vector = t->on_disk == VECTOR, C = is_vector ? 1 : t->columns;
+    const int rows = (int)(tensor_slice_elements(t) / (size_t)C), is_columns = t->split == SPLIT_COLUMNS;
+    TensorPart part = {1, {{0, rows, 0, C}}, FP8_BLOCK, FP8_BLOCK};
+    if (t->split == SPLIT_NONE || size == 1) { return part; }
+    part.n = is_columns || tensor_names(t) > 1 ? 1 : tensor_sections_count(t);
+    for (int k = 0; k < part.n; k++) {
+        int first = 0, n = 0;
+        tensor_share(t, k, rank, size, &first, &n);
+        const TensorWindow columns = {0, rows, first, n}, some_rows = {first, n, 0, C};
+        part.of[k] = is_columns ? columns : some_rows;
+    }
+    tensor_cut_blocks_(&part, t, size);
+    return part;
+}
+
 // Of every slice the part of rank `rank` of `size`: the row of a table for what lies in memory, no longer for files
 static inline void tensor_hold_part(Tensor* t, int rank, int size) {
     int first = 0, n = 0, sum = 0;
@@ -675,6 +719,8 @@ static inline void tensor_hold_part(Tensor* t, int rank, int size) {
     if (t->split == SPLIT_NONE) { return; }
     for (int k = 0; tensor_share(t, k, rank, size, &first, &n); k++) { sum += n; }
     assert(sum > 0 && t->experts == 0);
+    const TensorPart part = tensor_part(t, rank, size);
+    t->block_rows = part.block_rows, t->block_columns = part.block_columns;
     t->numbers = t->split == SPLIT_COLUMNS ? numbers_by((size_t)first, (size_t)n, (size_t)t->columns)
                                            : tensor_part_numbers_(t, rank, size, sum);
     if (t->split == SPLIT_COLUMNS || t->on_disk == VECTOR) { t->columns = sum; } else { t->rows = t->disk_rows = sum; }
@@ -682,19 +728,57 @@ static inline void tensor_hold_part(Tensor* t, int rank, int size) {
     t->blocks /= size;
 }
 
+// has a part some of the rows first .. first + n?
+static inline int tensor_part_meets(const TensorPart* part, int first, int n) {
+    int meets = 0;
+    for (int k = 0; k < part->n; k++) {
+        meets |= part->of[k].row < first + n && first < part->of[k].row + part->of[k].n_rows;
+    }
+    return meets;
+}
+
+// Of rows first .. first + n of a slice of C columns, which `rows` has, a part's own to their places in it or, with
+// puts, back. So many columns each, as the two of fp4 in a byte, are n_bytes
+static inline void tensor_move_rows_(char* own, char* rows, const TensorPart* part, int C, int each, size_t n_bytes,
+                                     int first, int n, int puts) {
+    const size_t row_bytes = n_bytes * (size_t)(C / each);
+    for (int k = 0; k < part->n; k++) {
+        const TensorWindow* w = &part->of[k];
+        const size_t width = n_bytes * (size_t)(w->n_columns / each), at = n_bytes * (size_t)(w->column / each);
+        const int begin = w->row > first ? w->row : first;
+        for (int r = begin; r < w->row + w->n_rows && r < first + n; r++) {
+            char *mine = own + width * (size_t)(r - w->row), *all = rows + row_bytes * (size_t)(r - first) + at;
+            if (puts) { memcpy(all, mine, width); } else { memmove(mine, all, width); }
+        }
+        own += width * (size_t)w->n_rows;
+    }
+}
+
+static inline void tensor_take_rows(void* own, const void* rows, const TensorPart* part, int C, int each,
+                                    size_t n_bytes, int first, int n) {
+    tensor_move_rows_((char*)own, (char*)rows, part, C, each, n_bytes, first, n, 0);
+}
+
+// the same of scales of fp8: `rows` has those of whole bands, of which the first begins with row `first`
+static inline void tensor_take_scales(float* own, const float* rows, const TensorPart* part, int C, int first, int n) {
+    for (int k = 0; k < part->n; k++) {
+        const TensorWindow* w = &part->of[k];
+        const int n_blocks = stored_blocks(w->n_columns, part->block_columns);
+        const int begin = w->row > first ? w->row : first;
+        for (int r = begin; r < w->row + w->n_rows && r < first + n; r += part->block_rows) {
+            float* mine = own + (size_t)((r - w->row) / part->block_rows) * (size_t)n_blocks;
+            const float* all = rows + (size_t)((r - first) / FP8_BLOCK) * (size_t)fp8_blocks(C);
+            for (int b = 0; b < n_blocks; b++) { mine[b] = all[(w->column + b * part->block_columns) / FP8_BLOCK]; }
+        }
+        own += (size_t)stored_blocks(w->n_rows, part->block_rows) * (size_t)n_blocks;
+    }
+}
+
 // of the slices of t, a row of the whole table: floats of a whole one, and of the part that rank `rank` of `size` has
 static inline void tensor_move_part_(float* part, float* whole, const Tensor* t, int rank, int size, int puts) {
-    const int is_columns = t->split == SPLIT_COLUMNS, names = tensor_names(t);
-    const int n_runs = is_columns ? t->rows / names : names > 1 ? 1 : tensor_sections_count(t);
-    const size_t C = t->on_disk == VECTOR ? 1 : (size_t)t->columns;
-    int first = 0, n = 0;
-    for (int k = 0; k < n_runs; k++) {
-        tensor_share(t, is_columns ? 0 : k, rank, size, &first, &n);
-        const size_t length = is_columns ? (size_t)n : (size_t)n * C;
-        float* at = whole + (is_columns ? (size_t)k * C + (size_t)first : (size_t)first * C);
-        if (puts) { memcpy(at, part, sizeof(float) * length); } else { memmove(part, at, sizeof(float) * length); }
-        part += length;
-    }
+    const TensorPart of = tensor_part(t, rank, size);
+    const int C = t->on_disk == VECTOR ? 1 : t->columns, rows = (int)(tensor_slice_elements(t) / (size_t)C);
+    tensor_move_rows_((char*)part, (char*)whole, &of, C, 1, sizeof(float), 0, rows, puts);
 }
 
 // part may be where whole is
@@ -705,16 +789,17 @@ static inline void tensor_put_part(float* whole, float* part, const Tensor* t, i
     tensor_move_part_(part, whole, t, rank, size, 1);
 }
 
+// a matrix of this row, without its elements
+static inline StoredMatrix tensor_as_stored(const Tensor* t) {
+    StoredMatrix m = stored_matrix(NULL, t->stored, t->rows, t->columns, tensor_part_rows(t), NULL);
+    m.block_rows = t->block_rows, m.block_columns = t->block_columns;
+    return m;
+}
+
 // bytes of one matrix as it is stored, with its scales; build_bytes: of an element of floatX
 static inline size_t tensor_matrix_bytes(const Tensor* t, size_t build_bytes) {
-    const size_t n = tensor_matrix_elements(t), rows = (size_t)t->rows, columns = (size_t)t->columns;
-    switch (t->stored) {
-        case STORED_F32: return 4 * n;
-        case STORED_BF16: return 2 * n;
-        case STORED_FP8: return n + sizeof(float) * stored_scales(t->rows, t->columns, tensor_part_rows(t));
-        case STORED_FP4: return rows * ((columns + 1) / 2 + (columns + 31) / 32);
-        default: return build_bytes * n;
-    }
+    const StoredMatrix m = tensor_as_stored(t);
+    return stored_size(&m, build_bytes);
 }
 
 // ---- where slices go as they are drawn or read, one after the other: into an arena, or to a device ----
@@ -723,8 +808,8 @@ typedef struct {
     float* (*room)(void* to, const Tensor* t, int k);  // for slice k of t: the arena's own, or zeros
     void (*done)(void* to, const Tensor* t, int k);    // slice k is there; NULL: nobody waits for it
     void* to;
-    // Room for the slice as bf16, where it is stored so; NULL: it goes through `room`. is_exact: its file
-    // has bf16 too, else the nearest are written. No function: nothing is
+    // Room for the slice as bf16, or for the part of it that `part` says, where it is stored so; NULL: it goes through
+    // `room`. is_exact: its file has bf16 too, else the nearest are written. No function: nothing is
     uint16_t* (*halves)(void* to, const Tensor* t, int k, int is_exact);
     // A slice that is stored as fp8 may come as floats by bands, n from number `band` on: x is theirs, and done() comes
     // behind the last. takes_bands: 0: it goes through `room`. No functions: all slices do
@@ -732,10 +817,11 @@ typedef struct {
     void (*bands)(void* to, const Tensor* t, int k, int band, int n, const float* x);
     // does anybody here need slice k? One that nobody needs is not read. No function: all are needed
     int (*needs)(void* to, const Tensor* t, int k);
-    // Room for the bytes and scales of a slice that its file has in fp8 or fp4, which `kind` says, where it is stored
-    // so;
-    // NULL: it goes through `room`. No function: all do
+    // Room for the bytes and scales of a slice, or of that part, which its file has in fp8 or fp4, as `kind` says,
+    // where it is stored so; NULL: it goes through `room`. No function: all do
     uint8_t* (*scaled)(void* to, const Tensor* t, int k, Stored kind, void** scales);
+    // what of slice k goes where those two say. No function: all
+    TensorPart (*part)(void* to, const Tensor* t, int k);
 } SliceSink;
 
 static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
@@ -743,8 +829,12 @@ static inline float* slice_in_arena_(void* arena, const Tensor* t, int k) {
 }
 
 static inline SliceSink slice_sink(float* arena) {
-    SliceSink sink = {slice_in_arena_, NULL, arena, NULL, NULL, NULL, NULL, NULL};
+    SliceSink sink = {slice_in_arena_, NULL, arena, NULL, NULL, NULL, NULL, NULL, NULL};
     return sink;
+}
+
+static inline TensorPart slice_sink_part(const SliceSink* sink, const Tensor* t, int k) {
+    return sink->part ? sink->part(sink->to, t, k) : tensor_part(t, 0, 1);
 }
 
 static inline int slice_sink_needs(const SliceSink* sink, const Tensor* t, int k) {

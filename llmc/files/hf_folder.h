@@ -239,8 +239,8 @@ static inline void safeset_was_read(SafeSet* set, const MappedFile* file, const 
     progress_since(set->opened, "loading", (int64_t)set->n_read, (int64_t)set->n_bytes);
 }
 
-// nobody will read it
-static inline void safeset_passes_over(SafeSet* set, const SafeTensor* t) { set->n_bytes -= t->n_bytes; }
+// nobody will read so many bytes
+static inline void safeset_passes_over(SafeSet* set, size_t n_bytes) { set->n_bytes -= n_bytes; }
 
 // A sum by which another model is told from this one: names, types, shapes, and so many pieces of each tensor and its
 // end. Training changes every piece; who changes single numbers by hand is not noticed

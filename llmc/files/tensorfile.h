@@ -552,14 +552,64 @@ static inline void tensor_read_part_(const MappedFile* file, const SafeTensor* t
     }
 }
 
-static inline void tensor_read_(SafeSet* set, const SafeTensor* t, float* floats, uint16_t* halves) {
+// elements first .. end of a tensor
+static inline void tensor_read_(SafeSet* set, const SafeTensor* t, size_t first, size_t end, float* floats,
+                                uint16_t* halves) {
     const MappedFile* file = safeset_file(set, t);
     const size_t width = dtype_size(t->dtype), most = READ_PART / width;
-    for (size_t first = 0, n; first < t->n; first += n) {
-        n = t->n - first < most ? t->n - first : most;
-        tensor_read_part_(file, t, first, n, floats ? floats + first : NULL, halves ? halves + first : NULL);
-        safeset_was_read(set, file, (const unsigned char*)t->data + width * first, width * n);
+    for (size_t at = first, n; at < end; at += n) {
+        n = end - at < most ? end - at : most;
+        tensor_read_part_(file, t, at, n, floats ? floats + (at - first) : NULL, halves ? halves + (at - first) : NULL);
+        safeset_was_read(set, file, (const unsigned char*)t->data + width * at, width * n);
     }
+}
+
+// of a window the rows that a file has; those behind are padding
+static inline int window_rows_(const TensorWindow* w, size_t rows) {
+    const int left = (int)rows - w->row;
+    return left < 0 ? 0 : left < w->n_rows ? left : w->n_rows;
+}
+
+// rows of a file that are read at once, and fetched
+static inline int rows_at_once_(size_t row_bytes) { return row_bytes < READ_PART ? (int)(READ_PART / row_bytes) : 1; }
+
+static inline void fetch_rows_(const MappedFile* file, const unsigned char* from, size_t n_bytes) {
+    if (n_bytes <= READ_BLOCK) { return; }
+    file_ahead(file, from + READ_AHEAD, n_bytes);
+    file_here(file, from, n_bytes);
+}
+
+// some columns of n_rows rows of a tensor, by all threads
+static inline void read_columns_(SafeSet* set, const SafeTensor* t, size_t C, const TensorWindow* w, int n_rows,
+                                 uint16_t* halves) {
+    const MappedFile* file = safeset_file(set, t);
+    const size_t row_bytes = dtype_size(t->dtype) * C, width = (size_t)w->n_columns;
+    const int most = rows_at_once_(row_bytes), end = w->row + n_rows;
+    for (int first = w->row, n; first < end; first += n) {
+        n = end - first < most ? end - first : most;
+        const unsigned char* from = (const unsigned char*)t->data + row_bytes * (size_t)first;
+        fetch_rows_(file, from, row_bytes * (size_t)n);
+        #pragma omp parallel for if (row_bytes * (size_t)n > READ_BLOCK)
+        for (int r = first; r < first + n; r++) {
+            to_bf16_(halves + width * (size_t)(r - w->row), t, C * (size_t)r + (size_t)w->column, width);
+        }
+        safeset_was_read(set, file, from, row_bytes * (size_t)n);
+    }
+}
+
+// a part of a slice as bf16; its padding rows are left as they are
+static inline void read_halves_(SafeSet* set, const Tensor* t, const SafeTensor* found, const TensorPart* part,
+                                uint16_t* halves) {
+    const size_t C = t->on_disk == VECTOR ? 1 : (size_t)t->columns, n_read = set->n_read;
+    for (int k = 0; k < part->n; k++) {
+        const TensorWindow* w = &part->of[k];
+        const int n_rows = window_rows_(w, found->n / C);
+        const size_t first = C * (size_t)w->row;
+        if ((size_t)w->n_columns < C) { read_columns_(set, found, C, w, n_rows, halves); }
+        else { tensor_read_(set, found, first, first + C * (size_t)n_rows, NULL, halves); }
+        halves += (size_t)w->n_rows * (size_t)w->n_columns;
+    }
+    safeset_passes_over(set, found->n_bytes - (set->n_read - n_read));
 }
 
 // ---- fp8 and fp4 ----
@@ -599,65 +649,84 @@ static inline void read_exponents_(uint8_t* out, SafeSet* set, const Tensor* t, 
     safeset_was_read(set, safeset_file(set, &scales), scales.data, scales.n_bytes);
 }
 
-// Rows first .. first + n of a matrix of e4m3, by all threads: as bytes or, each a number times the scale of its block,
-// as floats. Returns how many bytes are no number
-static inline size_t read_fp8_rows_(uint8_t* bytes, float* floats, const unsigned char* from, const float* scales,
-                                    int first, int n, int columns) {
+// Of rows first .. first + n of a matrix of e4m3 what a window has, to where that begins, by all threads: as bytes or,
+// each a number times the scale of its block, as floats. Returns how many bytes are no number
+static inline size_t read_fp8_rows_(uint8_t* bytes, float* floats, const unsigned char* data, const float* scales,
+                                    const TensorWindow* w, int first, int n, int columns) {
+    const size_t width = (size_t)w->n_columns;
     size_t n_bad = 0;
-    #pragma omp parallel for if ((size_t)n * (size_t)columns > READ_BLOCK) reduction(+ : n_bad)
+    #pragma omp parallel for if ((size_t)n * width > READ_BLOCK) reduction(+ : n_bad)
     for (int r = first; r < first + n; r++) {
-        const size_t at = (size_t)r * (size_t)columns;
+        const unsigned char* from = data + (size_t)r * (size_t)columns + w->column;
+        const size_t at = (size_t)(r - w->row) * width;
         const float* of_row = scales + (size_t)(r / FP8_BLOCK) * (size_t)fp8_blocks(columns);
-        for (int c = 0; c < columns; c++) { n_bad += (from[at + c] & 0x7f) == 0x7f; }
-        for (int c = 0; floats && c < columns; c++) {
-            floats[at + c] = fp8_widen(from[at + c]) * of_row[c / FP8_BLOCK];
+        for (size_t c = 0; c < width; c++) { n_bad += (from[c] & 0x7f) == 0x7f; }
+        for (int c = 0; floats && c < w->n_columns; c++) {
+            floats[at + (size_t)c] = fp8_widen(from[c]) * of_row[(w->column + c) / FP8_BLOCK];
         }
-        if (bytes) { memcpy(bytes + at, from + at, (size_t)columns); }
+        if (bytes) { memcpy(bytes + at, from, width); }
     }
     return n_bad;
 }
 
-// the same of e2m1, of which all are numbers
-static inline void read_fp4_rows_(uint8_t* bytes, float* floats, const unsigned char* from, const uint8_t* exponents,
-                                  int first, int n, int columns) {
-    #pragma omp parallel for if ((size_t)n * (size_t)columns > READ_BLOCK)
+// the same of e2m1, of which all are numbers; windows are cut between groups
+static inline void read_fp4_rows_(uint8_t* bytes, float* floats, const unsigned char* data, const uint8_t* exponents,
+                                  const TensorWindow* w, int first, int n, int columns) {
+    const size_t width = (size_t)w->n_columns;
+    #pragma omp parallel for if ((size_t)n * width > READ_BLOCK)
     for (int r = first; r < first + n; r++) {
-        const size_t row = (size_t)r * (size_t)columns;
-        if (bytes) { memcpy(bytes + row / 2, from + row / 2, (size_t)columns / 2); }
-        for (size_t at = row; floats && at < row + (size_t)columns; at += FP4_GROUP) {
-            const float scale = e8m0_widen(exponents[at / FP4_GROUP]);
+        const size_t begin = (size_t)r * (size_t)columns + (size_t)w->column, to = (size_t)(r - w->row) * width;
+        if (bytes) { memcpy(bytes + to / 2, data + begin / 2, width / 2); }
+        for (size_t at = 0; floats && at < width; at += FP4_GROUP) {
+            const float scale = e8m0_widen(exponents[(begin + at) / FP4_GROUP]);
             float weight[16];  // that a code can be
             for (int code = 0; code < 16; code++) { weight[code] = fp4_widen(code) * scale; }
-            for (int c = 0; c < FP4_GROUP; c++) { floats[at + c] = weight[fp4_code(from + at / 2, c)]; }
+            for (int c = 0; c < FP4_GROUP; c++) { floats[to + at + c] = weight[fp4_code(data + (begin + at) / 2, c)]; }
         }
     }
 }
 
-// slice k, with its `scales`, into `bytes` or `floats`: the other is NULL
-static inline void read_scaled_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
-                                void* scales, float* floats) {
+// What a window has of a tensor, whose `scales` are here, into `bytes` or `floats`: the other is NULL. Returns how many
+// bytes are no number; padding rows are left as they are
+static inline size_t read_window_(SafeSet* set, const Tensor* t, const SafeTensor* found, const void* scales,
+                                  const TensorWindow* w, uint8_t* bytes, float* floats) {
     const MappedFile* file = safeset_file(set, found);
-    const Stored kind = scaled_as_(t, found);
     const unsigned char* data = (const unsigned char*)found->data;
-    const int rows = (int)found->shape[found->n_dims - 2], row_bytes = (int)found->shape[found->n_dims - 1];
-    const int most = row_bytes < READ_PART ? READ_PART / row_bytes : 1;
+    const size_t row_bytes = (size_t)found->shape[found->n_dims - 1];
+    const int most = rows_at_once_(row_bytes), end = w->row + window_rows_(w, found->n_bytes / row_bytes);
+    size_t n_bad = 0;
+    for (int first = w->row, n; first < end; first += n) {
+        n = end - first < most ? end - first : most;
+        const unsigned char* from = data + row_bytes * (size_t)first;
+        fetch_rows_(file, from, row_bytes * (size_t)n);
+        if (scaled_as_(t, found) == STORED_FP4) {
+            read_fp4_rows_(bytes, floats, data, (const uint8_t*)scales, w, first, n, t->columns);
+        } else {
+            n_bad += read_fp8_rows_(bytes, floats, data, (const float*)scales, w, first, n, t->columns);
+        }
+        safeset_was_read(set, file, from, row_bytes * (size_t)n);
+    }
+    return n_bad;
+}
+
+// Slice k, whole, as floats, or a part of it as bytes, whose padding rows are zero. `scales`: room for those of all
+static inline void read_scaled_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, const TensorPart* part,
+                                uint8_t* bytes, void* scales, float* floats) {
+    const Stored kind = scaled_as_(t, found);
+    const size_t n_read = set->n_read, of_scales = scales_of_slice_(set, t, k, found, kind).n_bytes;
     size_t n_bad = 0;
     if (kind == STORED_FP4) { read_exponents_((uint8_t*)scales, set, t, k, found); }
     else { read_scales_((float*)scales, set, t, k, found); }
-    for (int first = 0, n; first < rows; first += n) {
-        n = rows - first < most ? rows - first : most;
-        const size_t begin = (size_t)first * (size_t)row_bytes, n_bytes = (size_t)n * (size_t)row_bytes;
-        if (n_bytes > READ_BLOCK) {
-            file_ahead(file, data + begin + READ_AHEAD, n_bytes);
-            file_here(file, data + begin, n_bytes);
-        }
-        if (kind == STORED_FP4) {
-            read_fp4_rows_(bytes, floats, data, (const uint8_t*)scales, first, n, t->columns);
-        } else {
-            n_bad += read_fp8_rows_(bytes, floats, data, (const float*)scales, first, n, t->columns);
-        }
-        safeset_was_read(set, file, data + begin, n_bytes);
+    for (int j = 0; j < part->n; j++) {
+        const TensorWindow* w = &part->of[j];
+        const size_t n = stored_bytes(kind, (size_t)w->n_rows * (size_t)w->n_columns);
+        const size_t there = (size_t)window_rows_(w, (size_t)found->shape[found->n_dims - 2]);
+        const size_t n_there = stored_bytes(kind, there * (size_t)w->n_columns);
+        n_bad += read_window_(set, t, found, scales, w, bytes, floats);
+        if (bytes) { memset(bytes + n_there, 0, n - n_there); }
+        bytes = bytes ? bytes + n : NULL;
     }
+    safeset_passes_over(set, found->n_bytes + of_scales - (set->n_read - n_read));
     if (n_bad > 0) {
         fail_input("%s: tensor \"%s\": expected numbers of e4m3, found %zu bytes that are NaN", set->path, found->name,
                    n_bad);
@@ -674,14 +743,20 @@ static inline void check_large_scales_(SafeSet* set, const Tensor* t, const Safe
     }
 }
 
-// The same to where it is stored as the file has it; padding rows are zero
-static inline void read_as_it_is_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, uint8_t* bytes,
-                                  void* scales) {
+// The same, a part of it, to where it is stored as the file has it; padding rows are zero
+static inline void read_as_it_is_(SafeSet* set, const Tensor* t, int k, const SafeTensor* found, const TensorPart* part,
+                                  uint8_t* bytes, void* scales) {
     const Stored kind = scaled_as_(t, found);
-    memset(scales, 0, tensor_scale_bytes(t, kind));
-    read_scaled_(set, t, k, found, bytes, scales, NULL);
-    memset(bytes + found->n_bytes, 0, stored_bytes(kind, tensor_slice_elements(t)) - found->n_bytes);
-    if (kind == STORED_FP8) { check_large_scales_(set, t, found, (const float*)scales); }
+    const size_t n_bytes = tensor_scale_bytes(t, kind);
+    const int rows = tensor_part_rows(t), C = t->columns;
+    void* whole = memset(malloc_check(n_bytes, "scales of a tensor"), 0, n_bytes);
+    read_scaled_(set, t, k, found, part, bytes, whole, NULL);
+    if (kind == STORED_FP4) { tensor_take_rows(scales, whole, part, C, FP4_GROUP, 1, 0, rows); }
+    else {
+        check_large_scales_(set, t, found, (const float*)whole);
+        tensor_take_scales((float*)scales, (const float*)whole, part, C, 0, rows);
+    }
+    free(whole);
 }
 
 // of a table of whole numbers
@@ -713,11 +788,12 @@ static inline void read_slice_(SafeSet* set, const Tensor* t, int k, const SafeT
     }
     if (scaled_as_(t, found) != STORED_BY_BUILD) {
         void* scales = malloc_check(tensor_scale_bytes(t, scaled_as_(t, found)), "scales of a tensor");
-        read_scaled_(set, t, k, found, NULL, scales, slice);
+        const TensorPart whole = tensor_part(t, 0, 1);
+        read_scaled_(set, t, k, found, &whole, NULL, scales, slice);
         free(scales);
         return;
     }
-    tensor_read_(set, found, tensor_is_turned_(t) ? turned : slice, NULL);
+    tensor_read_(set, found, 0, found->n, tensor_is_turned_(t) ? turned : slice, NULL);
     if (tensor_is_turned_(t)) { tensor_turn_(slice, turned, t, 0); }
 }
 
@@ -774,7 +850,7 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
             if (from < 0) { continue; }
             const SafeTensor found = find_slice_(set, t, from, prefix);
             if (!slice_sink_needs(sink, t, k)) {
-                safeset_passes_over(set, &found);
+                safeset_passes_over(set, found.n_bytes);
                 continue;
             }
             const Stored kind = scaled_as_(t, &found);
@@ -785,14 +861,15 @@ static inline void tensors_load_into(const SliceSink* sink, SafeSet* set, const 
             const int by_bands = is_plain && sink->takes_bands && sink->takes_bands(sink->to, t, k);
             uint16_t* halves = is_plain && !by_bands && sink->halves
                                    ? sink->halves(sink->to, t, k, found.dtype == DTYPE_BF16) : NULL;
+            const TensorPart part = slice_sink_part(sink, t, k);
             if (bytes) {
-                read_as_it_is_(set, t, from, &found, bytes, scales);
+                read_as_it_is_(set, t, from, &found, &part, bytes, scales);
             } else if (by_bands) {
                 const size_t n_bytes = sizeof(float) * bands_room_(t);
                 if (n_bytes > room_bytes) { room = (float*)realloc_check(room, room_bytes = n_bytes, "bands"); }
                 read_bands_(set, t, k, &found, sink, room);
             } else if (halves) {
-                tensor_read_(set, &found, NULL, halves);
+                read_halves_(set, t, &found, &part, halves);
             } else {
                 read_slice_(set, t, from, &found, sink->room(sink->to, t, k), turned);
             }

@@ -55,19 +55,14 @@ static inline void adapted_init(Adapted* x, const DecoderPasses* passes, int rec
 // the first row of the base
 static inline Tensor* adapted_base_rows_(const Run* r) { return r->model->table + adapted_of(r)->adapters->n_table; }
 
-#define ADAPTED_WEIGHTS \
-    "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half the " \
-    "memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each block of " \
-    "128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, which is then " \
-    "the default"
-
-// behind --tp, where the trainer has it
 static inline void adapted_options(Run* r, Adapted* x) {
 #ifndef __CUDACC__
-    const int has_tp = options_at(r->table, r->n_options, "tp") != NULL;
     const Option own[] = {
         {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, "fp32", 0, 0, "fp32|bf16|fp8",
-         has_tp ? ADAPTED_WEIGHTS ", but with --tp" : ADAPTED_WEIGHTS, OPTION_BEGINS},
+         "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
+         "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
+         "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, "
+         "which is then the default", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
 #endif
@@ -82,13 +77,13 @@ static inline void adapted_base(Run* r, const SafeSet* set) {
     if (adapter_is_asked(&x->lora)) { x->base_sum = (int64_t)safeset_sum(set, 16); }
 }
 
-// Where the model learns it is floats, and so it is where ranks share a matrix, whose blocks they would cut
+// where the model learns it is floats
 static inline void adapted_keep_scaled_(Run* r, int is_adapter) {
 #ifndef __CUDACC__
     const Adapted* x = adapted_of(r);
     const int measures = r->o.dry_run && !run_is_generating(r) && !r->o.eval_only;
     const int learns = !is_adapter && (run_will_train(r) || *r->o.probe || measures);
-    if (!x->has_scaled || learns || x->decoder.tp > 1 || options_given(r->table, r->n_options, "weights")) { return; }
+    if (!x->has_scaled || learns || options_given(r->table, r->n_options, "weights")) { return; }
     options_set(r->table, r->n_options, "weights", "fp8");
 #else
     (void)r, (void)is_adapter;

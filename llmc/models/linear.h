@@ -18,7 +18,8 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
 Weights are stored as floatX or, in a CPU build, as bf16, fp8 or fp4 where they do not learn (core/stored.h): the bits
-are those of the same numbers stored as floats.
+are those of the same numbers stored as floats. With --tp they travel as they are stored, and become floats in the
+product.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. Its
 adapter is shared with it: of split rows each rank has B's own, of split columns A's; A and B are small, and whole where
@@ -193,7 +194,8 @@ static inline size_t linear_room_elements(const Model* m, int N) {
     for (int i = 0; i < m->n_table && model_has_tp(m); i++) {
         const Tensor* t = &m->table[i];
         if (t->split == SPLIT_NONE || t->split == SPLIT_VOCABULARY || !tensor_is_matrix(t) || t->blocks) { continue; }
-        most = tp_larger(most, tp_room_elements(N, t->columns, t->rows, m->tp.size));
+        const size_t part_bytes = tensor_matrix_bytes(&m->held[i], sizeof(floatX));
+        most = tp_larger(most, tp_room_elements(N, t->columns, t->rows, part_bytes, m->tp.size));
     }
     return most;
 }
@@ -210,13 +212,14 @@ static inline size_t linear_blocks_room(const Model* m, const Adapters* x, int N
     return most;
 }
 
-// floatX that a rank sends for N positions and one layer of row i: forward where its columns are split, on the way back
-// where its rows are
+// So many times a floatX a rank sends for N positions and one layer of row i: forward where its columns are split, on
+// the way back where its rows are. Activations, and its part of the matrix as that is stored
 static inline double linear_sends(const Model* m, int i, int N) {
     const double T = m->tp.size;
     if (!model_row_has_tp(m, i) || m->table[i].blocks) { return 0.0; }
     const double C = m->table[i].columns, OC = m->table[i].rows;
-    return (T - 1.0) * ((double)N * (C + OC) / T + C * OC / (T * T));
+    const double part = (double)tensor_matrix_bytes(&m->held[i], sizeof(floatX)) / sizeof(floatX);
+    return (T - 1.0) / T * ((double)N * (C + OC) + part);
 }
 
 // ... and because of its adapters at layer l: where rows are split B is brought together on the way back, and in groups
@@ -269,27 +272,63 @@ static inline double linear_layers_send(const Model* m, const Adapters* x, size_
 // of N positions: scratch, and how large the whole matrix is
 static inline TpRoom linear_room_(const Linear* w, int N) {
     const int T = w->tp->size;
-    return tp_room(w->room, N, w->split == SPLIT_COLUMNS ? w->C * T : w->C, w->split == SPLIT_ROWS ? w->OC * T : w->OC,
-                   T);
+    const int C = w->split == SPLIT_COLUMNS ? w->C * T : w->C, OC = w->split == SPLIT_ROWS ? w->OC * T : w->OC;
+    StoredMatrix part = w->weight;
+    if (part.kind == STORED_F32) { part.kind = STORED_BY_BUILD; }
+    return tp_room(w->room, N, C, OC, stored_size(&part, sizeof(floatX)), T);
 }
 
-// w with another matrix, of floatX, and another bias
-static inline Linear linear_of_(const Linear* w, const floatX* weight, const floatX* bias, int OC, int C) {
+// of so many columns of a row, bytes; and those of their scales, which so many rows have together
+static inline size_t linear_row_bytes_(const StoredMatrix* m, int columns) {
+    return m->kind == STORED_F32 ? sizeof(floatX) * (size_t)columns : stored_bytes(m->kind, (size_t)columns);
+}
+static inline size_t linear_scale_bytes_(const StoredMatrix* m, int columns) {
+    return m->kind == STORED_FP4 ? (size_t)(columns / FP4_GROUP) : sizeof(float) * (size_t)(columns / m->block_columns);
+}
+static inline int linear_scale_rows_(const StoredMatrix* m) { return m->kind == STORED_FP4 ? 1 : m->block_rows; }
+
+// behind the data of a turned matrix
+static inline char* linear_room_scales_(const StoredMatrix* m, const TpRoom* room) {
+    const size_t n_bytes = linear_row_bytes_(m, m->columns) * (size_t)m->rows;  // a part has as many, turned or not
+    return (char*)room->weight + (n_bytes + 15) / 16 * 16;
+}
+
+// w with the turned matrix in `room`, and another bias. Whatever had blocks of its own, all blocks are whole
+static inline Linear linear_of_(const Linear* w, const TpRoom* room, const floatX* bias, int OC, int C) {
     Linear own = *w;
-    const StoredMatrix matrix = {weight, STORED_F32, OC, C, OC, NULL};
-    own.weight = matrix;
+    own.weight.data = room->weight;
+    own.weight.scales = w->weight.scales ? linear_room_scales_(&w->weight, room) : NULL;
+    own.weight.rows = own.weight.part_rows = own.OC = OC;
+    own.weight.columns = own.C = C;
     own.bias = bias;
-    own.OC = OC;
-    own.C = C;
     return own;
 }
 
 // some rows of a matrix of which this rank has some columns: those of its outputs, whose whole inputs it needs
 static inline Linear linear_turned_(const Linear* w, const TpRoom* room, const Device* dev) {
     const RankGroup* x = w->tp;
-    const int OC = w->OC / x->size, C = w->C * x->size;
-    tp_to_rows(room, (const floatX*)w->weight.data, w->OC, C, x, dev);
-    return linear_of_(w, room->weight, w->bias ? w->bias + x->place * OC : NULL, OC, C);
+    const StoredMatrix* m = &w->weight;
+    const int OC = w->OC / x->size;
+    tp_to_rows(room->weight, m->data, room, w->OC, linear_row_bytes_(m, w->C), x, dev);
+    if (m->scales) {
+        tp_to_rows(linear_room_scales_(m, room), m->scales, room, w->OC / linear_scale_rows_(m),
+                   linear_scale_bytes_(m, w->C), x, dev);
+    }
+    return linear_of_(w, room, w->bias ? w->bias + x->place * OC : NULL, OC, w->C * x->size);
+}
+
+// some columns of a matrix of which this rank has some rows: those of the gradient of its inputs
+static inline Linear linear_turned_rows_(const Linear* w, const TpRoom* room, const Device* dev) {
+    const RankGroup* x = w->tp;
+    const StoredMatrix* m = &w->weight;
+    const int C = w->C / x->size;
+    TpSections blocks = w->sections;
+    tp_to_columns(room->weight, m->data, room, w->sections, linear_row_bytes_(m, C), x, dev);
+    for (int s = 0; s < blocks.n && m->scales; s++) { blocks.of[s] /= linear_scale_rows_(m); }
+    if (m->scales) {
+        tp_to_columns(linear_room_scales_(m, room), m->scales, room, blocks, linear_scale_bytes_(m, C), x, dev);
+    }
+    return linear_of_(w, room, NULL, w->OC * x->size, C);
 }
 
 // ---- the products ----
@@ -481,13 +520,11 @@ static inline void linear_forward_on(floatX* out, const floatX* inp, Linear w, i
 // with a turned matrix each computes its columns (N, C / size) of dinp; NULL: nobody asks
 static inline void linear_rows_back_(floatX* columns, const floatX* dout, const floatX* inp, const Linear* w,
                                      const LinearGradients* d, int add, int N, const Device* dev) {
-    const RankGroup* x = w->tp;
     const TpRoom room = linear_room_(w, N);
     if (!columns && w->n_adapters == 0) { return; }
-    if (columns) { tp_to_columns(&room, (const floatX*)w->weight.data, w->sections, w->C, x, dev); }
-    tp_gather(room.whole, dout, room.landing, N, w->sections, x, dev);
+    tp_gather(room.whole, dout, room.landing, N, w->sections, w->tp, dev);
     if (columns) {
-        const Linear turned = linear_of_(w, room.weight, NULL, w->OC * x->size, w->C / x->size);
+        const Linear turned = linear_turned_rows_(w, &room, dev);
         linear_product_back_(columns, room.whole, &turned, add, N, dev);
     }
     linear_adapters_of_rows_(columns, d, dout, room.whole, inp, w, N, dev);

@@ -109,9 +109,8 @@ static inline void block_matmul_backward_input_stored(float* dinp, const float* 
 }
 
 static inline StoredMatrix block_floats_(const float* weight, int C, int OC, int G) {
-    const StoredMatrix m = {weight, STORED_F32, OC, C / G, OC, NULL};
     assert(C % G == 0);
-    return m;
+    return stored_matrix(weight, STORED_F32, OC, C / G, OC, NULL);
 }
 
 static inline void block_matmul_forward(float* out, const float* inp, const float* weight, int N, int C, int OC, int G,

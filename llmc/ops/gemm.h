@@ -179,20 +179,23 @@ static inline __attribute__((always_inline)) vfloat gemm_widen_(vfloat words, in
 typedef struct {
     const float* row[VLANES];
     int are_one;  // they share them all
+    int block_columns;
 } GemmScales;
 
 static inline GemmScales gemm_scales_(const StoredMatrix* w, int r) {
     GemmScales s;
     for (int i = 0; i < VLANES; i++) { s.row[i] = stored_row_scales(w, r + i); }
     s.are_one = s.row[0] == s.row[VLANES - 1];
+    s.block_columns = w->block_columns;
     return s;
 }
 
 // what the bytes of these rows in a column are multiplied by
 static inline vfloat gemm_factor_(const GemmScales* s, int column) {
     float factor[VLANES];
-    if (s->are_one) { return v_fill(s->row[0][column / FP8_BLOCK] * FP8_UNIT); }
-    for (int i = 0; i < VLANES; i++) { factor[i] = s->row[i][column / FP8_BLOCK] * FP8_UNIT; }
+    const int block = column / s->block_columns;
+    if (s->are_one) { return v_fill(s->row[0][block] * FP8_UNIT); }
+    for (int i = 0; i < VLANES; i++) { factor[i] = s->row[i][block] * FP8_UNIT; }
     return v_load(factor);
 }
 
@@ -200,13 +203,13 @@ static inline vfloat gemm_factor_(const GemmScales* s, int column) {
 static inline vfloat gemm_column_factors_(const StoredMatrix* w, int r, int column) {
     const float* scales = stored_row_scales(w, r);
     float factor[VLANES];
-    for (int i = 0; i < VLANES; i++) { factor[i] = scales[(column + i) / FP8_BLOCK] * FP8_UNIT; }
+    for (int i = 0; i < VLANES; i++) { factor[i] = scales[(column + i) / w->block_columns] * FP8_UNIT; }
     return v_load(factor);
 }
 
-// how many of n elements from this one on, in a row or a column, have the scale of the first
-static inline __attribute__((always_inline)) int gemm_alike_(int at, int n, Stored kind) {
-    return kind == STORED_FP8 ? gemm_min_(n, FP8_BLOCK - at % FP8_BLOCK) : n;
+// how many of n elements from this one on, in a row or a column, have the scale of the first; of fp8 `block` share one
+static inline __attribute__((always_inline)) int gemm_alike_(int at, int n, int block, Stored kind) {
+    return kind == STORED_FP8 ? gemm_min_(n, block - at % block) : n;
 }
 
 // v_load_column_words of the last n_bytes of VLANES rows, as if zeros followed
@@ -260,7 +263,7 @@ static inline __attribute__((always_inline)) void gemm_pack_turned_(float* packe
     if (kind == STORED_FP8) { scales = gemm_scales_(&b->weight, b->row + w); }
     if (kind == STORED_FP4) { exponents = gemm_exponents_(&b->weight, b->row + w, b->column); }
     for (int k = 0; k < K;) {
-        const int end = k + gemm_alike_(b->column + k, K - k, kind);
+        const int end = k + gemm_alike_(b->column + k, K - k, b->weight.block_columns, kind);
         if (kind == STORED_FP8) { factor = gemm_factor_(&scales, b->column + k); }
         for (; k + step <= end; k += step) {
             v_load_column_words(words, gemm_stored_at_(b, w, k), stride);
@@ -304,7 +307,7 @@ static inline __attribute__((always_inline)) void gemm_pack_straight_(float* pac
     }
     for (int k = 0; k < K;) {
         const int row = (b->row + k) % b->weight.part_rows, left = gemm_min_(K - k, b->weight.part_rows - row);
-        const int end = k + gemm_alike_(row, left, kind);
+        const int end = k + gemm_alike_(row, left, b->weight.block_rows, kind);
         if (kind == STORED_FP8) { factor = gemm_column_factors_(&b->weight, b->row + k, b->column + w); }
         const char* from = gemm_stored_at_(b, k, w);
         for (; k < end; k++, from += stride) {
@@ -593,7 +596,7 @@ static inline __attribute__((always_inline)) void gemm_few_columns_(float* out, 
     for (int m = 0; m < chains; m++) { sum[m] = v_load(start + (m < M ? m : 0) * start_stride); }
     int k = 0;
     do {  // of fp8 for each block of scales, else once
-        const int end = k + gemm_alike_(b->column + k, K - k, kind);
+        const int end = k + gemm_alike_(b->column + k, K - k, b->weight.block_columns, kind);
         if (kind == STORED_FP8) { factor = gemm_factor_(&scales, b->column + k); }
         for (; k + step <= end; k += step) {
             for (int i = 0; i < VLANES; i += 4) {

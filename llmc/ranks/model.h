@@ -10,9 +10,10 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
                           (context_ranks.h)
     model_batches, model_batch   so many micro-batches of an update this rank computes, or its share of them; which
     model_init            the stored parameters, zero
-    model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8
+    model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8; with --tp a rank's part of them so
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
-                          of bf16, fp8 or fp4 straight to where they are stored so; else to fp8 by bands of 128 rows
+                          of bf16, fp8 or fp4 straight to where they are stored so, of a part that alone; else to fp8 by
+                          bands of 128 rows
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_init_muon       scratch of Muon (ops/muon.h), whose moment is the first one; the second stays 0
     model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
@@ -314,6 +315,10 @@ static inline int model_parts(const Model* m, int i) {
 }
 static inline size_t model_part_elements(const Model* m, int i) { return tensor_slice_elements(&m->held[i]); }
 
+static inline TensorPart model_part(const Model* m, int i) {
+    return tensor_part(&m->table[i], m->tp.place, m->tp.size);
+}
+
 // of a slice of row i the part of this rank, which may be where the whole is; or a part to its place in the whole
 static inline void model_take_part(const Model* m, int i, float* part, float* whole) {
     const size_t n = model_part_elements(m, i);
@@ -578,7 +583,8 @@ typedef struct {
     float *room, *staged;  // of a slice, on the host and on the device
     float* whole;          // all of them on the host, or NULL
     int sums;              // does somebody want the sums?
-    uint64_t sum, sum_of_experts;  // of what this rank has: of experts that it shares, and of all else
+    uint64_t sum_of_experts, sum_of_parts, sum;  // of what this rank has: of experts and of matrices that it shares,
+                                                 // and of all else
     uint16_t* halves;      // the slice that is under way as bf16; NULL: it is in `room`
     int is_banded;         // it is stored as fp8 or fp4 as it comes, and nothing of it is in `room`
 } ModelStream;
@@ -611,27 +617,52 @@ static inline uint8_t* model_stream_scaled_(void* stream, const Tensor* t, int k
     const int row = (int)(t - s->m->table), is_wanted = s->whole && model_is_saved_(s->m, t);
     char* place = model_stream_place_(s, t, k);
     s->halves = NULL;
-    s->is_banded = place && s->m->held[row].stored == kind && !model_row_has_tp(s->m, row) && !is_wanted;
+    s->is_banded = place && s->m->held[row].stored == kind && !is_wanted;
     if (!s->is_banded) { return NULL; }
     *scales = model_stream_scales_(s, t, k);
     return (uint8_t*)place;
 }
 
-// of a slice that is there: what ranks compare
-static inline void model_stream_sum_scaled_(ModelStream* s, const Tensor* t, int k) {
+static inline TensorPart model_stream_part_(void* stream, const Tensor* t, int k) {
+    const ModelStream* s = (const ModelStream*)stream;
+    (void)k;
+    return model_part(s->m, (int)(t - s->m->table));
+}
+
+// Of a slice that is there: what ranks compare. What the host has is as it is stored, else floats
+static inline void model_stream_sum_(ModelStream* s, const Tensor* t, int k) {
     const int row = (int)(t - s->m->table);
     const Tensor* held = &s->m->held[row];
     const uint64_t slice = (uint64_t)(tensors_slices(s->m->table, row) + k);
-    uint64_t* sum = model_row_has_ep(s->m, row) ? &s->sum_of_experts : &s->sum;
-    const size_t n_bytes = tensor_stored_size(held, tensor_slice_elements(held));
-    *sum += XXH3_64bits_withSeed(model_stream_place_(s, t, k), n_bytes, slice);
+    const size_t n = tensor_slice_elements(held);
+    uint64_t* sum = model_row_has_ep(s->m, row) ? &s->sum_of_experts
+                  : model_row_has_tp(s->m, row) ? &s->sum_of_parts : &s->sum;
+    if (!DEVICE_IS_SHARED) {
+        *sum += XXH3_64bits_withSeed(s->room, sizeof(float) * n, slice);
+        return;
+    }
+    *sum += XXH3_64bits_withSeed(model_stream_place_(s, t, k), tensor_stored_size(held, n), slice);
+    if (!tensor_has_scales(held)) { return; }
     *sum += XXH3_64bits_withSeed(model_stream_scales_(s, t, k), tensor_scale_bytes(held, held->stored), slice);
+}
+
+// Of a whole matrix `rows` from row `first` on, whose floats are x: this rank's own, rounded as all of them are
+static inline void model_stream_band_(uint8_t* bytes, float* scales, const float* x, const TensorPart* part, int first,
+                                      int rows, int C) {
+    if (!tensor_part_meets(part, first, rows)) { return; }
+    uint8_t* whole = (uint8_t*)malloc_check((size_t)rows * (size_t)C, "a band of fp8");
+    float* of_blocks = (float*)malloc_check(sizeof(float) * (size_t)fp8_blocks(C), "scales of fp8");
+    fp8_quantize_rows(whole, of_blocks, x, rows, C);
+    tensor_take_rows(bytes, whole, part, C, 1, 1, first, rows);
+    tensor_take_scales(scales, of_blocks, part, C, first, rows);
+    free(whole);
+    free(of_blocks);
 }
 
 // n bands from number `band` on, of which x has the floats
 static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int band, int n, const float* x) {
     const ModelStream* s = (const ModelStream*)stream;
-    const int n_blocks = fp8_blocks(t->columns);
+    const TensorPart part = model_part(s->m, (int)(t - s->m->table));
     uint8_t* bytes = (uint8_t*)model_stream_place_(s, t, k);
     float* scales = bytes ? (float*)model_stream_scales_(s, t, k) : NULL;
     int n_rows;
@@ -641,8 +672,7 @@ static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int
         int rows;
         const size_t first = tensor_band(t, b, &rows), C = (size_t)t->columns;
         if (!bytes) { continue; }
-        fp8_quantize_rows(bytes + C * first, scales + (size_t)b * (size_t)n_blocks, x + C * (first - origin), rows,
-                          t->columns);
+        model_stream_band_(bytes, scales, x + C * (first - origin), &part, (int)first, rows, t->columns);
     }
 }
 
@@ -650,7 +680,7 @@ static inline int model_stream_takes_bands_(void* stream, const Tensor* t, int k
     ModelStream* s = (ModelStream*)stream;
     const int is_wanted = s->whole && model_is_saved_(s->m, t);
     (void)k;
-    s->is_banded = s->m->held[t - s->m->table].stored == STORED_FP8 && !is_wanted && !s->sums;
+    s->is_banded = s->m->held[t - s->m->table].stored == STORED_FP8 && !is_wanted;
     s->halves = NULL;
     return s->is_banded;
 }
@@ -659,47 +689,31 @@ static inline int model_stream_takes_bands_(void* stream, const Tensor* t, int k
 static inline uint16_t* model_stream_halves_(void* stream, const Tensor* t, int k, int is_exact) {
     ModelStream* s = (ModelStream*)stream;
     const int row = (int)(t - s->m->table);
-    const int is_bf16 = s->m->held[row].stored_bytes == sizeof(uint16_t) && !model_row_has_tp(s->m, row);
+    const int is_bf16 = s->m->held[row].stored_bytes == sizeof(uint16_t) && !model_shares_slices_(s->m, row);
     char* place = model_stream_place_(s, t, k);
     s->halves = NULL;
     const int is_wanted = s->whole && model_is_saved_(s->m, t);
-    if (!is_bf16 || !place || s->m->w.master || is_wanted || s->sums || !(DEVICE_IS_SHARED || is_exact)) {
+    if (!is_bf16 || !place || s->m->w.master || is_wanted || !(DEVICE_IS_SHARED || (is_exact && !s->sums))) {
         return NULL;
     }
-    s->halves = DEVICE_IS_SHARED ? (uint16_t*)place
-                                 : (uint16_t*)memset(s->room, 0, sizeof(uint16_t) * tensor_slice_elements(t));
+    const size_t n_bytes = sizeof(uint16_t) * model_part_elements(s->m, row);
+    s->halves = DEVICE_IS_SHARED ? (uint16_t*)place : (uint16_t*)memset(s->room, 0, n_bytes);
     return s->halves;
 }
 
-static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
-    ModelStream* s = (ModelStream*)stream;
+// slice k, which is in `room`, to where it is stored
+static inline void model_stream_store_(ModelStream* s, const Tensor* t, int k) {
     Model* m = s->m;
     const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
-    const size_t whole = tensor_slice_elements(t), n = model_part_elements(m, row);
+    const size_t n = model_part_elements(m, row);
     char* stored = model_stream_place_(s, t, k);
-    if (s->is_banded && s->sums) { model_stream_sum_scaled_(s, t, k); }
-    if (s->is_banded) { return; }
-    if (s->halves) {
-        if (!DEVICE_IS_SHARED) { device_upload(stored, s->halves, sizeof *s->halves * n, s->dev); }
-        device_sync(s->dev);
-        return;
-    }
-    if (s->whole && model_is_saved_(m, t)) {
-        memcpy(s->whole + t->offset + whole * (size_t)k, s->room, sizeof(float) * whole);
-    }
-    if (held < 0) { return; }
-    if (s->sums) {
-        const uint64_t slice = (uint64_t)(tensors_slices(m->table, row) + k);
-        *(model_row_has_ep(m, row) ? &s->sum_of_experts : &s->sum) +=
-            XXH3_64bits_withSeed(s->room, sizeof(float) * whole, slice);
-    }
-    model_take_part(m, row, s->room, s->room);
     const Tensor* h = &m->held[row];
     assert(h->stored != STORED_FP4);  // that nothing is rounded to
     if (h->stored == STORED_FP8) {
         model_stream_bands_(s, t, k, 0, tensor_bands(t), s->room);
         return;
     }
+    model_take_part(m, row, s->room, s->room);
     const ElementNumbers numbers = tensor_numbers(h, n * (size_t)held);
     const Weights to = weights_of(stored, h->stored_bytes, s->staged, NULL, NULL);
     const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);
@@ -709,7 +723,24 @@ static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
         const Part own = model_kept(m, row, k);
         device_upload(m->w.master + own.at, s->room + own.first, sizeof(float) * own.n, s->dev);
     }
+}
+
+static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
+    ModelStream* s = (ModelStream*)stream;
+    const Model* m = s->m;
+    const size_t whole = tensor_slice_elements(t);
+    char* stored = model_stream_place_(s, t, k);
+    const int is_in_room = !s->is_banded && !s->halves;
+    if (is_in_room && s->whole && model_is_saved_(m, t)) {
+        memcpy(s->whole + t->offset + whole * (size_t)k, s->room, sizeof(float) * whole);
+    }
+    if (is_in_room && stored) { model_stream_store_(s, t, k); }
+    if (s->halves && !DEVICE_IS_SHARED) {
+        const size_t n = model_part_elements(m, (int)(t - m->table));
+        device_upload(stored, s->halves, sizeof *s->halves * n, s->dev);
+    }
     device_sync(s->dev);
+    if (stored && s->sums) { model_stream_sum_(s, t, k); }
 }
 
 static inline int model_stream_needs_(void* stream, const Tensor* t, int k) {
@@ -721,8 +752,8 @@ static inline int model_stream_needs_(void* stream, const Tensor* t, int k) {
 static inline SliceSink model_stream_open(ModelStream* s, Model* m, float* whole, int updates, const Device* dev) {
     const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
     const SliceSink sink = {model_stream_room_, model_stream_done_, s, model_stream_halves_, model_stream_takes_bands_,
-                            model_stream_bands_, model_stream_needs_, model_stream_scaled_};
-    ModelStream opened = {m, updates, dev, NULL, NULL, whole, 0, 0, 0, NULL, 0};
+                            model_stream_bands_, model_stream_needs_, model_stream_scaled_, model_stream_part_};
+    ModelStream opened = {m, updates, dev, NULL, NULL, whole, 0, 0, 0, 0, NULL, 0};
     *s = opened;
     s->room = (float*)device_pinned(n_bytes, "a tensor on its way to the device");
     s->staged = DEVICE_IS_SHARED ? s->room : (float*)device_alloc(n_bytes, "a tensor on its way to the device");
@@ -772,7 +803,8 @@ static inline const void* model_vector(const Model* m, size_t field, int layer) 
 // the same of a matrix, as products read it. In a CUDA build its data alone count, which are floatX
 static inline StoredMatrix model_matrix(const Model* m, int i, int layer) {
     const Tensor* t = &m->held[i];
-    StoredMatrix w = {model_place_of(m, i, layer), t->stored, t->rows, t->columns, tensor_part_rows(t), NULL};
+    StoredMatrix w = tensor_as_stored(t);
+    w.data = model_place_of(m, i, layer);
     if (t->stored == STORED_BY_BUILD) { w.kind = STORED_F32; }
     if (tensor_has_scales(t)) {
         w.scales = (const char*)m->w.stored + tensor_scales_place(t, tensor_slice(t, layer));
@@ -861,9 +893,9 @@ static inline void model_widen_(float* room, size_t stored_bytes, size_t n) {
 static inline void model_widen_scaled_(float* room, const void* stored, const Tensor* held, int slice) {
     const size_t n = tensor_slice_elements(held);
     const char* arena = (const char*)stored;
-    const StoredMatrix w = {arena + tensor_stored_place(held, n * (size_t)slice), held->stored,
-                            (int)(n / (size_t)held->columns), held->columns, tensor_part_rows(held),
-                            arena + tensor_scales_place(held, slice)};
+    StoredMatrix w = tensor_as_stored(held);
+    w.rows = (int)(n / (size_t)held->columns);
+    w.data = arena + tensor_stored_place(held, n * (size_t)slice), w.scales = arena + tensor_scales_place(held, slice);
     #pragma omp parallel for
     for (int r = 0; r < w.rows; r++) { stored_row(room + (size_t)r * (size_t)w.columns, &w, r); }
 }

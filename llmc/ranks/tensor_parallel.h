@@ -11,7 +11,7 @@ matrix.
     tp_chain_sends  bytes that a rank sends for it
     tp_take         those of this rank, of all columns; tp_spread: to their places among those of all
     tp_to_columns   each rank has some rows of a matrix (OC, C), all their columns: it gets its columns of all rows
-    tp_to_rows      and the other way
+    tp_to_rows      and the other way; both of elements of any size, such as bytes of fp8, or scales of blocks
     TpRoom, tp_room, tp_room_elements   scratch of a product with a matrix (OC, C), whole sizes, for N positions
 Columns of (N, L), and rows of a matrix, in sections (TpSections): of each a rank has one part of `size`, in the order
 of places, as of the rows of gate and of up. All sizes are whole, those of all ranks together. tp_one: a single section.
@@ -29,8 +29,8 @@ Nobody waits for the others' parts: rows are cut in `size` pieces, and at each s
     place 1    .    0    1    2    .
     place 2    .    .    0    1    2      the last hands piece p to place p; in the end these are gathered
 
-Cost:   a rank sends (size - 1) / size of N L floatX for a gather and of OC C / size for a turn; for a chain twice the
-        former, in 2 size - 1 exchanges.
+Cost:   a rank sends (size - 1) / size of N L floatX for a gather, and for a turn of what it has of the matrix, as that
+        is stored; for a chain twice the former, in 2 size - 1 exchanges.
 */
 #ifndef LLMC_TENSOR_PARALLEL_H
 #define LLMC_TENSOR_PARALLEL_H
@@ -52,7 +52,7 @@ static inline int tp_length(const TpSections* s) {
 }
 
 typedef struct {
-    floatX *weight;   // (OC C / size), at the same place whatever N
+    floatX *weight;   // of a part of the matrix, turned, as it is stored; at the same place whatever N
     floatX *pack;     // the same, on its way
     floatX *whole;    // (N, max(C, OC))
     floatX *part;     // (N, max(C, OC) / size)
@@ -61,13 +61,17 @@ typedef struct {
 
 static inline size_t tp_larger(size_t a, size_t b) { return a > b ? a : b; }
 
-static inline size_t tp_room_elements(int N, int C, int OC, int size) {
-    const size_t whole = (size_t)N * (size_t)(C > OC ? C : OC), weight = (size_t)OC * (size_t)C / (size_t)size;
+// elements; scales begin at a multiple of 16 bytes
+static inline size_t tp_room_weight_(size_t part_bytes) { return (part_bytes + 16) / sizeof(floatX) + 1; }
+
+// part_bytes: of a part of the matrix, with its scales
+static inline size_t tp_room_elements(int N, int C, int OC, size_t part_bytes, int size) {
+    const size_t whole = (size_t)N * (size_t)(C > OC ? C : OC), weight = tp_room_weight_(part_bytes);
     return 2 * weight + whole + whole / (size_t)size + tp_larger(weight, whole) + 5 * 16;
 }
 
-static inline TpRoom tp_room(floatX* room, int N, int C, int OC, int size) {
-    const size_t whole = (size_t)N * (size_t)(C > OC ? C : OC), weight = (size_t)OC * (size_t)C / (size_t)size;
+static inline TpRoom tp_room(floatX* room, int N, int C, int OC, size_t part_bytes, int size) {
+    const size_t whole = (size_t)N * (size_t)(C > OC ? C : OC), weight = tp_room_weight_(part_bytes);
     const size_t n[4] = {weight, weight, whole, whole / (size_t)size};
     floatX* at[5];
     for (int i = 0; i < 5; i++) {
@@ -216,35 +220,35 @@ static inline void tp_spread(floatX* whole, const floatX* part, int N, int L, co
     tp_strips_(whole + x->place * each, L, part, each, each, N, dev);
 }
 
-// room->weight (OC, C / size) from rows (OC / size, C), OC in sections
-static inline void tp_to_columns(const TpRoom* room, const floatX* rows, TpSections sections, int C,
+// columns (OC, width bytes), of this rank's columns, from rows (OC / size, size width bytes), OC in sections
+static inline void tp_to_columns(void* columns, const void* rows, const TpRoom* room, TpSections sections, size_t width,
                                  const RankGroup* x, const Device* dev) {
-    const int size = x->size, c = C / size, n_rows = tp_length(&sections) / size;
-    const size_t n = (size_t)n_rows * (size_t)c;
+    const int size = x->size, n_rows = tp_length(&sections) / size;
+    const size_t n = (size_t)n_rows * width;
+    char *landing = (char*)room->landing, *pack = (char*)room->pack;
     for (int p = 0; p < size; p++) {
-        tp_strips_((p == x->place ? room->landing : room->pack) + n * (size_t)p, c, rows + (size_t)p * c, C, c, n_rows,
-                   dev);
+        device_copy_strips((p == x->place ? landing : pack) + n * (size_t)p, width,
+                           (const char*)rows + width * (size_t)p, width * (size_t)size, width, n_rows, dev);
     }
-    rank_group_exchange(room->landing, room->pack, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
+    rank_group_exchange(landing, pack, n, n, x, dev);
     for (int p = 0; p < size; p++) {
         for (int s = 0, at = 0; s < sections.n; at += sections.of[s++]) {
-            const int width = sections.of[s] / size;
-            device_copy(room->weight + (size_t)(at + p * width) * (size_t)c,
-                        room->landing + n * (size_t)p + (size_t)(at / size) * (size_t)c,
-                        sizeof(floatX) * (size_t)width * (size_t)c, dev);
+            const int each = sections.of[s] / size;
+            device_copy((char*)columns + width * (size_t)(at + p * each),
+                        landing + n * (size_t)p + width * (size_t)(at / size), width * (size_t)each, dev);
         }
     }
 }
 
-// room->weight (OC / size, C) from columns (OC, C / size)
-static inline void tp_to_rows(const TpRoom* room, const floatX* columns, int OC, int C, const RankGroup* x,
-                              const Device* dev) {
-    const int c = C / x->size, n_rows = OC / x->size;
-    const size_t n = (size_t)n_rows * (size_t)c;
-    rank_group_exchange(room->landing, columns, sizeof(floatX) * n, sizeof(floatX) * n, x, dev);
+// rows (OC / size, size width bytes) from columns (OC, width bytes)
+static inline void tp_to_rows(void* rows, const void* columns, const TpRoom* room, int OC, size_t width,
+                              const RankGroup* x, const Device* dev) {
+    const int n_rows = OC / x->size;
+    const size_t n = (size_t)n_rows * width;
+    rank_group_exchange(room->landing, columns, n, n, x, dev);
     for (int p = 0; p < x->size; p++) {
-        tp_strips_(room->weight + (size_t)p * c, C, (p == x->place ? columns : room->landing) + n * (size_t)p, c, c,
-                   n_rows, dev);
+        const char* from = (p == x->place ? (const char*)columns : (const char*)room->landing) + n * (size_t)p;
+        device_copy_strips((char*)rows + width * (size_t)p, width * (size_t)x->size, from, width, width, n_rows, dev);
     }
 }
 #endif  // LLMC_TENSOR_PARALLEL_H

@@ -51,7 +51,7 @@ static inline int remedy_has_experts_(const Model* m) {
 static inline int remedy_of_sharing_(char* text, size_t n_bytes, const Run* r) {
     const Model* m = r->model;
     const char* ways[3];
-    char unused[NAME_BYTES + 64];
+    char unused[TP_OBSTACLE_BYTES];
     int n = 0;
     if (remedy_has_(r, "ep") && remedy_has_experts_(m)) { ways[n++] = "--ep"; }
     if (remedy_has_(r, "tp") && !tp_obstacle(m, 2, unused, sizeof unused)) { ways[n++] = "--tp"; }

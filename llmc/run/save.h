@@ -169,10 +169,14 @@ static inline void not_finite_gather_(NotFinite* x, const Model* m, Comm* c) {
         x->n += (size_t)rank[N];
         if (rank[ROW] < first[ROW] || (rank[ROW] == first[ROW] && rank[K] < first[K])) { first = rank; }
     }
+    x->n_first = 0;
+    for (int i = 0; i < c->size; i++) {  // each may have a part of that slice
+        const int64_t* rank = all + N_NUMBERS * i;
+        if (rank[ROW] == first[ROW] && rank[K] == first[K]) { x->n_first += (size_t)rank[N_FIRST]; }
+    }
     if (x->n > 0) {
         x->tensor = m->table + first[ROW];
         x->k = (int)first[K];
-        x->n_first = (size_t)first[N_FIRST];
         tensor_slice_name(x->first, sizeof x->first, x->tensor, x->k);
     }
     free(all);
@@ -240,9 +244,10 @@ typedef struct {
     NotFinite *found, *beyond;  // (N_SOURCES); beyond: in tensors that are stored as fp8, what that cannot be either
 } CountingStream;
 
-// of the ranks that have a slice one counts
+// Of the ranks that have a slice one counts; where each has a part of it alone, as halves, one of those that have this
 static inline int counting_is_ours_(const CountingStream* s, const Tensor* t, int k) {
-    return model_source_rank(s->m, (int)(t - s->m->table), k) == s->rank;
+    const int row = (int)(t - s->m->table), place = s->rank - model_source_rank(s->m, row, k);
+    return place >= 0 && place < (s->halves ? model_parts(s->m, row) : 1);
 }
 
 static inline float* counting_room_(void* stream, const Tensor* t, int k) {
@@ -281,15 +286,20 @@ static inline void counting_bands_(void* stream, const Tensor* t, int k, int ban
     s->sink.bands(s->sink.to, t, k, band, n, x);
 }
 
+static inline TensorPart counting_part_(void* stream, const Tensor* t, int k) {
+    const CountingStream* s = (const CountingStream*)stream;
+    return slice_sink_part(&s->sink, t, k);
+}
+
 static inline int counting_needs_(void* stream, const Tensor* t, int k) {
     const CountingStream* s = (const CountingStream*)stream;
     return slice_sink_needs(&s->sink, t, k);
 }
 
 static inline void counting_count_(const CountingStream* s, const Tensor* t, int k) {
-    const size_t n = tensor_slice_elements(t);
+    const size_t n = tensor_slice_elements(t), n_own = model_part_elements(s->m, (int)(t - s->m->table));
     NotFinite* found = &s->found[not_finite_source_(s->m, t)];
-    if (s->halves) { not_finite_note_(found, not_finite_halves_(s->halves, n), t, k); }
+    if (s->halves) { not_finite_note_(found, not_finite_halves_(s->halves, n_own), t, k); }
     else if (s->is_banded) { return; }
     else if (t->stored != STORED_FP8) { not_finite_note_(found, not_finite_floats_(s->room, n), t, k); }
     else { not_finite_note_(s->beyond, not_fp8_(s->room, n), t, k); }
@@ -350,9 +360,10 @@ static inline void save_check_same_(Run* r, const ModelStream* stream) {
     for (int i = 0; i < N_SOURCES && model_is_divided(m); i++) {
         if (*files[i]) { ranks_same(r->comm, "parameters", save_file_sum_(files[i])); }
     }
-    const uint64_t stage = (uint64_t)m->pp.place, place = (uint64_t)m->ranks.ep.place;
+    const uint64_t stage = (uint64_t)m->pp.place, first = stage * RANK_GROUP_MAX;
     ranks_same_of(r->comm, "parameters", stream->sum, stage);
-    ranks_same_of(r->comm, "parameters", stream->sum_of_experts, stage * RANK_GROUP_MAX + place);
+    ranks_same_of(r->comm, "parameters", stream->sum_of_experts, first + (uint64_t)m->ranks.ep.place);
+    ranks_same_of(r->comm, "parameters", stream->sum_of_parts, first + (uint64_t)m->tp.place);
 }
 
 // Gradients, moments and parameters: drawn by every rank alike, or read as far as it has them. A device gets them
@@ -379,7 +390,7 @@ static inline void save_open_model(Run* r) {
     if (!in_place && r->comm->size > 1) { model_stream_sum(&stream); }
     const SliceSink counted = {counting_room_,  counting_done_,        &counting,
                                counting_halves_, counting_takes_bands_, counting_bands_, counting_needs_,
-                               counting_scaled_};
+                               counting_scaled_, counting_part_};
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);

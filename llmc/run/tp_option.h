@@ -20,10 +20,12 @@ static inline Option tp_option(int* size) {
     return row;
 }
 
+enum { TP_OBSTACLE_BYTES = NAME_BYTES + 128 };  // of the text of tp_obstacle
+
 // of the first row that T ranks cannot share, what T would have to divide; NULL: there is none. A product is turned:
-// the other side of the matrix is divided, too. Not of a vocabulary, whose rows are padded to a multiple of 128, of
-// groups that have inputs of their own, nor of what is no matrix. Adapters are shared as the matrices are beside which
-// they stand
+// the other side of the matrix is divided, too, and columns of fp4 between groups. Not of a vocabulary, whose rows are
+// padded to a multiple of 128, of groups that have inputs of their own, nor of what is no matrix. Adapters are shared
+// as the matrices are beside which they stand
 static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t n_bytes) {
     char name[NAME_BYTES];
     for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
@@ -35,10 +37,15 @@ static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t 
         int first, n;
         if (t->split == SPLIT_NONE) { continue; }
         const int units = t->units > 0 ? t->units : T, divides = units % T == 0 && (!is_matrix || other % T == 0);
-        if (divides && tensor_share(t, 0, 0, T, &first, &n)) { continue; }
+        const int is_cut = is_matrix && t->stored == STORED_FP4 && t->columns / FP4_GROUP % T != 0;
+        if (divides && !is_cut && tensor_share(t, 0, 0, T, &first, &n)) { continue; }
         tensor_slice_name(name, sizeof name, t, 0);
         if (is_vocabulary) { snprintf(text, n_bytes, "the %d rows of %s, padded", t->rows, name); }
         else if (units % T != 0) { snprintf(text, n_bytes, "the %d %s of %s", units, unit, name); }
+        else if (is_cut) {
+            snprintf(text, n_bytes, "the %d groups of %d columns that %s has in fp4 (--weights bf16 has none)",
+                     t->columns / FP4_GROUP, FP4_GROUP, name);
+        }
         else { snprintf(text, n_bytes, "both sides of %s, %d and %d", name, t->rows, t->columns); }
         return text;
     }
@@ -48,7 +55,7 @@ static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t 
 // A number that was not typed but comes from an earlier run is given up where it does not fit
 static inline void tp_begin(Run* r, int* size) {
     Model* m = r->model;
-    char text[NAME_BYTES + 64];
+    char text[TP_OBSTACLE_BYTES];
     const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp"), was = *size;
     const int is_alone = run_is_generating(r) || *r->o.probe;
     const char* obstacle = *size > 1 ? tp_obstacle(m, *size, text, sizeof text) : NULL;
@@ -68,7 +75,6 @@ static inline void tp_begin(Run* r, int* size) {
                      *size, P, *size);
     }
     if (obstacle) { options_fail("tp", "%d: expected a number that divides %s", *size, obstacle); }
-    options_refuse(m->frozen_as != STORED_BY_BUILD, "tp", "is for matrices of floats: leave --weights out");
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --tp");
     options_refuse(!run_will_train(r) && *r->o.export_hf, "export-hf", "with --tp only at the end of training: else by "
