@@ -563,7 +563,7 @@ static void bounds_of_row(double* const* x, double* const* e, double** key, int 
         }
     }
     for (int k = 0; k < n_keys; k++) {
-        const int of_window = key[k] >= x[KV] && key[k] < x[KV] + d['N'] * D, to = of_window ? DKV : DENTRIES;
+        const int of_window = key[k] >= x[KV] && key[k] < x[KV] + d['M'] * D, to = of_window ? DKV : DENTRIES;
         const ptrdiff_t row = key[k] - x[of_window ? KV : ENTRIES];
         double datt = 0.0, sizes = size;
         for (int c = 0; c < D; c++) { datt += dout[c] * key[k][c], sizes += fabs(dout[c] * key[k][c]); }
@@ -598,7 +598,7 @@ static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
         e[i] = (double*)calloc(n + 1, sizeof(double));
         for (size_t j = 0; op_is_(&p, i, INDEX) && j < n; j++) { x[i][j] = ((int*)p.a[i])[j]; }
     }
-    double** key = (double**)new_array((size_t)(p.d['N'] + p.d['W'] + 1), sizeof(double*));
+    double** key = (double**)new_array((size_t)(p.d['M'] + p.d['W'] + 1), sizeof(double*));
     for (int n = 0; n < p.d['N']; n++) {
         const int n_keys = keys_double(key, x, p.d, n);
         for (int h = 0; h < p.d['H']; h++) { bounds_of_row(x, e, key, n_keys, p.d, n, h); }
@@ -624,9 +624,9 @@ static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
 
 static void test_tensor_cores(Test* t) {
     const int of[][OP_DIMS] = {
-        // N, H, D, W, K, R, L, P: the widest; whole tiles; several chunks and two tiles of heads; no lists, slabs
-        {2, 2, 512, 80, 70, 1, 2, 4},   {3, 64, 128, 80, 66, 1, 3, 4},
-        {6, 70, 24, 160, 140, 1, 4, 4}, {30, 3, 8, 31, 0, 1, 40, 4},
+        // N, H, D, W, K, R, L, P, M: the widest; whole tiles; several chunks and two tiles of heads; no lists, slabs, a halo
+        {2, 2, 512, 80, 70, 1, 2, 4, 2},   {3, 64, 128, 80, 66, 1, 3, 4, 3},
+        {6, 70, 24, 160, 140, 1, 4, 4, 6}, {30, 3, 8, 72, 0, 1, 40, 4, 69},
     };
     Device dev = test_device(1);  // whose workspace holds what the problem before left there
     for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }

@@ -10,8 +10,8 @@ Cost:   2*M*N*K flops. In C: blocks of a and panels of b are copied into the ord
         stored tile. Threads share a's packed block and take panels of b one by one, as many each; they meet twice per
         block, however long N is. While a thread multiplies, the part of b that it will pack next comes from memory. Few
         rows, as when a text is generated, are a matter of GB/s: a weight's rows are turned in registers, nothing is
-        packed. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in registers, on
-        the CUDA cores. gemm_cublas.h is what fast builds use where it can.
+        packed. On a GPU: a block of threads computes a tile, sharing what it reads; each thread keeps 4 x 4 sums in
+        registers, on the CUDA cores. gemm_cublas.h is what fast builds use where it can.
 Source: Goto & van de Geijn 2008, "Anatomy of high-performance matrix multiplication"; only their k loop is kept in
         order. Measured: dev/bench/gemm.c. Slower and faster kernels: dev/cuda/matmul.cu
 */
