@@ -144,6 +144,42 @@ static void test_cache(Test* t) {
     subject_check_long_cache(t, &GLM, layout_long, LONG_V);
 }
 
+// logits of a text position by position from short vectors, and those of the whole text: how far they are apart, of the
+// largest. The likeliest token is the same
+static void check_absorbed(Test* t, Subject* s, const int* tokens, int T, int prompt, int V) {
+    const double allowed = sizeof(floatX) < sizeof(float) ? 0.05 : 2e-5;
+    double most = 0.0;
+    of(s)->glm.absorbs = 1;
+    s->calls->open(s, TO_GENERATE, 1, T);
+    s->calls->forward(s, TO_TRAIN, tokens, T, 0);
+    for (int t0 = 0, n = prompt; t0 < T; t0 += n, n = 1) {
+        int best_found = 0, best = 0;
+        double apart = 0.0;
+        s->calls->forward(s, TO_GENERATE, tokens + t0, t0 + n, t0);
+        float *found = subject_logits_(s, TO_GENERATE, n - 1, V), *whole = subject_logits_(s, TO_TRAIN, t0 + n - 1, V);
+        for (int v = 0; v < V; v++) {
+            best_found = found[v] > found[best_found] ? v : best_found, best = whole[v] > whole[best] ? v : best;
+            apart = fmax(apart, fabs((double)found[v] - (double)whole[v]));
+        }
+        apart /= fabs((double)whole[best]);
+        most = fmax(most, apart);
+        check(t, apart <= allowed && best_found == best, "%d positions: %.3g apart, the likeliest token is %d and was %d",
+              t0 + n, apart, best_found, best);
+        free(found), free(whole);
+    }
+    check(t, most > 0.0, "all logits are the same: was anything absorbed?");
+}
+
+static void test_absorbed(Test* t) {
+    enum { T = 70 };
+    int tokens[T];
+    Subject *s = subject_open(&GLM, TEXT, subject_way(2, KEEP_ALL)), *drawn = subject_draw(&GLM, layout_long, T, subject_way(2, 0));
+    for (int i = 0; i < T; i++) { tokens[i] = (int)(splitmix64(5, (uint64_t)i) % LONG_V); }
+    check_absorbed(t, s, golden_batch(&s->file, "inputs", 0, 0), s->file.T, 3, golden_int(&s->file, "vocab_size"));
+    check_absorbed(t, drawn, tokens, T, 30, LONG_V);
+    subject_close(s), subject_close(drawn);
+}
+
 static void test_texts(Test* t) { subject_check_texts(t, &GLM, layout_long, LONG_V); }
 
 // ---- sizes and names ----
@@ -266,6 +302,7 @@ int main(int argc, char** argv) {
         {"recompute", "no level and no --head-rows changes a bit", test_recompute},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"cache", "a text position by position has the bits of the whole text", test_cache},
+        {"absorbed", "texts from a cache of short vectors have the same logits but for the last bits", test_absorbed},
         {"texts", "several side by side have the logits that each has alone", test_texts},
         {"counts", "tensors and parameters of the published models, and of a tiny one in transformers", test_counts},
         {"indexers", "which layers have one, by rule, pattern and list", test_indexers},

@@ -446,6 +446,13 @@ static void test_obvious(Test* t) {
         check(t, fabsf(got[i] - want[i]) <= 1e-5f, "number %d: found %.9g, expected %.9g", i, (double)got[i],
               (double)want[i]);
     }
+    const float without_sink[] = {3.0f, 13.0f, 15.0f, 27.75f};
+    p.a[SINKS][0] = -INFINITY;
+    op_answer(t, &p, &dev);
+    for (int n = 0; n < 4; n++) {
+        check(t, fabsf(p.a[OUT][n] - without_sink[n]) <= 1e-5f, "without a sink, position %d: found %.9g, expected %.9g",
+              n, (double)p.a[OUT][n], (double)without_sink[n]);
+    }
     device_free(&dev);
     op_problem_free(&p);
 }
@@ -638,7 +645,7 @@ int main(int argc, char** argv) {
     const Op* ops[] = {&sparse_attention, &more_heads, &sparse_mass};
     const Promise promises[] = {
         {"frozen", "the plain loop rounds as the specification says, bit for bit", test_frozen},
-        {"obvious", "equal scores: the mean of what is seen, of which the sink has a share", test_obvious},
+        {"obvious", "equal scores: the mean of what is seen, of which the sink has a share, if there is one", test_obvious},
         {"generation", "new positions against caches have the bits of one pass over the texts", test_generation},
         {"documents", "Inf and NaN in a document reach no other", test_documents},
 #if defined(__CUDACC__) && !defined(EXACT)

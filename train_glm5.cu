@@ -9,7 +9,7 @@ The model: token embedding, L blocks of
     r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
 a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
 Not here yet: ranks that share matrices, positions or layers (--tp, --cp, --pp); GPUs, whose kernels of attention are
-missing; a cache of short vectors, in place of the keys and values of all heads.
+missing.
 
     make train_glm5 CPU=1
     ./train_glm5 --model tiny --train book.txt
@@ -66,6 +66,8 @@ typedef struct {
     Model model;    // the first member: a run finds its tensors here
     Config config;
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
+    int indexer;        // how indexers learn: config.indexer, but in a validation off
+    int absorbs;        // texts are generated from a cache of short vectors
 } Glm5;
 
 // what --recompute leaves out in forward: each level what those before leave out, too
@@ -93,9 +95,10 @@ static ExpertSizes expert_sizes(const Glm5* glm, int B, Purpose purpose, const T
 
 static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose) {
     const Config* c = &glm->config;
-    const int indexer = glm->model.index_ratio > 0 && purpose == TO_TRAIN ? c->indexer : INDEXER_OFF;
+    const int indexer = glm->model.index_ratio > 0 && purpose == TO_TRAIN ? glm->indexer : INDEXER_OFF;
     const LatentSizes s = {c->D, c->H, c->rq, c->r, c->dn, c->dr, c->dv, c->nI, c->dI, c->topk, c->latent_eps,
-                           c->halves, indexer, c->target == TARGET_SOURCE, layers_of(glm, purpose), c->indexers};
+                           c->halves, indexer, c->target == TARGET_SOURCE,
+                           glm->absorbs && purpose == TO_GENERATE, layers_of(glm, purpose), c->indexers};
     return s;
 }
 
@@ -215,6 +218,7 @@ static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, in
     Model* m = &glm->model;
     const int n = adapters_place(&glm->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
     glm->config = *c;
+    glm->indexer = c->indexer;
     m->learns_mtp = learns_mtp;
     m->index_ratio = trains_index;  // every position is an entry
     model_layout(m, n + parameter_table(m->table + n, &glm->config));
@@ -437,6 +441,9 @@ static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device
     const Config* c = &glm->config;
     const ActivationTensors a = layer_activations(acts, 0);
     const floatX* residual = a.encoded;
+    if (latent_sizes(glm, acts->purpose).absorbs) {
+        latent_forget_sinks(layer_statistics(acts, 0).attention.no_sinks, c->H, dev);
+    }
     vocabulary_rows(a.encoded, acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
     for (int l = 0; l < c->L; l++) {
         block_forward(glm, acts, l, residual, N, dev);
@@ -754,6 +761,9 @@ static void glm5_options(Run* r) {
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs and experts too, 3 whole "
          "blocks. Saves memory, changes no bit", 0},
+        {"sampling", "absorb", "", OPTION_SWITCH, &w->glm.absorbs, "0", 0, 0, "0|1",
+         "texts are made with the short vector of each token in the cache, not the keys and values of all heads: of "
+         "GLM-5.2 1/50 of the memory. The same numbers but for their last bits", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
     };
@@ -1040,13 +1050,12 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
 }
 
 // --indexer dense chooses all positions while the model learns. A validation is of the model that is saved, which has
-// index_topk of them
-static void choosing_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
-    Config* c = &workplace(r)->glm.config;
-    const int indexer = c->indexer;
-    if (purpose == TO_EVALUATE) { c->indexer = INDEXER_OFF; }
+// index_topk of them. config stays as it is: a checkpoint may be being written beside
+static void validating_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    Glm5* glm = &workplace(r)->glm;
+    if (purpose == TO_EVALUATE) { glm->indexer = INDEXER_OFF; }
     decoder_forward(r, purpose, tokens, targets, B, T, t0);
-    c->indexer = indexer;
+    glm->indexer = glm->config.indexer;
 }
 
 static Trainer glm5_trainer(void) {
@@ -1065,7 +1074,7 @@ static Trainer glm5_trainer(void) {
     t.flops_per_token = glm5_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = glm5_load;
-    t.forward = choosing_forward;
+    t.forward = validating_forward;
     t.stepped = glm5_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";

@@ -625,6 +625,13 @@ mutation "indexer: dk of a stretch has the positions of the first" test_indexer 
 mutation "inverse lists: a thread writes where another one does" test_indexer "lists random" \
     inverse_lists.h:inverse_lists_scan_ 'place \+= count;' 'place += part < n_parts - 1 ? count : 0;'
 
+# ---- attention of GLM-5 from short vectors ----
+mutation "absorbed: no score of the channels that turn" test_glm5 absorbed latent_layer.h:latent_absorb_ \
+    'latent_move_\(a->asked \+ s->r' 'latent_move_(a->by_head + s->r'
+mutation "absorbed: heads ask of values" test_glm5 absorbed latent_layer.h:latent_absorb_ 'a->q, Q, s->dn, NH' \
+    'a->q, Q, s->dn + s->dr, NH'
+mutation "absorbed: every head has a sink" test_glm5 absorbed latent_layer.h:latent_forget_sinks '-INFINITY' '0.0f'
+
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
     mkdir -p "$1"

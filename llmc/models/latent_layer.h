@@ -18,7 +18,16 @@ the normed stream, of a position t of a document:
     latent_layer_backward    from dout to the gradients of all parameters and of inp, dinp (N, D), written
 The indexer learns by a loss of its own (LatentSizes.indexer): its gradients stop at x and norm(Wq_a x). What all layers
 that see a choice look at teaches it, or its own layer alone (LatentSizes.by_source).
-Caches  kv, k_rope and index_k, position by position: keys and values of all heads.
+Caches  kv, k_rope and index_k, position by position: keys and values of all heads. Where a pass absorbs, `keys` in
+        place of kv and k_rope: the short vector behind its norm and what turns, r + dr numbers for H (dn + dv) + dr.
+        What a head asks of a key, q . (U c), is (U^T q) . c, and what it makes of a value, V c, it makes of the sum:
+            q'    U^T q of each head, with U the dn rows of Wkv_b that make its key: r channels, then those that turn
+            z     attention of q' over the keys, which all heads share, as DeepSeek V4 has it (sparse_attention.h): the
+                  sums of att * c
+            out   Wo (V z), with V the dv rows that make its value
+        The same number by another order of sums, so other bits: of scores a sum of dn products of sums of r in place
+        of one of r products of sums of dn. One position's step reads Wkv_b twice, which is less than the cache of all
+        heads from some (dn + dv) r / (dn + dv + dr) = about r positions on.
 Order:  dinp is one chain through the outputs of Wq_a, then Wkv_a.
 Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the choice); arXiv:2603.12201 (shared choices)
 */
@@ -32,8 +41,9 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 #include "../ops/layernorm.h"       // layernorm_forward, layernorm_backward
 #include "../ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "../ops/rope.h"            // RopeTable, rope_forward, rope_backward
+#include "../ops/sparse_attention.h"  // sparse_attention_forward
 #include "activations.h"            // activation rows
-#include "linear.h"                 // Linear, linear_forward, linear_backward
+#include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward
 
 #define LATENT_INDEX_EPS 1e-6f  // of the LayerNorm of an indexer's keys
 enum { LATENT_PLACES = 0 };     // the kind of EntryPlaces whose entries are positions
@@ -45,6 +55,7 @@ typedef struct {
     float eps;                  // of the norms of both vectors
     int halves;                 // how the indexer's channels turn (ROPE_HALVES)
     int indexer, by_source;     // IndexerTraining; it is taught by its own layer alone
+    int absorbs;                // in generation: short vectors are the cache
     int L;                      // layers that a pass goes through
     const char* indexers;       // of each: 'F', it has one of its own
 } LatentSizes;
@@ -53,14 +64,15 @@ typedef struct {
 typedef struct {
     floatX *q_low, *q_low_norm, *q, *kv_low, *kv_low_norm, *k_rope, *kv, *attention, *index_low, *index_k, *index_q;
     floatX *new_kv, *new_k_rope, *new_index_k;  // in generation on their way to the caches
+    floatX *keys, *new_keys, *asked, *mixed, *by_head;  // ... that absorbs
     floatX *latent, *dattention, *dq, *dkv, *dturning, *dq_low, *dlatent, *dkv_low, *dindex_q, *dindex_k, *dindex_low,
         *dindex_proj;
 } LatentTensors;
 
 // what must not lose digits, always float, and which positions are chosen
 typedef struct {
-    float *q_low_rstd, *kv_low_rstd, *att_max, *att_inv, *index_mean, *index_rstd, *index_proj, *index_weights,
-        *index_mass, *index_losses, *dindex_weights;
+    float *q_low_rstd, *kv_low_rstd, *att_max, *att_inv, *no_sinks, *index_mean, *index_rstd, *index_proj,
+        *index_weights, *index_mass, *index_losses, *dindex_weights;
     int* chosen;  // (N, latent_chosen): rows of positions, ascending; -1: no more
 } LatentStatistics;
 
@@ -100,16 +112,22 @@ static inline Tensor* latent_tensor_rows(Tensor* t, size_t at, const LatentSizes
     const int learns = latent_learns(s, x->purpose), L_index = learns ? s->L : 0, N_learn = learns ? N : 0;
     const int generates = x->purpose == TO_GENERATE, N_new = generates ? N : 0, KV = s->H * (s->dn + s->dv);
     const int L_keys = generates ? s->L : L, N_keys = generates ? x->B * x->T : N;
+    const int N_heads = s->absorbs ? 0 : N_keys, N_short = s->absorbs ? N_keys : 0, N_absorbed = s->absorbs ? N : 0;
 #define FIELD(name) #name, at + offsetof(LatentTensors, name)
     *t++ = activation(FIELD(q_low),       L, N, s->rq);
     *t++ = activation(FIELD(q_low_norm),  x->L_norms, N, s->rq);
     *t++ = activation(FIELD(q),           L, N, Q);                       // turned by RoPE, as k_rope
     *t++ = activation(FIELD(kv_low),      L, N, s->r + s->dr);            // before norm and RoPE
     *t++ = activation(FIELD(kv_low_norm), x->L_norms, N, s->r);
-    *t++ = cached_activation(FIELD(k_rope), L_keys, N_keys, s->dr);
-    *t++ = cached_activation(FIELD(kv),   L_keys, N_keys, KV);
+    *t++ = cached_activation(FIELD(k_rope), L_keys, N_heads, s->dr);
+    *t++ = cached_activation(FIELD(kv),   L_keys, N_heads, KV);
+    *t++ = cached_activation(FIELD(keys), L_keys, N_short, s->r + s->dr);
     *t++ = activation(FIELD(new_k_rope),  0, N_new, s->dr);
-    *t++ = activation(FIELD(new_kv),      0, N_new, KV);
+    *t++ = activation(FIELD(new_kv),      0, N_new, KV);                  // absorbed: queries, then values
+    *t++ = activation(FIELD(new_keys),    0, N_absorbed, s->r + s->dr);
+    *t++ = activation(FIELD(asked),       0, N_absorbed, s->H * (s->r + s->dr));  // q'
+    *t++ = activation(FIELD(mixed),       0, N_absorbed, s->H * (s->r + s->dr));  // z, then what turns, unused
+    *t++ = activation(FIELD(by_head),     0, N_absorbed, s->H * s->r);
     *t++ = activation(FIELD(attention),   L, N, s->H * s->dv);
     if (latent_has_lists(s, x->T, x->purpose)) {
         *t++ = latent_index_row_(s, FIELD(index_low), L_index, N, s->dI); // before the norm
@@ -142,6 +160,7 @@ static inline Tensor* latent_statistic_rows(Tensor* t, size_t at, const LatentSi
     *t++ = activation(FIELD(kv_low_rstd), L, N, 1);
     *t++ = activation("attention_max", at + offsetof(LatentStatistics, att_max), L, N, s->H);
     *t++ = activation("attention_inv", at + offsetof(LatentStatistics, att_inv), L, N, s->H);
+    *t++ = activation(FIELD(no_sinks),    0, s->absorbs, s->H);
     if (latent_has_lists(s, x->T, x->purpose)) {
         *t++ = latent_index_row_(s, FIELD(index_mean),    L_index, N, 1);
         *t++ = latent_index_row_(s, FIELD(index_rstd),    L_index, N, 1);
@@ -258,6 +277,7 @@ static inline void latent_choose_(const LatentPass* p, const Device* dev) {
                  latent_windows_(p), dev);
 }
 
+// queries, and the cache of heads or what it is made of
 static inline void latent_queries_(const LatentPass* p, const Device* dev) {
     const LatentSizes* s = &p->size;
     const LatentTensors* a = &p->a;
@@ -272,9 +292,56 @@ static inline void latent_queries_(const LatentPass* p, const Device* dev) {
     rmsnorm_forward(a->kv_low_norm, p->s.kv_low_rstd, a->latent, p->kv_norm, s->eps, N, s->r, dev);
     latent_take_part_(k_rope, a->kv_low, s->r, s->dr, p, dev);
     latent_turn_(k_rope, p, 1, s->dr, 0, ROPE_INTERLEAVED, 0, dev);
+    if (s->absorbs) { return; }
     linear_forward(kv, a->kv_low_norm, p->kv_b, N, dev);
     latent_keep_(a->k_rope, k_rope, s->dr, p, dev);
     latent_keep_(a->kv, kv, s->H * (s->dn + s->dv), p, dev);
+}
+
+// n rows of `width` channels between rows of other widths
+static inline void latent_move_(floatX* to, int to_row, const floatX* from, int from_row, int width, int n,
+                                const Device* dev) {
+    const size_t size = sizeof(floatX);
+    device_copy_strips(to, size * (size_t)to_row, from, size * (size_t)from_row, size * (size_t)width, n, dev);
+}
+
+// the sinks of heads that have none; once before the layers of a pass that absorbs
+static inline void latent_forget_sinks(float* no_sinks, int H, const Device* dev) {
+    float* none = (float*)malloc_check(sizeof(float) * (size_t)H, "sinks");
+    for (int h = 0; h < H; h++) { none[h] = -INFINITY; }
+    device_upload(no_sinks, none, sizeof(float) * (size_t)H, dev);
+    free(none);
+}
+
+// queries of short vectors, and these into their cache
+static inline void latent_absorb_(const LatentPass* p, const Device* dev) {
+    const LatentSizes* s = &p->size;
+    const LatentTensors* a = &p->a;
+    const int N = p->N, Q = s->dn + s->dr, KV = s->dn + s->dv, R = s->r + s->dr;
+    const int NH = N * s->H;
+    device_zero(a->new_kv, sizeof(floatX) * (size_t)NH * (size_t)KV, dev);  // no head asks for a value
+    latent_move_(a->new_kv, KV, a->q, Q, s->dn, NH, dev);
+    linear_blocks_backward_input(a->by_head, a->new_kv, p->kv_b, s->H, N, dev);
+    latent_move_(a->asked, R, a->by_head, s->r, s->r, NH, dev);
+    latent_move_(a->asked + s->r, R, a->q + s->dn, Q, s->dr, NH, dev);
+    latent_move_(a->new_keys, R, a->kv_low_norm, s->r, s->r, N, dev);
+    latent_move_(a->new_keys + s->r, R, a->new_k_rope, s->dr, s->dr, N, dev);
+    latent_keep_(a->keys, a->new_keys, R, p, dev);
+}
+
+static inline void latent_attend_absorbed_(const LatentPass* p, const int* chosen, const Device* dev) {
+    const LatentSizes* s = &p->size;
+    const LatentTensors* a = &p->a;
+    const LatentShape by_heads = latent_shape_(p);
+    const int N = p->N, KV = s->dn + s->dv, R = s->r + s->dr;
+    const SparseShape shape = {N, s->H, R, 0, by_heads.topk, by_heads.scale, 0};
+    const int NH = N * s->H;
+    latent_absorb_(p, dev);
+    sparse_attention_forward(a->mixed, p->s.att_max, p->s.att_inv, a->asked, a->keys, a->keys, p->s.no_sinks, chosen,
+                             &shape, &p->batch->entries.places, latent_windows_(p), dev);
+    latent_move_(a->by_head, s->r, a->mixed, R, s->r, NH, dev);
+    linear_blocks_forward(a->new_kv, a->by_head, p->kv_b, s->H, N, dev);
+    latent_move_(a->attention, s->dv, a->new_kv + s->dn, KV, s->dv, NH, dev);
 }
 
 // replay: these positions have been here before, and have chosen
@@ -285,8 +352,13 @@ static inline void latent_layer_forward(const LatentPass* p, floatX* out, int re
     const int has_lists = latent_pass_lists_(p), is_source = p->is_full || !p->size.by_source;
     latent_queries_(p, dev);
     if (p->is_full && has_lists && !replay) { latent_choose_(p, dev); }
-    latent_attention_forward(a->attention, p->s.att_max, p->s.att_inv, a->q, a->kv, a->k_rope,
-                             has_lists ? p->chosen : NULL, &shape, places, dev);
+    const int* chosen = has_lists ? p->chosen : NULL;
+    if (p->size.absorbs) {
+        latent_attend_absorbed_(p, chosen, dev);
+    } else {
+        latent_attention_forward(a->attention, p->s.att_max, p->s.att_inv, a->q, a->kv, a->k_rope, chosen, &shape,
+                                 places, dev);
+    }
     if (latent_learns(&p->size, p->purpose) && is_source && !replay) {
         latent_attention_mass(p->mass, a->q, a->kv, a->k_rope, p->s.att_max, p->s.att_inv, p->chosen, !p->is_full,
                               &shape, places, dev);

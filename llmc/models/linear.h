@@ -13,6 +13,7 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
     linear_blocks_forward, linear_blocks_backward   in G groups: inputs (N, G C), weight (OC, C), of which OC / G rows
                             are a group's; dinp is written
+    linear_blocks_backward_input   dinp alone
     linear_room_elements, linear_blocks_room, linear_sends, linear_layer_sends, linear_layers_send   of --tp: scratch,
                             and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
@@ -664,16 +665,29 @@ static inline void linear_blocks_forward(floatX* out, const floatX* inp, Linear 
     block_lora_forward(out, inp, w.adapter[0].A, w.adapter[0].B, &shape, G, w.scratch, dev);
 }
 
+// d NULL: no adapter's gradient
+static inline void linear_blocks_back_(floatX* dinp, const LinearGradients* d, const floatX* dout, const floatX* inp,
+                                       const Linear* w, int G, int N, const Device* dev) {
+    linear_blocks_product_back_(dinp, dout, w, G, N, dev);
+    if (w->n_adapters == 0) { return; }
+    const LoraShape shape = linear_blocks_adapter_(w, G, N);
+    const int is_shared = linear_blocks_ranks_(w) > 1;
+    float *dA = d ? d->A[0] : NULL, *dB = d ? d->B[0] : NULL;
+    block_lora_backward(dinp, is_shared ? NULL : dA, dB, dout, inp, w->adapter[0].A, w->adapter[0].B, &shape, G,
+                        w->scratch, dev);
+    if (is_shared && dA) { linear_blocks_A_(dA, dout, inp, w, shape, N, dev); }
+}
+
 static inline void linear_blocks_backward(floatX* dinp, const floatX* dout, const floatX* inp, Linear w,
                                           LinearGradients d, int G, int N, const Device* dev) {
     assert(!w.bias && w.split != SPLIT_COLUMNS);
     block_matmul_backward_weight(d.weight, dout, inp, N, G * w.C, w.OC, G, dev);
-    linear_blocks_product_back_(dinp, dout, &w, G, N, dev);
-    if (w.n_adapters == 0) { return; }
-    const LoraShape shape = linear_blocks_adapter_(&w, G, N);
-    const int is_shared = linear_blocks_ranks_(&w) > 1;
-    block_lora_backward(dinp, is_shared ? NULL : d.A[0], d.B[0], dout, inp, w.adapter[0].A, w.adapter[0].B, &shape, G,
-                        w.scratch, dev);
-    if (is_shared && d.A[0]) { linear_blocks_A_(d.A[0], dout, inp, &w, shape, N, dev); }
+    linear_blocks_back_(dinp, &d, dout, inp, &w, G, N, dev);
+}
+
+static inline void linear_blocks_backward_input(floatX* dinp, const floatX* dout, Linear w, int G, int N,
+                                                const Device* dev) {
+    assert(!w.bias && w.split != SPLIT_COLUMNS);
+    linear_blocks_back_(dinp, NULL, dout, NULL, &w, G, N, dev);
 }
 #endif  // LLMC_LINEAR_H

@@ -8,6 +8,7 @@ every softmax and gives nothing.
              last. A list is read up to its first -1. w NULL: the layer has no entries
     score = (q . key) * scale    max = the largest of sink and scores    e = exp(score - max)
     inv = 1 / (sum over keys of e + exp(sink - max))    att = e * inv    out = sum over keys of att * key
+A sink of -Inf is none: what is seen has all of the softmax.
 In generation places and w point into caches; a row of them has the bits that one pass over the whole text gives.
 Backward, in training alone; everything is written, also for keys that nobody sees:
     datt = dout . key    D = sum over keys of att * datt    ds = att * (datt - D) * scale
