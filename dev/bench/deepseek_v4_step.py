@@ -16,16 +16,8 @@ moe_step.py. FLOPs: 6 per weight and token, of experts k / E, of indexers 2; 12 
 and entries; the indexer's scores, and the mixing of streams, which is no product of large matrices: of it the limit has the FLOPs at the
 same rate.
 """
-import json
-import os
-import shutil
-import tempfile
+from folder_step import run_folder_step
 
-from moe_step import NAMES, PYTORCH, build_meters, print_table, run_rounds, write_json
-from qwen36_step import OURS, write_model
-from side_by_side import Program, compare_losses, our_program, print_load, step_fields, step_options, step_parser, write_tokens
-
-PEERS = ("grouped_mm", "eager")
 KINDS = {"W": "sliding_attention", "C": "compressed_sparse_attention", "H": "heavily_compressed_attention"}
 
 
@@ -64,43 +56,5 @@ def flop_of(c, B, T):
     return B * T * of_token
 
 
-def same_training(programs, options, fields, T):
-    """The same model with as many chosen entries as there are; prints losses, ends where they differ"""
-    everything = dict(fields, model=fields["model"] + "_all")
-    shutil.copytree(fields["model"], everything["model"])
-    path = os.path.join(everything["model"], "config.json")
-    with open(path, encoding="utf-8") as file:
-        config = json.load(file)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(dict(config, index_topk=T), file)
-    again = [Program(p.key, p.name, p.command, options.steps, options.warmup, p.problem) for p in programs]
-    for program in again:
-        program.measure(everything)
-    compare_losses(again)
-
-
-def parse_options():
-    parser = step_parser(__doc__, "train_deepseek_v4", room=1, steps=8, warmup=2, batch=1, seq=512, threads=2, rounds=3)
-    parser.add_argument("--skip", default="", metavar="A,B", help=f"leave these out, of {','.join(PEERS)}")
-    return step_options(parser)
-
-
-def main():
-    options = parse_options()
-    shape, programs = shape_of(options.small), [our_program(NAMES["ours"], OURS, options)]
-    programs += [Program(key, NAMES[key], PYTORCH, options.steps, options.warmup) for key in PEERS if key not in options.skip.split(",")]
-    print_load()
-    with tempfile.TemporaryDirectory(dir=options.work) as work:
-        fields = step_fields(options, work)
-        n_parameters = write_model(fields, shape)
-        print(f"{n_parameters:,} numbers in the file", flush=True)
-        write_tokens(fields["tokens"], options.steps, options.batch * options.seq, shape["vocab_size"])
-        build_meters(fields)
-        machine = run_rounds(programs, options, fields, lambda ran: same_training(ran, options, fields, options.seq))
-    limit = print_table(programs, options, flop_of(shape, options.batch, options.seq), n_parameters, machine)
-    if options.json:
-        write_json(options.json, programs, options, machine, limit)
-
-
 if __name__ == "__main__":
-    main()
+    run_folder_step(__doc__, "train_deepseek_v4", ("grouped_mm", "eager"), shape_of, flop_of, lambda T: {"index_topk": T})

@@ -1,5 +1,5 @@
-"""Training steps of a mixture of experts in transformers, float32, on the CPU: forward, backward, clip, AdamW. moe_step.py,
-qwen36_step.py and deepseek_v4_step.py run it.
+"""Training steps of a mixture of experts in transformers, float32, on the CPU: forward, backward, clip, AdamW. moe_step.py and
+folder_step.py run it.
 
     python pytorch_moe.py EXPERTS --from DIR --tokens FILE --seq 256 [--batch 4 --threads 2 --steps 5 --lr 3e-4]
 

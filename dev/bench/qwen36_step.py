@@ -12,19 +12,7 @@ grouped_mm, the fastest that it has; eager rounds otherwise, and routers that ar
 mamba_step.py. Limit of ours: as in moe_step.py. FLOPs: 6 per weight and token, of experts k / E, attention, and the delta rule
 (delta_layer_flops), which is no product of large matrices: of it the limit has the FLOPs at the same rate.
 """
-import json
-import os
-import tempfile
-
-from moe_step import NAMES, PYTORCH, build_meters, print_table, run_rounds, write_json
-from qwen_shape import write_tokenizer
-from side_by_side import Program, our_program, print_load, run, step_fields, step_options, step_parser, write_tokens
-
-# {binary} {batch} {seq} {threads} {steps} {lr} {model} {tokens} {run} are filled in
-OURS = ("{binary} --from {model} --train {tokens} --seq-len {seq} --batch-size {batch} --steps {steps} --threads {threads} "
-        "--shuffle 0 --lr {lr} --schedule constant --warmup 0 --weight-decay 0.1 --beta1 0.9 --beta2 0.95 --eps 1e-8 --clip 1 "
-        "--eval-every 0 --save-every 0 --async-save 0 --sample-every 0 --run {run}")
-PEERS = ("grouped_mm",)
+from folder_step import run_folder_step
 
 
 def shape_of(small):
@@ -35,20 +23,6 @@ def shape_of(small):
             "num_experts_per_tok": 4, "moe_intermediate_size": D // 2, "shared_expert_intermediate_size": D // 2,
             "tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                                                               "mrope_section": [D // 64, D // 64, D // 32 - 2 * (D // 64)]}}
-
-
-def write_model(fields, c):
-    """A Hugging Face folder of start values, by our program; returns its number of parameters"""
-    work = os.path.dirname(fields["model"])
-    config, tokenizer = (os.path.join(work, name) for name in ("config.json", "tokenizer.json"))
-    with open(config, "w", encoding="utf-8") as file:
-        json.dump(c, file)
-    write_tokenizer(tokenizer, c["vocab_size"])
-    run("{binary} --config " + config + " --tokenizer " + tokenizer + " --export-hf {model}", fields)
-    with open(os.path.join(fields["model"], "model.safetensors"), "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return max(ends) // 4
 
 
 def flop_of(c, B, T):
@@ -64,28 +38,5 @@ def flop_of(c, B, T):
     return B * T * (6 * weights + full * 6 * HQ * T + rule)
 
 
-def parse_options():
-    parser = step_parser(__doc__, "train_qwen36", room=1, steps=8, warmup=2, batch=1, seq=512, threads=2, rounds=3)
-    parser.add_argument("--skip", default="", metavar="A,B", help=f"leave these out, of {','.join(PEERS)}")
-    return step_options(parser)
-
-
-def main():
-    options = parse_options()
-    shape, programs = shape_of(options.small), [our_program(NAMES["ours"], OURS, options)]
-    programs += [Program(key, NAMES[key], PYTORCH, options.steps, options.warmup) for key in PEERS if key not in options.skip.split(",")]
-    print_load()
-    with tempfile.TemporaryDirectory(dir=options.work) as work:
-        fields = step_fields(options, work)
-        n_parameters = write_model(fields, shape)
-        print(f"{n_parameters:,} parameters", flush=True)
-        write_tokens(fields["tokens"], options.steps, options.batch * options.seq, shape["vocab_size"])
-        build_meters(fields)
-        machine = run_rounds(programs, options, fields)
-    limit = print_table(programs, options, flop_of(shape, options.batch, options.seq), n_parameters, machine)
-    if options.json:
-        write_json(options.json, programs, options, machine, limit)
-
-
 if __name__ == "__main__":
-    main()
+    run_folder_step(__doc__, "train_qwen36", ("grouped_mm",), shape_of, flop_of)
