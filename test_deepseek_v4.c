@@ -96,31 +96,26 @@ static const SubjectCalls V4 = {
 
 // ---- golden files: every number of threads; kernels, which take their time on a CPU, once ----
 
-static int skips(Test* t) {
-    if (FAST_KERNELS && !FLOATX_IS_FLOAT) { skip(t, "bf16: choices that hang on its rounding"); }
-    return FAST_KERNELS && !FLOATX_IS_FLOAT;
-}
-
 static void test_text_forward(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_forward(t, &V4, TEXT, subject_way(test_threads(i), KEEP_ALL), 38, 28);
     }
 }
 
 static void test_text(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_training(t, &V4, TEXT, subject_way(test_threads(i), RECOMPUTE_NORMS));
     }
 }
 
 static void test_mtp_forward(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_forward(t, &V4, MTP_FILE, subject_way(test_threads(i), KEEP_ALL), 43, 36);
     }
 }
 
 static void test_mtp(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_training(t, &V4, MTP_FILE, subject_way(test_threads(i), RECOMPUTE_NORMS));
     }
 }
@@ -140,11 +135,11 @@ static void test_recompute(Test* t) {
 }
 
 static void test_documents(Test* t) {
-    if (!skips(t)) { subject_check_documents(t, &V4, TEXT, subject_way(3, KEEP_ALL)); }
+    if (!subject_skips_choices(t)) { subject_check_documents(t, &V4, TEXT, subject_way(3, KEEP_ALL)); }
 }
 
 static void test_cache(Test* t) {
-    if (!skips(t)) { subject_check_file_cache(t, &V4, TEXT, subject_way(2, KEEP_ALL)); }
+    if (!subject_skips_choices(t)) { subject_check_file_cache(t, &V4, TEXT, subject_way(2, KEEP_ALL)); }
     subject_check_long_cache(t, &V4, layout_long, LONG_V);
 }
 
@@ -159,7 +154,7 @@ static void test_short(Test* t) {
 }
 
 static void test_graph(Test* t) {
-    if (!skips(t)) { subject_check_graph(t, &V4, TEXT, subject_way(2, RECOMPUTE_NORMS), 1); }
+    if (!subject_skips_choices(t)) { subject_check_graph(t, &V4, TEXT, subject_way(2, RECOMPUTE_NORMS), 1); }
 }
 
 static void test_texts(Test* t) { subject_check_texts(t, &V4, layout_long, LONG_V); }

@@ -108,38 +108,33 @@ static const SubjectCalls QWEN36 = {
 
 // ---- golden files: every number of threads; kernels, which take their time on a CPU, once ----
 
-static int skips(Test* t) {
-    if (FAST_KERNELS && !FLOATX_IS_FLOAT) { skip(t, "bf16: choices that hang on its rounding"); }
-    return FAST_KERNELS && !FLOATX_IS_FLOAT;
-}
-
 static void test_text_forward(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_forward(t, &QWEN36, TEXT, subject_way(test_threads(i), KEEP_ALL), 30, 16);
     }
 }
 
 static void test_text(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_training(t, &QWEN36, TEXT, subject_way(test_threads(i), RECOMPUTE_NORMS));
     }
 }
 
 static void test_mtp_forward(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_forward(t, &QWEN36, MTP_FILE, subject_way(test_threads(i), KEEP_ALL), 33, 19);
     }
 }
 
 static void test_mtp(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_training(t, &QWEN36, MTP_FILE, subject_way(test_threads(i), RECOMPUTE_NORMS));
     }
 }
 
 // of the text, then of the tower
 static void test_vision_forward(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         Subject* s = subject_open(&QWEN36, VISION_FILE, subject_way(test_threads(i), KEEP_ALL));
         const VisionTower* tower = &of(s)->qwen.tower;
         s->calls->losses(s, golden_batch(&s->file, "inputs", 0, 0), golden_batch(&s->file, "targets", 0, 0), s->file.B);
@@ -154,7 +149,7 @@ static void test_vision_forward(Test* t) {
 }
 
 static void test_vision(Test* t) {
-    for (int i = 0; i < N_TEST_THREADS && !skips(t); i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_training(t, &QWEN36, VISION_FILE, subject_way(test_threads(i), RECOMPUTE_NORMS));
     }
 }
@@ -171,7 +166,7 @@ static void test_recompute(Test* t) {
 }
 
 static void test_documents(Test* t) {
-    if (!skips(t)) { subject_check_documents(t, &QWEN36, TEXT, subject_way(3, KEEP_ALL)); }
+    if (!subject_skips_choices(t)) { subject_check_documents(t, &QWEN36, TEXT, subject_way(3, KEEP_ALL)); }
 }
 
 // the two forms of the delta rule differ by rounding (gated_delta.h), which three linear layers let grow
@@ -215,7 +210,7 @@ static void see(Qwen36Subject* x, TextSight* sight, const int* inputs) {
 // A text with two images, piece by piece, has the logits of the whole batch but for rounding, and so has one that begins
 // as it does
 static void test_sights(Test* t) {
-    if (skips(t)) { return; }
+    if (subject_skips_choices(t)) { return; }
     Subject* s = subject_open(&QWEN36, VISION_FILE, subject_way(2, KEEP_ALL));
     Qwen36* qwen = &of(s)->qwen;
     const int T = s->file.T, V = qwen->config.V, D = qwen->config.D, pieces[] = {4, 5, 3, 1};
