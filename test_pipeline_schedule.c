@@ -420,6 +420,32 @@ static void test_cut(Test* t) {
     }
 }
 
+// in front of every third layer alone, from the first on: the stages of the groups, each as costly as its layers
+static void test_cut_between(Test* t) {
+    for (int L = 1; L <= 12; L++) {
+        double cost[12], groups[4] = {0};
+        char starts[12];
+        for (int l = 0; l < L; l++) {
+            cost[l] = 1 + (l * 7 + L * 3) % 4;
+            starts[l] = l % 3 == 0;
+            groups[l / 3] += cost[l];
+        }
+        const int n = (L + 2) / 3;
+        check(t, pp_starts(starts, L) == n && pp_starts(NULL, L) == L, "%d layers: %d and %d starts", L,
+              pp_starts(starts, L), pp_starts(NULL, L));
+        for (int size = 1; size <= n; size++) {
+            int begin[PP_MAX + 1], whole[PP_MAX + 1];
+            pp_cut_between(begin, size, cost, starts, L, 2.0);
+            pp_cut(whole, size, groups, n, 2.0);
+            for (int s = 0; s <= size; s++) {
+                const int expected = s < size ? 3 * whole[s] : L;
+                check(t, begin[s] == expected, "%d layers, %d stages: stage %d begins at %d, expected %d", L, size, s,
+                      begin[s], expected);
+            }
+        }
+    }
+}
+
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"order", "each chunk has every micro-batch once forward and once backward, ascending", test_order},
@@ -434,6 +460,7 @@ int main(int argc, char** argv) {
         {"picture", "three ranks, two ranks with two chunks, four micro-batches, by hand", test_picture},
         {"stuck", "an order in which ranks wait for each other has no time", test_stuck},
         {"cut", "of all ways to cut layers into stages the one whose largest stage costs least", test_cut},
+        {"groups", "a stage begins in front of layers that may begin one alone", test_cut_between},
         {"sizes", "several chunks need several ranks and a multiple of them as micro-batches", test_sizes},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -7,6 +7,7 @@ layer 0 (tensor_before), such as a vision tower, is the first stage's, a layer b
     pp_ranks_init   the groups; P = 1: every rank has all layers, and nothing here is used
     pp_turn_to      what is computed from now on is the stage of this chunk
     pp_cut          from the cost of each layer where the stages begin, so that the most costly one costs least
+    pp_cut_between  ... in front of some layers alone; pp_starts: how many these are
     pp_stage_of, pp_place_of   the stage of a layer; the place at which a stage is
     pp_ranks_free
 Explained in doc/ranks.md
@@ -84,6 +85,29 @@ static inline void pp_cut(int* begin, int n, const double* cost, int L, double h
     for (int s = n; s > 0; s--) { begin[s - 1] = from[s * (L + 1) + begin[s]]; }
     free(most);
     free(from);
+}
+
+// layers before which a stage may begin; starts NULL: all L. The first is one of them
+static inline int pp_starts(const char* starts, int L) {
+    int n = 0;
+    for (int l = 0; l < L; l++) { n += !starts || starts[l]; }
+    return n;
+}
+
+// n <= pp_starts
+static inline void pp_cut_between(int* begin, int n, const double* cost, const char* starts, int L, double head) {
+    const int n_groups = pp_starts(starts, L);
+    double* of_group = (double*)malloc_check(sizeof(double) * (size_t)n_groups, "stages");
+    int* first = (int*)malloc_check(sizeof(int) * (size_t)(n_groups + 1), "stages");
+    for (int l = 0, g = -1; l < L; l++) {
+        if (!starts || starts[l]) { first[++g] = l, of_group[g] = 0.0; }
+        of_group[g] += cost[l];
+    }
+    first[n_groups] = L;
+    pp_cut(begin, n, of_group, n_groups, head);
+    for (int s = 0; s <= n; s++) { begin[s] = first[begin[s]]; }
+    free(of_group);
+    free(first);
 }
 
 // n: ranks of a line, which divide all. begin: of pp_cut, for so many chunks on each, but for the end. All ranks call

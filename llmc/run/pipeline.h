@@ -3,7 +3,7 @@
 the options ask for, and the micro-batches of an update on their way through the stages.
     pp_option, pp_chunks_option   rows of the table
     pp_begin     in Trainer.choose, once the model has its layout and before --ep divides experts: which ranks have
-                 which layers
+                 which layers; pp_begin_between: of a model that can be cut in front of some layers alone
     pp_check_batches   in Trainer.check: are there as many as --pp-chunks needs?
     pp_slots     the layers of this rank; in training for the micro-batches whose forward pass is over before the
                  backward pass of the first
@@ -66,30 +66,34 @@ static inline double pp_work_of_(const PpRanks* x, const double* cost, double he
 }
 
 // once the stages are known to fit
-static inline void pp_begin_chunks_(Run* r, int size, int* n, int L) {
-    const int most = (L < PP_MAX ? L : PP_MAX) / size, was = *n;
+// pieces: of layers, into which stages can be cut; what: their name
+static inline void pp_begin_chunks_(Run* r, int size, int* n, int pieces, const char* what) {
+    const int most = (pieces < PP_MAX ? pieces : PP_MAX) / size, was = *n;
     if (!run_is_typed(r, "pp-chunks") && (size == 1 || *n > most)) { *n = 1; }
     if (*n < was && size > 1 && r->comm->rank == 0) {
-        warn_line("--pp-chunks %d, with which the run began, does not fit: %d layers on %d ranks, one chunk on each "
-                  "now", was, L, size);
+        warn_line("--pp-chunks %d, with which the run began, does not fit: %d %s on %d ranks, one chunk on each now",
+                  was, pieces, what, size);
     }
     options_refuse(*n > 1 && size == 1, "pp-chunks", "is for --pp 2 and more");
     ranks_same(r->comm, "number of chunks (--pp-chunks)", (uint64_t)*n);
     if (*n > most) {
-        options_fail("pp-chunks", "%d: expected at most %d, for %d layers on %d ranks (--pp) and at most %d stages in "
-                     "all", *n, most, L, size, PP_MAX);
+        options_fail("pp-chunks", "%d: expected at most %d, for %d %s on %d ranks (--pp) and at most %d stages in all",
+                     *n, most, pieces, what, size, PP_MAX);
     }
 }
 
 // head: multiplications of a position behind all layers; C: channels of the stream. active: the share of experts that a
-// position takes. shared: the field of the embedding where the last stage reads it, too, else TENSOR_NO_FIELD. A number
-// that was not typed but comes from an earlier run is given up where it does not fit
-static inline void pp_begin(Run* r, int* size, int* n_chunks, double head, int C, double active, size_t shared) {
+// position takes. shared: the field of the embedding where the last stage reads it, too, else TENSOR_NO_FIELD. starts
+// (layers): before which a stage may begin; NULL: all. A number that was not typed but comes from an earlier run is
+// given up where it does not fit
+static inline void pp_begin_between(Run* r, int* size, int* n_chunks, double head, int C, double active, size_t shared,
+                                    const char* starts) {
     Model* m = r->model;
     const int P = r->comm->size, is_typed = run_is_typed(r, "pp"), n = m->n_table;
     const int L = tensors_layers_between(m->table, n, 0), end = tensors_layers_between(m->table, n, 1);
-    const int is_alone = run_is_generating(r) || *r->o.probe, was = *size;
-    const int fits = P / run_kept_cp(r, P) % *size == 0 && *size <= L && !is_alone;
+    const int is_alone = run_is_generating(r) || *r->o.probe, was = *size, pieces = pp_starts(starts, L);
+    const char* what = pieces < L ? "groups of layers" : "layers";
+    const int fits = P / run_kept_cp(r, P) % *size == 0 && *size <= pieces && !is_alone;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
     if (*size < was && P > 1 && r->comm->rank == 0) {
         warn_line("--pp %d, with which the run began, does not fit: %d ranks, each with all layers now", was, P);
@@ -100,8 +104,10 @@ static inline void pp_begin(Run* r, int* size, int* n_chunks, double head, int C
         options_fail("pp", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
                                   : "%d: expected a number that divides the ranks, %d", *size, P, *size);
     }
-    if (*size > L) { options_fail("pp", "%d: expected at most one stage for each of the %d layers", *size, L); }
-    pp_begin_chunks_(r, *size, n_chunks, L);
+    if (*size > pieces) {
+        options_fail("pp", "%d: expected at most one stage for each of the %d %s", *size, pieces, what);
+    }
+    pp_begin_chunks_(r, *size, n_chunks, pieces, what);
     if (*size == 1) { return; }
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --pp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --pp");
@@ -111,12 +117,16 @@ static inline void pp_begin(Run* r, int* size, int* n_chunks, double head, int C
     int begin[PP_MAX + 1];
     pp_costs_(cost, end, m, active);
     for (int l = L; l < end; l++) { behind += cost[l]; }
-    pp_cut(begin, *size * *n_chunks, cost, L, behind);
+    pp_cut_between(begin, *size * *n_chunks, cost, starts, L, behind);
     begin[*size * *n_chunks] = end;
     model_begin_pp(m, r->comm, *size, *n_chunks, begin, shared, C);
     m->pp.n_cut = L;
     m->pp.work = pp_work_of_(&m->pp, cost, head);
     free(cost);
+}
+
+static inline void pp_begin(Run* r, int* size, int* n_chunks, double head, int C, double active, size_t shared) {
+    pp_begin_between(r, size, n_chunks, head, C, active, shared, NULL);
 }
 
 // among which the micro-batches of an update are dealt out
