@@ -46,7 +46,7 @@ float64. In shapes N = B*T positions, D hidden_size. Where more than one order w
     attention        latent_attention.py, expanded
     indexer          sparse_attention.py with r = 1; its weights are index_proj times c, c = 1 / sqrt(dI nI). Its
                      gradients stop at norm1 and q_low_norm. Dense: all keys before are chosen, in all layers
-    mass             of a list; of several layers a chain over them, ascending, that begins with the first. dloss =
+    mass             of a list; of several layers one chain over the heads of all of them, ascending. dloss =
                      indexer_kl_coeff (1 / positions of the update). Of MTP's layer the last position of a document has
                      none, and is not counted: it does not know its next token
     dq_low_norm      a chain over q_b_proj's outputs              dkv_low_norm    a chain over kv_b_proj's
@@ -152,11 +152,10 @@ def taught(a):
 
 def teach(source, att, cfg, is_source):
     """Adds what a layer looks at to the mass of the one that has chosen for it"""
-    mass = sparse.gathered(sparse.mass_of(att), source["index_chosen"])
-    if is_source:
-        source["index_mass"] = mass
-    elif cfg.indexer_kl_target == "group_average":
-        source["index_mass"] = source["index_mass"] + mass
+    if not is_source and cfg.indexer_kl_target != "group_average":
+        return
+    so_far = None if is_source else sparse.spread(source["index_mass"], source["index_chosen"], att.shape[-1])
+    source["index_mass"] = sparse.gathered(sparse.mass_of(att, so_far), source["index_chosen"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

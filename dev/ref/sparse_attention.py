@@ -216,9 +216,10 @@ def over_heads_and_queries(weights, x):
     return out
 
 
-def mass_of(att):
-    """(B, T, W) of att (B, H, T, W): how much all heads together look at each entry"""
-    return chain_sum(att, axis=1)
+def mass_of(att, so_far=None):
+    """(B, T, W) of att (B, H, T, W): how much all heads together look at each entry. so_far: of other layers, whose
+    chains over heads go on"""
+    return chain_sum(att if so_far is None else np.concatenate((so_far[:, None], att), axis=1), axis=1)
 
 
 def gathered(x, numbers):

@@ -17,7 +17,10 @@ Backward, in training alone, where the key of position n is row n; everything is
     dkv  = of each head the sums over positions of ds * q, and of att * dout  (N, H*(dn + dv))
     dturning = sum over heads of what the sum over positions of ds * q has of it   (N, dr)
 latent_attention_mass: the sum over heads of att of each key on a list, 0 behind the last: what teaches an indexer.
-goes_on: added to what mass holds, where several layers teach one.
+goes_on: from what mass holds, where several layers teach one, or several ranks have the heads (--tp).
+latent_backward_begin, latent_backward_turning, latent_backward_end: latent_attention_backward in three calls, between
+which dturning may go on from other ranks' heads: it is LatentBackward.turning, floats (N, dr), rows first .. end - 1 at
+a time.
 Cost:   2*(dn + dr + dv) flops for each head, position and key it sees, backward 2.5 times that and the scores again.
         In C TILE_N neighbours are computed together, and a key that any of them sees costs as one of all: what they
         have chosen should overlap. An Inf or NaN sends its strip through the plain loop. Memory beside the tensors:
@@ -35,6 +38,7 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 #ifndef LLMC_LATENT_ATTENTION_H
 #define LLMC_LATENT_ATTENTION_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div, thread_number
+#include "../core/floatx.h"  // floatX
 #include "../core/fmath.h"   // fm_exp
 #include "../core/madd.h"    // madd
 #include "latent_shape.h"    // LatentShape, Places, latent_keys, latent_key
@@ -144,7 +148,7 @@ static inline void latent_attention_mass_ref(float* mass, const float* q, const 
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H;
     for (size_t i = 0; i < (size_t)s->N * s->topk; i++) {
         const size_t n = i / s->topk, row = (size_t)chosen[i];
-        float sum = 0.0f;
+        float sum = goes_on ? mass[i] : 0.0f;
         if (chosen[i] < 0) {  // all behind it are, too
             mass[i] = 0.0f;
             continue;
@@ -154,7 +158,7 @@ static inline void latent_attention_mass_ref(float* mass, const float* q, const 
             const float score = latent_score_ref(q + (n * H + h) * Q, key, turning + row * s->dr, s);
             sum += fm_exp(score - max[n * H + h]) * inv[n * H + h];
         }
-        mass[i] = goes_on ? mass[i] + sum : sum;
+        mass[i] = sum;
     }
 }
 
@@ -198,16 +202,23 @@ static inline void latent_attention_forward(float* out, float* max, float* inv, 
     }
 }
 
-// sums of a strip, (keys, TILE_N), to the places of its lists
-static inline void latent_spread_mass_(float* mass, const LatentStrip_* x, const float* sums, int goes_on, int topk) {
+// where the sums of a strip, (keys, TILE_N), begin: at what its lists hold
+static inline void latent_take_mass_(float* sums, const LatentStrip_* x, const float* mass, int topk) {
+    for (int j = 0; j < x->keys.n; j++) {
+        const float* from = mass + (size_t)(x->keys.first + j) * topk;
+        for (int u = 0; u < x->keys.n_keys; u++) {
+            if (x->keys.seen[u] >> j & 1) { sums[(size_t)u * TILE_N + j] = *from++; }
+        }
+    }
+}
+
+// ... and back to the places of its lists
+static inline void latent_spread_mass_(float* mass, const LatentStrip_* x, const float* sums, int topk) {
     for (int j = 0; j < x->keys.n; j++) {
         float* to = mass + (size_t)(x->keys.first + j) * topk;
         int k = 0;
         for (int u = 0; u < x->keys.n_keys; u++) {
-            if (!(x->keys.seen[u] >> j & 1)) { continue; }
-            const float sum = sums[(size_t)u * TILE_N + j];
-            to[k] = goes_on ? to[k] + sum : sum;
-            k++;
+            if (x->keys.seen[u] >> j & 1) { to[k++] = sums[(size_t)u * TILE_N + j]; }
         }
         for (; k < topk; k++) { to[k] = 0.0f; }
     }
@@ -228,6 +239,7 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
         const LatentKeys_ k = x.keys = keys[strip];
         const size_t n_sums = (size_t)k.n_keys * TILE_N;
         memset(x.ds, 0, sizeof(float) * n_sums);
+        if (goes_on) { latent_take_mass_(x.ds, &x, mass, s->topk); }
         for (int h = 0; h < H; h++) {
             const size_t at = (size_t)k.first * H + h, low = k.rows ? 0 : (size_t)k.low;
             const float *from = latent_of_head_(kv, h, 0, s) + low * H * latent_kv_(s), *turns = turning + low * s->dr;
@@ -236,7 +248,7 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
             latent_weights_(&x, max + at, inv + at, H);
             for (size_t i = 0; i < n_sums; i++) { x.ds[i] += x.att[i]; }
         }
-        latent_spread_mass_(mass, &x, x.ds, goes_on, s->topk);
+        latent_spread_mass_(mass, &x, x.ds, s->topk);
     }
 }
 
@@ -280,10 +292,17 @@ static inline void latent_strip_backward_(LatentStrip_* x, float* dq, const floa
     latent_scatter_(x->dv, s->dv, x, x->att, d, (size_t)H * s->dv);
 }
 
-static inline void latent_attention_backward(float* dq, float* dkv, float* dturning, const float* dout, const float* q,
-                                             const float* kv, const float* turning, const float* max, const float* inv,
-                                             const int* chosen, const LatentShape* s, const Places* places,
-                                             const Device* dev) {
+typedef struct {
+    float* turning;      // dturning, (N, dr)
+    const float* heads;  // (H, N, dr): what each head adds to it
+    int H, N, dr;
+} LatentBackward;
+
+// all but dturning. The device's workspace stays as it is up to latent_backward_end
+static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float* dturning, const float* dout,
+                                                   const float* q, const float* kv, const float* turning,
+                                                   const float* max, const float* inv, const int* chosen,
+                                                   const LatentShape* s, const Places* places, const Device* dev) {
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, N = (size_t)s->N, R = (size_t)s->dr;
     const size_t each = latent_floats_(s, s->N, 1), of_keys = latent_all_keys_floats_(s, s->N);
     const size_t n_turning = latent_round_(H * N * R), n_all = of_keys + n_turning + each * (size_t)dev->n_threads;
@@ -313,12 +332,33 @@ static inline void latent_attention_backward(float* dq, float* dkv, float* dturn
             memcpy(heads + ((size_t)h * N + n) * R, x.dk + n * Q + s->dn, sizeof(float) * R);
         }
     }
+    const LatentBackward b = {dturning, heads, s->H, s->N, s->dr};
+    return b;
+}
+
+// goes_on: from the heads before
+static inline void latent_backward_turning(LatentBackward* b, int first, int end, int goes_on, const Device* dev) {
+    const int64_t each = (int64_t)b->N * b->dr, stop = (int64_t)end * b->dr;
+    (void)dev;
     #pragma omp parallel for
-    for (size_t i = 0; i < N * R; i++) {
-        float sum = 0.0f;
-        for (size_t h = 0; h < H; h++) { sum += heads[h * N * R + i]; }
-        dturning[i] = sum;
+    for (int64_t i = (int64_t)first * b->dr; i < stop; i++) {
+        float sum = goes_on ? b->turning[i] : 0.0f;
+        for (int h = 0; h < b->H; h++) { sum += b->heads[h * each + i]; }
+        b->turning[i] = sum;
     }
 }
+
+static inline void latent_backward_end(LatentBackward* b, const Device* dev) { (void)b, (void)dev; }
 #endif
+
+// ---- in every build ----
+
+static inline void latent_attention_backward(floatX* dq, floatX* dkv, floatX* dturning, const floatX* dout,
+                                             const floatX* q, const floatX* kv, const floatX* turning, const float* max,
+                                             const float* inv, const int* chosen, const LatentShape* s,
+                                             const Places* places, const Device* dev) {
+    LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, s, places, dev);
+    latent_backward_turning(&b, 0, s->N, 0, dev);
+    latent_backward_end(&b, dev);
+}
 #endif  // LLMC_LATENT_ATTENTION_H
