@@ -1085,6 +1085,7 @@ static void deepseek_v4_check(Run* r) {
     check_indexers(r);
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
+    mtp_check(r);
     pp_check_batches(r);
     cp_check(r, &w->adapted.decoder.cp, w->v4.adapters.settings.dropout);
     experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);

@@ -8,8 +8,7 @@ The model: token embedding, L blocks of
                                  one has chosen (IndexShare)
     r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
 a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
-Not here yet: ranks that share matrices, positions or layers (--tp, --cp, --pp); GPUs, whose kernels of attention are
-missing.
+Not here yet: ranks that share positions (--cp); GPUs, whose kernels of attention are missing.
 
     make train_glm5 CPU=1
     ./train_glm5 --model tiny --train book.txt
@@ -37,6 +36,7 @@ missing.
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
+#include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -64,7 +64,8 @@ typedef struct {
 
 typedef struct {
     Model model;    // the first member: a run finds its tensors here
-    Config config;
+    Config config;  // with --tp heads, widths of MLPs and rows of the vocabulary that this rank has
+    Config whole;   // of all ranks
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
     int indexer;        // how indexers learn: config.indexer, but in a validation off
     int absorbs;        // texts are generated from a cache of short vectors
@@ -79,8 +80,15 @@ static RouterShape router_shape(const Config* c) {
 }
 
 // do passes of this rank go through the MTP module?
-static int holds_mtp(const Glm5* glm, Purpose purpose) { return glm->model.learns_mtp && purpose == TO_TRAIN; }
+static int holds_mtp(const Glm5* glm, Purpose purpose) {
+    const Model* m = &glm->model;
+    return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
+}
 
+// ... those of the stage whose turn it is?
+static int has_mtp(const Glm5* glm, Purpose purpose) { return holds_mtp(glm, purpose) && model_has_head(&glm->model); }
+
+// layers that a pass goes through, on whatever ranks
 static int layers_of(const Glm5* glm, Purpose purpose) { return glm->config.L + holds_mtp(glm, purpose); }
 
 static int has_experts(const Config* c, int l) { return c->mlps[l] == EXPERT_LAYER; }
@@ -110,6 +118,13 @@ static Tensor kind_activation(const char* kinds, const char* of, const char* nam
     return t;
 }
 
+// with --tp, of a pass over N positions: scratch of products
+static size_t parallel_elements(const Glm5* glm, int N, int N_head, Purpose purpose) {
+    const Model* m = &glm->model;
+    return tp_larger(vocabulary_room_elements(m, N, N_head, purpose == TO_GENERATE ? N_head : 1),
+                     linear_room_elements(m, N));
+}
+
 // B rows of T positions; generation keeps logits of the last position of each. glm must outlive the table
 static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &glm->config;
@@ -120,14 +135,14 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int FD = config_layers(c->mlps, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
     const size_t adapters = adapter_scratch_elements(&glm->adapters, &glm->model, N, N * c->k);
-    const size_t parallel = vocabulary_room_elements(&glm->model, N, N_head, purpose == TO_GENERATE ? N_head : 1);
+    const size_t parallel = parallel_elements(glm, N, N_head, purpose);
     const RankGroup* tp = &glm->model.tp;
     const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
     const LatentSizes latent = latent_sizes(glm, purpose);
     const LatentRows rows = {B, T, N, L_norms, L_block, purpose};
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
-    *t++ = input_activation(FIELD(encoded), N, D);
+    *t++ = input_activation(FIELD(encoded), N, D);             // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),          L_norms, N, D);   // what attention reads
     t = latent_tensor_rows(t, offsetof(ActivationTensors, attention), &latent, &rows);
     *t++ = activation(FIELD(attention_out),  0, N, D);
@@ -217,11 +232,11 @@ static size_t mtp_number(const Glm5* glm) {
 static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, int learns_mtp, int trains_index) {
     Model* m = &glm->model;
     const int n = adapters_place(&glm->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
-    glm->config = *c;
+    glm->config = glm->whole = *c;
     glm->indexer = c->indexer;
     m->learns_mtp = learns_mtp;
     m->index_ratio = trains_index;  // every position is an entry
-    model_layout(m, n + parameter_table(m->table + n, &glm->config));
+    model_layout(m, n + parameter_table(m->table + n, &glm->whole));
     if (n > 0) { model_save_rows(m, n); }
     m->n_numbers = (int)mtp_number(glm) + learns_mtp;
 }
@@ -300,6 +315,7 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     p.q_norm = vector(glm, AT(q_norm), l), p.kv_norm = vector(glm, AT(kv_norm), l);
     p.turn = &acts->rope;
     p.batch = &acts->batch;
+    p.tp = &glm->model.tp;
     p.T = acts->T, p.N = N, p.purpose = acts->purpose;
     if (!p.is_full) { return p; }
     p.index_q = linear(glm, acts, AT(index_q), NO_BIAS, l), p.index_k = linear(glm, acts, AT(index_k), NO_BIAS, l);
@@ -336,9 +352,15 @@ static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) 
     return p;
 }
 
+// behind the last layer of this stage, before that of the MTP module
+static int end_layer(const Glm5* glm) {
+    const int end = model_end_layer(&glm->model);
+    return end < glm->config.L ? end : glm->config.L;
+}
+
 // is what layers share still that of layer l, the last one that forward went through?
 static int is_last_and_fresh(const Glm5* glm, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == layers_of(glm, acts->purpose);
+    return acts->is_fresh && l + 1 == end_layer(glm) + has_mtp(glm, acts->purpose);
 }
 
 // the stream behind layer l, for backward
@@ -436,21 +458,26 @@ static void indexers_forward(const Glm5* glm, Activations* acts, int first, int 
     }
 }
 
-// The N positions of the batch, up to the last norm
+// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
 static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device* dev) {
     const Config* c = &glm->config;
+    const Model* m = &glm->model;
+    const int first = model_first_layer(m), end = end_layer(glm);
     const ActivationTensors a = layer_activations(acts, 0);
     const floatX* residual = a.encoded;
     if (latent_sizes(glm, acts->purpose).absorbs) {
         latent_forget_sinks(layer_statistics(acts, 0).attention.no_sinks, c->H, dev);
     }
-    vocabulary_rows(a.encoded, acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
-    for (int l = 0; l < c->L; l++) {
+    if (model_has_embedding(m)) {
+        vocabulary_rows(a.encoded, acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    }
+    for (int l = first; l < end; l++) {
         block_forward(glm, acts, l, residual, N, dev);
         residual = layer_activations(acts, l).residual3.x;
     }
-    indexers_forward(glm, acts, 0, c->L, N, dev);
+    indexers_forward(glm, acts, first, end, N, dev);
     acts->is_fresh = 1;
+    if (!model_has_head(m)) { return; }
     norm_forward(glm, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
 }
 
@@ -546,26 +573,30 @@ static void block_backward(Glm5* glm, Activations* acts, int l, const floatX* re
     norm_backward(glm, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);
 }
 
-// the row of the embedding that fills does not learn
+// the row of the embedding that fills does not learn; with --tp one rank has it
 static void forget_padding(Glm5* glm, const Device* dev) {
     const Config* c = &glm->config;
+    const int row = c->pad - glm->model.tp.place * c->Vp;
     float* d = gradient(glm, AT(embedding), 0);
-    if (d && c->pad >= 0) { device_zero(d + (size_t)c->pad * (size_t)c->D, sizeof(float) * (size_t)c->D, dev); }
+    if (d && c->pad >= 0 && row >= 0 && row < c->Vp) {
+        device_zero(d + (size_t)row * (size_t)c->D, sizeof(float) * (size_t)c->D, dev);
+    }
 }
 
-// After the heads. Every parameter's gradient is written: one micro-batch is one leaf
+// From dresidual behind the last layer of this stage to all of its gradients, down to the lowest layer that learns.
+// Every parameter's gradient is written: one micro-batch is one leaf
 static void glm5_backward(Glm5* glm, Activations* acts, int N, const Device* dev) {
     const Config* c = &glm->config;
     const Model* m = &glm->model;
-    const ActivationTensors a = layer_activations(acts, c->L - 1);
-    norm_backward(glm, a.dresidual, lm_head(glm, acts).dnorm, stream_behind(glm, acts, c->L - 1, N, dev),
-                  layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, dev);
-    for (int l = c->L - 1; l >= 0 && l >= m->lowest; l--) {
-        const floatX* residual = l > 0 ? stream_behind(glm, acts, l - 1, N, dev) : a.encoded;
+    const ActivationTensors a = layer_activations(acts, 0);
+    const int first = model_first_layer(m);
+    for (int l = end_layer(glm) - 1; l >= first && l >= m->lowest; l--) {
+        const floatX* residual = l > first ? stream_behind(glm, acts, l - 1, N, dev) : a.encoded;
         recompute_block(glm, acts, l, residual, N, dev);
         block_backward(glm, acts, l, residual, N, dev);
         model_layer_done(&glm->model, l, dev);
     }
+    if (!model_has_embedding(m)) { return; }
     vocabulary_embedding_backward(&glm->model, AT(embedding), m->learns_mtp && !c->mtp_detach, a.dresidual,
                                   acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
     forget_padding(glm, dev);
@@ -625,6 +656,8 @@ static void mtp_backward(Glm5* glm, Activations* acts, int N, const Device* dev)
 
 // forward and backward, once the head has written dhidden; the sum of its losses joins what the leaf counts
 static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
+    float* counted = acts->numbers;
+    acts->numbers = dp_numbers(&glm->model.dp);  // with --pp what all other layers have counted is there already
     mtp_forward(glm, acts, N, dev);
     const LmHead head = mtp_head(glm, acts);
     const float dloss = glm->config.mtp_weight * (1.0f / glm->model.mtp_counted);
@@ -632,16 +665,22 @@ static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
                    dev);
     crossentropy_losses_sum(dp_numbers(&glm->model.dp) + mtp_number(glm), head.losses, N, dev);
     mtp_backward(glm, acts, N, dev);
+    acts->numbers = counted;
 }
 
 // ---- all of it ----
 
-// from the stream behind the last layer to losses, and back to all gradients
+// from the stream behind the last layer of this stage to losses, and back to all gradients
 static void leaf_backward(Glm5* glm, Activations* acts, float dloss, int N, const Device* dev) {
-    const LmHead head = lm_head(glm, acts);
-    lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
-    crossentropy_losses_sum(dp_loss(&glm->model.dp), head.losses, N, dev);
-    if (holds_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
+    const int last = end_layer(glm) - 1;
+    if (model_has_head(&glm->model)) {
+        const LmHead head = lm_head(glm, acts);
+        lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
+        crossentropy_losses_sum(dp_loss(&glm->model.dp), head.losses, N, dev);
+        if (has_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
+        norm_backward(glm, layer_activations(acts, last).dresidual, head.dnorm, stream_behind(glm, acts, last, N, dev),
+                      layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, dev);
+    }
     glm5_backward(glm, acts, N, dev);
 }
 
@@ -690,7 +729,8 @@ static float more_loss(const Glm5* glm) {
 static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
     const Config* c = &glm->config;
     for (int l = 0; l < c->L + glm->model.learns_mtp && c->bias_rate > 0.0f; l++) {
-        if (!has_experts(c, l) || (stays && stays[l])) { continue; }
+        const int row = has_experts(c, l) ? model_row(&glm->model, AT(router_bias), l) : -1;
+        if (row < 0 || (stays && stays[l]) || !tensor_is_held(&glm->model.held[row], l)) { continue; }
         expert_level_bias(router_bias(glm, l), dp_sums(&glm->model.dp) + router_number(glm, l), c->bias_rate, 0, c->E,
                           l, dev);
     }
@@ -719,7 +759,7 @@ static void pass_backward(Model* m, Activations* acts, float dloss, int N, const
 
 static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
     const Glm5* glm = (const Glm5*)m;
-    const ActivationTensors a = layer_activations(acts, glm->config.L - 1);
+    const ActivationTensors a = layer_activations(acts, end_layer(glm) - 1);
     return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)glm->config.D);
 }
 
@@ -739,7 +779,10 @@ typedef struct {
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
-static const Config* config_of(const Run* r) { return &workplace(r)->glm.config; }
+static const Config* config_of(const Run* r) { return &workplace(r)->glm.whole; }
+static int recomputes_blocks(const Run* r) {
+    return workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+}
 
 #define LORA_TARGETS ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
 
@@ -766,9 +809,20 @@ static void glm5_options(Run* r) {
          "GLM-5.2 1/50 of the memory. The same numbers but for their last bits", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
+        graph_option(&w->adapted.decoder.graph),
+        pp_option(&w->adapted.decoder.pp),
+        pp_chunks_option(&w->adapted.decoder.pp_chunks),
+        tp_option(&w->adapted.decoder.tp),
     };
     run_add_options(r, own, sizeof own);
     mtp_options(r, &w->mtp);
+    options_reword(r->table, r->n_options, "pp", "cut the layers into P stages, each on ranks of its own, through which "
+                   "micro-batches go one after the other: needs a multiple of P ranks, P layers with an indexer, for a "
+                   "stage begins with one, and --grad-accum of a few times the ranks to keep them busy. The result "
+                   "does not depend on it");
+    options_reword(r->table, r->n_options, "tp", "share each matrix among groups of T ranks, which compute every "
+                   "micro-batch together: needs a multiple of T ranks, in one machine, and T divides the heads. The "
+                   "result does not depend on it, but for last digits in bf16");
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
@@ -810,6 +864,18 @@ static void refuse_options(Run* r, const Config* c, int is_adapter) {
                    "is not for adapters, beside which routers stay as they are");
 }
 
+// a stage has the layers that see a choice, and the one that makes it
+static void begin_ranks(Run* r, const Config* c, int learns_mtp) {
+    Workplace* w = workplace(r);
+    const double head = (double)c->Vp * c->D, behind = learns_mtp ? head + 2.0 * c->D * c->D : 0.0;
+    char starts[CONFIG_MAX_LAYERS];
+    for (int l = 0; l < c->L; l++) { starts[l] = c->indexers[l] == FULL_INDEXER; }
+    pp_begin_between(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, head + behind, c->D,
+                     (double)c->k / c->E, learns_mtp ? AT(embedding) : TENSOR_NO_FIELD, starts);
+    tp_begin(r, &w->adapted.decoder.tp);
+    w->glm.config = config_part(c, w->glm.model.tp.size);
+}
+
 static void glm5_choose(Run* r) {
     Workplace* w = workplace(r);
     const int is_new = !*r->config;
@@ -838,6 +904,7 @@ static void glm5_choose(Run* r) {
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
+    begin_ranks(r, &c, learns_mtp);
     if (routers_of(&w->glm) > 0) { experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E); }
     else { options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts"); }
 }
@@ -866,6 +933,9 @@ static void glm5_check(Run* r) {
                    "out, or give more --seq-len");
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
+    mtp_check(r);
+    pp_check_batches(r);
+    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
     if (routers_of(&w->glm) > 0) { experts_check(r, &w->adapted.decoder.how.ep, c->k); }
 }
 
@@ -907,6 +977,8 @@ static void glm5_box(const Run* r) {
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
+    pp_box(r);
+    tp_box(r);
 }
 
 static void glm5_load(Run* r, const SliceSink* sink) {
@@ -926,6 +998,32 @@ static void glm5_load(Run* r, const SliceSink* sink) {
     config_leave_rest(config_of(r), &set);
     safeset_report_unused(&set);
     safeset_close(&set);
+}
+
+// with --tp: what layer l needs of other ranks, bytes of a micro-batch. is_fresh: nothing of it is computed again
+static double layer_sends(const Run* r, int l, int is_fresh) {
+    const Glm5* glm = &workplace(r)->glm;
+    const Model* m = r->model;
+    const LatentSizes latent = latent_sizes(glm, TO_TRAIN);
+    const size_t again = recomputes_blocks(r) && !is_fresh ? AT(o) : TENSOR_NO_FIELD;
+    const int N = run_positions(r);
+    return sizeof(floatX) * linear_layer_sends(m, &glm->adapters, l, again, 1, glm->config.D, N) +
+           latent_layer_sends(&latent, l, l >= m->lowest, N, r->T, &m->tp);
+}
+
+// ... in an update
+static double parts_sent(const Run* r) {
+    const Glm5* glm = &workplace(r)->glm;
+    const Model* m = r->model;
+    const Config* c = config_of(r);
+    const int mtp = has_mtp(glm, TO_TRAIN), end = end_layer(glm) + mtp, N = run_positions(r);
+    if (!model_has_tp(m)) { return 0.0; }
+    double n = sizeof(floatX) * streams_send(m, end, recomputes_blocks(r), c->D, N);
+    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
+    n += vocabulary_sends(m, c->D, N);
+    if (mtp) { n += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }
+    if (routers_of(glm) > 0) { n += experts_parts_send(r, c->D, c->k); }
+    return n * cp_leaves(r);
 }
 
 static double glm5_rows_sent(const Run* r) {
@@ -973,12 +1071,13 @@ static double glm5_flops_per_token(const Run* r) {
 
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
+    const Glm5* glm = &workplace(r)->glm;
     const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
-    const int outputs[] = {c->H * (c->dn + c->dr), c->H * (c->dn + c->dv), 2 * c->FS, 2 * c->FD};
+    const int H = glm->config.H, outputs[] = {c->H * (c->dn + c->dr), c->H * (c->dn + c->dv), 2 * c->FS, 2 * c->FD};
     int wide = c->D;
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
-    const ExpertSizes experts = expert_sizes(&workplace(r)->glm, B, TO_TRAIN, how);
-    const LatentShape latent = {B * r->T, c->H, c->dn, c->dr, c->dv, c->topk, 1.0f};
+    const ExpertSizes experts = expert_sizes(glm, B, TO_TRAIN, how);
+    const LatentShape latent = {B * r->T, H, c->dn, c->dr, c->dv, c->topk, 1.0f};
     return fmax(latent_workspace_bytes(&latent, &r->dev),
                 decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->dv, 1, &experts));
 }
@@ -1071,6 +1170,7 @@ static Trainer glm5_trainer(void) {
     t.check = glm5_check;
     t.box = glm5_box;
     t.rows_sent = glm5_rows_sent;
+    t.parts_sent = parts_sent;
     t.flops_per_token = glm5_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = glm5_load;

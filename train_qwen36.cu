@@ -1089,6 +1089,7 @@ static void qwen36_check(Run* r) {
     qwen36_check_images(r);
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
+    mtp_check(r);
     pp_check_batches(r);
     cp_check(r, &w->adapted.decoder.cp, w->qwen.adapters.settings.dropout);
     cp_check_by(r, w->adapted.decoder.cp_by, w->qwen.config.NH, w->qwen.config.NKV);

@@ -12,7 +12,7 @@
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     likeliest, at_once                                  is a text what its probe says? Do several side by side say what each says alone?
-#     write_configs                                       small models of all kinds, for runs on several ranks; conversations
+#     write_configs, write_glm5                           small models of all kinds, for runs on several ranks; conversations
 #     on_ranks, kib, sends, refused                       the same bytes on several ranks; what they send; what they refuse
 
 # ---- runs ----
@@ -378,6 +378,17 @@ at_once() {  # OPTION...: of the model
 }
 
 # ---- several ranks ----
+
+# GLM-5: layers 0, 1 and 3 choose, 2 and 4 see what these have chosen; glm_taught: all that learns beside the model
+write_glm5() {
+    echo '{"model_type":"glm_moe_dsa","vocab_size":257,"hidden_size":16,"num_hidden_layers":5,"max_position_embeddings":96,"num_attention_heads":4,
+"q_lora_rank":12,"kv_lora_rank":12,"qk_nope_head_dim":6,"qk_rope_head_dim":4,"v_head_dim":5,"index_n_heads":3,"index_head_dim":6,"index_topk":6,
+"indexer_types":["full","full","shared","full","shared"],"intermediate_size":24,"moe_intermediate_size":8,"n_routed_experts":4,
+"num_experts_per_tok":2,"first_k_dense_replace":1,"routed_scaling_factor":1.5,"pad_token_id":140,"rope_parameters":{"rope_theta":10000}}' >glm.json
+    edit glm.json glm_taught.json num_nextn_predict_layers 1 mtp_weight 0.5 seq_balance_coef 0.1 bias_update_rate 0.01 indexer_train '"kl"' \
+        attention_bias true
+}
+
 
 # sparse.json: Qwen3 with experts in all layers but these; experts.json: Mixtral
 write_configs() {  # LAYERS EXPERTS LAYERS_WITHOUT_EXPERTS

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --tp: matrices on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_deepseek_v4 as their user starts them: the
-# bytes of one rank, whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals.
-# COMM_CHECK=1: no rank may come by another call than its neighbour. --tp beside two other ways to share: test_grids.sh. About a minute of
+# --tp: matrices on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5 as their user starts
+# them: the bytes of one rank, whatever the ranks, their stages, what is kept and what learns; checkpoints that any number of ranks goes on from;
+# refusals. COMM_CHECK=1: no rank may come by another call than its neighbour. --tp beside two other ways to share: test_grids.sh. About a minute of
 # one core after the build.
 #     dev/test_parts.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
@@ -13,6 +13,7 @@ need_build gpt2 "CPU=1" train_gpt2cu
 need_build moe "CPU=1" train_moe
 need_build qwen36 "CPU=1" train_qwen36
 need_build v4 "CPU=1" train_deepseek_v4
+need_build glm "CPU=1" train_glm5
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -49,6 +50,10 @@ edit streams.json taught.json num_nextn_predict_layers 1 mtp_weight 0.5 seq_bala
 edit streams.json all_streams.json num_experts_per_tok 4
 edit taught.json all_taught.json num_experts_per_tok 4
 edit streams.json groups.json o_groups 2
+write_glm5
+edit glm.json all_glm.json num_experts_per_tok 4
+edit glm_taught.json all_glm_taught.json num_experts_per_tok 4
+edit glm.json wide_glm.json hidden_size 160 q_lora_rank 132 kv_lora_rank 136 qk_nope_head_dim 66 v_head_dim 70 moe_intermediate_size 136 intermediate_size 288
 edit streams.json wide_streams.json hidden_size 160 q_lora_rank 132 head_dim 40 o_lora_rank 34 moe_intermediate_size 64
 edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_num_key_heads 1
 "$python" -c 'import json
@@ -158,6 +163,7 @@ if is_quick; then
     parts qwen36 "an adapter of Qwen3.6, of experts, too" "4/4" --config four.json --grad-accum 4 --lora-rank 2 --lora-targets all-linear \
         --lora-rank-pattern shared_expert_gate=1 --lora-parameters mlp.experts.down_proj
     parts v4 "DeepSeek V4, all that learns" "4/4 4/2/--ep,4" --config taught.json --grad-accum 4
+    parts glm "GLM-5, all that learns" "4/4 4/2/--ep,4" --config glm_taught.json --grad-accum 4
     finish
     exit
 fi
@@ -205,6 +211,13 @@ parts v4 "DeepSeek V4, indexers alone" "2/2" --config taught.json "${some[@]}" -
 in_groups=(--lora-rank 3 --lora-targets 'q_b_proj,kv_proj,o_a_proj,o_b_proj,up_proj,down_proj')
 parts v4 "an adapter of DeepSeek V4, of experts, too" "2/2/--recompute,3 4/2/--ep,4" --config streams.json "${some[@]}" "${every[@]}" "${in_groups[@]}"
 parts v4 "an adapter of DeepSeek V4 with dropout" "2/2 8/4/--pp,2" --config streams.json "${some[@]}" "${in_groups[@]}" --lora-dropout 0.3
+parts glm "GLM-5" "2/2 4/4 4/2/--recompute,0" --config glm.json "${some[@]}" --ema 0.9
+parts glm "GLM-5, all that learns" "2/2 4/2/--ep,4 4/4/--recompute,3 8/4/--pp,2" --config glm_taught.json "${some[@]}"
+parts glm "GLM-5, documents, indexers of all positions" "4/4" --config glm.json --indexer dense --grad-accum 4 --train documents --doc-reset 1
+parts glm "GLM-5, some do not learn" "4/2" --config glm_taught.json "${some[@]}" --freeze '*.layers.0.*,*kv_a_proj*,*q_a_layernorm*,*.o_proj.*,*shared_experts.down*'
+parts glm "GLM-5, indexers alone" "2/2" --config glm_taught.json "${some[@]}" --indexer-alone 1
+parts glm "an adapter of GLM-5, of experts, too" "2/2/--recompute,3 4/2/--ep,4" --config glm.json "${some[@]}" "${every[@]}" --lora-targets all-linear
+parts glm "an adapter of GLM-5 with dropout" "2/2 8/4/--pp,2" --config glm.json "${some[@]}" --lora-rank 3 --lora-dropout 0.3
 echo "# bases in less than floats"
 parts qwen "an adapter beside a base in bf16" "2/2 4/2/--pp,2" --config wide.json --lora-rank 3 --base-dtype bf16
 parts qwen "... in fp8" "2/2 8/2/--pp,2,--recompute,3" --config wide.json --lora-rank 3 --base-dtype fp8
@@ -232,6 +245,10 @@ parts v4 "DeepSeek V4 beside a base in bf16" "4/4" --config wide_streams.json "$
 parts v4 "... in fp8" "2/2" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype fp8
 parts v4 "... a folder in fp4 and fp8" "4/2/--ep,4,--recompute,3 8/2/--pp,2" --from release_v4 "${some[@]}" "${in_groups[@]}"
 kept "fp8, fp4"
+timeout 60 "$glm" --config wide_glm.json --export-hf glm_hf >out 2>err
+"$python" "$root/dev/ref/fp8.py" glm_hf release_glm --release floats && rm -rf floats
+parts glm "GLM-5 beside a folder in fp8" "8/4/--pp,2 4/2/--ep,4,--recompute,3" --from release_glm "${some[@]}" --lora-rank 3
+kept fp8
 merge=("${run[@]}" --from release8 --lora-rank 3 --merge 1)
 timeout 60 "$qwen" "${merge[@]}" --run adapter --export-hf merged >out 2>err
 rm -rf several
@@ -317,6 +334,8 @@ writers=("2 --tp 2" "4 --tp 4") readers=("1 --tp 1 --ep 1" "4 --tp 2 --ep 4" "4 
 travels v4 "DeepSeek V4" taught.json
 merges v4 "DeepSeek V4" "4 --tp 4" "${in_groups[@]}"
 evaluated v4 "DeepSeek V4" exported
+travels glm "GLM-5" glm_taught.json
+evaluated glm "GLM-5" exported
 rm -rf exported fused first
 evaluated qwen "Qwen3" whole
 echo "# what it costs"
@@ -348,6 +367,10 @@ equally v4 2 --tp 2 --config all_streams.json --recompute 3 --freeze 'first:1'
 equally v4 4 --tp 2 --pp 2 --config all_taught.json --recompute 3
 equally v4 4 --tp 4 --config all_streams.json "${in_groups[@]}"
 equally v4 2 --tp 2 --config all_streams.json "${in_groups[@]}" --base-dtype bf16
+equally glm 4 --tp 4 --config all_glm.json
+equally glm 2 --tp 2 --config all_glm.json --recompute 3 --freeze 'first:1'
+equally glm 4 --tp 2 --pp 2 --config all_glm_taught.json --recompute 3
+equally glm 4 --tp 4 --config all_glm.json --lora-rank 3
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
@@ -365,6 +388,8 @@ refused "one head of keys" "--tp: 2: expected a number that divides the 1 heads 
 streams=("$v4" "${run[@]}" --grad-accum 4)
 refused "more than groups of heads" "--tp: 4: expected a number that divides the 2 groups of layers.0.attn.wo_a.weight" \
     "$launch" -n 4 "${streams[@]}" --config groups.json --tp 4
+refused "more than heads" "--tp: 8: expected a number that divides the 4 heads of model.layers.0.self_attn.q_b_proj.weight" \
+    "$launch" -n 8 "$glm" "${run[@]}" --config glm.json --grad-accum 4 --tp 8
 refused "Muon" "--optimizer: muon needs whole matrices" "$launch" -n 2 "${streams[@]}" --config streams.json --optimizer muon --tp 2
 refused "fewer ranks with experts than with matrices" "--ep: 1: ranks that share matrices share experts, too: expected 2, as --tp, or a multiple" \
     "$launch" -n 2 "${sparsely[@]}" --tp 2 --ep 1

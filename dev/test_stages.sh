@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --pp: layers on several ranks, of train_gpt2, train_qwen3, train_qwen36 and train_moe as their user starts them: the bytes of one rank, whatever
-# the stages, the ranks that share them, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1:
+# --pp: layers on several ranks, of train_gpt2, train_qwen3, train_qwen36, train_moe and train_glm5 as their user starts them: the bytes of one
+# rank, whatever the stages, the ranks that share them, what is kept and what learns; checkpoints that any number of ranks goes on from; refusals. COMM_CHECK=1:
 # no rank may come by another call than its neighbour. About two minutes of one core after the build.
 #     dev/test_stages.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
@@ -11,6 +11,7 @@ need_build gpt2 "" train_gpt2
 need_build qwen "CPU=1" train_qwen3
 need_build qwen36 "CPU=1" train_qwen36
 need_build moe "CPU=1" train_moe
+need_build glm "CPU=1" train_glm5
 need_build launch "" launch
 work=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -29,6 +30,8 @@ echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":20,"num_hi
 "output_router_logits":true,"router_aux_loss_coef":0.02}' >linear.json
 edit linear.json tied_linear.json tie_word_embeddings true
 edit linear.json wide_linear.json num_experts 4 hidden_size 64 moe_intermediate_size 64
+write_glm5
+edit glm_taught.json glm_each.json indexer_types '["full","full","full","full","full"]'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
 
@@ -76,6 +79,11 @@ stages qwen36 "... output matrix = embedding, documents" "2/2/--recompute,0 6/3/
 stages qwen36 "... a stage that does not learn" "2/2 5/5" --config linear.json --freeze 'first:3'
 stages qwen36 "... experts of a stage on its ranks" "4/2/--ep,2" --config wide_linear.json --grad-accum 8
 stages qwen36 "... an adapter" "2/2" --config tied_linear.json --lora-rank 3 --lora-dropout 0.3
+stages glm "GLM-5, choices that stay in a stage" "2/2 3/3 6/3/--zero,1" --config glm.json --ema 0.9
+stages glm "GLM-5, all that learns" "2/2/--recompute,0 3/3/--recompute,3 4/2/--zero,2" --config glm_taught.json
+stages glm "GLM-5, documents, a stage that does not learn" "3/3" --config glm_taught.json --train documents --doc-reset 1 --freeze first:3
+stages glm "GLM-5, experts of a stage on its ranks, an indexer in each layer" "4/2/--ep,2 5/5" --config glm_each.json --grad-accum 8
+stages glm "GLM-5, an adapter" "3/3" --config glm.json --lora-rank 3 --lora-dropout 0.3
 stages moe "experts, a loss of each layer" "2/2 4/4 4/2/--zero,2 2/2/--recompute,2" --config experts.json --z-lambda 0.01
 stages moe "routers that learn by counting" "3/3 4/2/--zero,1" --config tied_experts.json --balance bias
 stages moe "experts of a stage on its ranks" "4/2/--ep,2 8/2/--ep,4 8/2/--ep,2 6/3/--ep,2" --config four.json --grad-accum 8 --balance bias
@@ -98,6 +106,7 @@ chunks qwen "an adapter with dropout" "2/2/--pp-chunks,2" --config tied.json --l
 chunks qwen "only embeddings learn" "4/2/--zero,1,--pp-chunks,2" --config dense.json --freeze 'model.layers.*,lm_head.*,model.norm.*'
 chunks qwen36 "linear and full layers" "2/2/--pp-chunks,2 4/2/--zero,2,--recompute,3,--pp-chunks,2" --config tied_linear.json
 chunks moe "routers that learn by counting" "4/4/--pp-chunks,2" --config tied_experts_8.json --balance bias
+chunks glm "GLM-5, all that learns" "2/2/--pp-chunks,2" --config glm_each.json
 chunks moe "experts of a stage on its ranks" "4/2/--ep,2,--pp-chunks,4" --config four_8.json --z-lambda 0.01
 chunks qwen "as many micro-batches as ranks" "2/2/--pp-chunks,2" --config tied.json --grad-accum 2
 echo "# checkpoints"
@@ -198,6 +207,7 @@ planned 4 "$moe" --config four_8.json --grad-accum 8 --pp 2 --ep 2 --pp-chunks 4
 planned 4 "$qwen" --config tied_8.json --grad-accum 8 --pp 2 --tp 2 --pp-chunks 2
 planned 4 "$gpt2" --config gpt2.json --grad-accum 8 --pp 2 --zero 2
 planned 6 "$qwen" --config dense.json --grad-accum 7 --pp 2 --zero 1
+planned 4 "$glm" --config glm_taught.json --grad-accum 8 --pp 2 --ep 2
 planned 3 "$qwen" --config tied.json --grad-accum 7 --ema 0.9
 COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --model tiny --batch-size 65536 --seq-len 256 --head-rows 2147483647 --grad-accum 2 --dry-run >out 2>err </dev/null
 check "ranks that do not fit say it once, as this machine's" test "$? $(wc -l <err) $(grep -c '^train_qwen3: 2 ranks of this machine need .* free: try --recompute 3, a smaller --batch-size' err)" = "1 1 1"
@@ -207,7 +217,8 @@ refused "--plan and --dry-run 0" "--dry-run: --plan W computes nothing: leave it
 refused "--plan, --pp and an export of what has not been trained" "--export-hf: with --pp only at the end of training: else by one process, --from RUN --export-hf DIR" "$qwen" --config dense.json --seq-len 16 --plan 2 --pp 2 --export-hf hf
 echo "# refusals"
 refused "more stages than layers of both kinds" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen36" --config linear.json "${run[@]}" --pp 6
-refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
+refused "more stages than groups of layers" "--pp: 4: expected at most one stage for each of the 3 groups of layers" "$launch" -n 4 "$glm" --config glm.json "${run[@]}" --pp 4
+refused "more stages than layers" ""--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "ranks that stages do not divide" "--pp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "experts on more ranks than a stage has" "--ep: 4: expected a number that divides the ranks of a stage, 2" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 4

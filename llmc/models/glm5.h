@@ -82,6 +82,13 @@ static inline int config_source(const Config* c, int l) {
     return l;
 }
 
+// what a rank has with --tp
+static inline Config config_part(const Config* c, int ranks) {
+    Config part = *c;
+    part.H /= ranks, part.FD /= ranks, part.FS /= ranks, part.Vp /= ranks;
+    return part;
+}
+
 static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = (V + 127) / 128 * 128; }
 
 static inline void config_end_kinds_(Config* c) {
@@ -424,11 +431,14 @@ static inline Tensor* attention_rows_(Tensor* t, const Config* c) {
     if (c->biased) { t = vector_row_(t, c, ON "q_a_proj.bias", AT(q_a_bias), c->rq, INIT_ZEROS); }
     t = vector_row_(t, c, ON "q_a_layernorm.weight", AT(q_norm), c->rq, INIT_ONES);
     t = matrix_row_(t, c, ON "q_b_proj.weight", AT(q_b), H * (c->dn + c->dr), c->rq, 0.02f, ON "q_b_proj");
+    tensor_split(&t[-1], SPLIT_ROWS, H);
     t = matrix_row_(t, c, ON "kv_a_proj_with_mqa.weight", AT(kv_a), c->r + c->dr, D, 0.02f, ON "kv_a_proj_with_mqa");
     if (c->biased) { t = vector_row_(t, c, ON "kv_a_proj_with_mqa.bias", AT(kv_a_bias), c->r + c->dr, INIT_ZEROS); }
     t = vector_row_(t, c, ON "kv_a_layernorm.weight", AT(kv_norm), c->r, INIT_ONES);
     t = matrix_row_(t, c, ON "kv_b_proj.weight", AT(kv_b), H * (c->dn + c->dv), c->r, 0.02f, ON "kv_b_proj");
+    tensor_split(&t[-1], SPLIT_ROWS, H);
     t = matrix_row_(t, c, ON "o_proj.weight", AT(o), D, H * c->dv, scaled, ON "o_proj");
+    tensor_split(&t[-1], SPLIT_COLUMNS, H);
     if (c->biased) { t = vector_row_(t, c, ON "o_proj.bias", AT(o_bias), D, INIT_ZEROS); }
     return t;
 }
@@ -456,7 +466,9 @@ static inline Tensor* indexer_rows_(Tensor* t, const Config* c) {
 static inline Tensor* mlp_rows_(Tensor* t, const Config* c) {
     const float scaled = 0.02f / sqrtf(2.0f * (float)c->L);
     t = matrix_row_(t, c, ON "{gate,up}_proj.weight", AT(gate_up), 2 * c->FD, c->D, 0.02f, ON "{gate,up}_proj");
+    tensor_split(&t[-1], SPLIT_ROWS, 0);
     t = matrix_row_(t, c, ON "down_proj.weight", AT(down), c->D, c->FD, scaled, ON "down_proj");
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     for (int i = 1; i <= 2; i++) { tensor_in_kinds(&t[-i], c->mlps, "M"); }
     return t;
 }
@@ -479,8 +491,10 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
     tensor_adaptable(&t[-1], ON "experts.%d.down_proj", ON "experts.down_proj");
     t = matrix_row_(t, c, ON "shared_experts.{gate,up}_proj.weight", AT(shared_gate_up), 2 * c->FS, c->D, 0.02f,
                     ON "shared_experts.{gate,up}_proj");
+    tensor_split(&t[-1], SPLIT_ROWS, 0);
     t = matrix_row_(t, c, ON "shared_experts.down_proj.weight", AT(shared_down), c->D, c->FS, scaled,
                     ON "shared_experts.down_proj");
+    tensor_split(&t[-1], SPLIT_COLUMNS, 0);
     for (; first < t; first++) { tensor_in_kinds(first, c->mlps, "E"); }
     return t;
 }
@@ -519,12 +533,14 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     const int D = c->D;
     *t++ = tensor("model.embed_tokens.weight", AT(embedding), 0, c->Vp, D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
     t[-1].disk_rows = c->V;  // the padding is ours alone
+    tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     first = t;
     t = layer_rows_(t, c, 0);
     for (; first < t; first++) { tensor_under(first, "model.layers.%d."); }
     *t++ = tensor("model.norm.weight", AT(norm), 0, 1, D, INIT_ONES, 0.0f, NO_DECAY, VECTOR);
     *t++ = tensor("lm_head.weight", AT(head), 0, c->Vp, D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
     t[-1].disk_rows = c->V;
+    tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
     return (int)((c->mtp ? mtp_rows_(t, c) : t) - table);
 }
 

@@ -16,6 +16,10 @@ the normed stream, of a position t of a document:
     latent_index_loss        behind the last layer that an indexer has chosen for: what it loses
     latent_layer_again       what --recompute leaves out that is a norm
     latent_layer_backward    from dout to the gradients of all parameters and of inp, dinp (N, D), written
+With --tp a rank has some of the heads, with their rows of Wq_b and Wkv_b and their columns of Wo. All compute both short
+vectors and the choice. What sums over heads goes on from rank to rank: the gradient of what turns for all of them, and
+what teaches an indexer.
+    latent_layer_sends       bytes of this that a rank sends
 The indexer learns by a loss of its own (LatentSizes.indexer): its gradients stop at x and norm(Wq_a x). What all layers
 that see a choice look at teaches it, or its own layer alone (LatentSizes.by_source).
 Caches  kv, k_rope and index_k, position by position: keys and values of all heads. Where a pass absorbs, `keys` in
@@ -43,7 +47,7 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 #include "../ops/rope.h"            // RopeTable, rope_forward, rope_backward
 #include "../ops/sparse_attention.h"  // sparse_attention_forward
 #include "activations.h"            // activation rows
-#include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward
+#include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward, tp_chain_pass
 
 #define LATENT_INDEX_EPS 1e-6f  // of the LayerNorm of an indexer's keys
 enum { LATENT_PLACES = 0 };     // the kind of EntryPlaces whose entries are positions
@@ -175,6 +179,16 @@ static inline Tensor* latent_statistic_rows(Tensor* t, size_t at, const LatentSi
     return t;
 }
 
+// does layer l teach the indexer that has chosen for it?
+static inline int latent_teaches_(const LatentSizes* s, int l) { return s->indexers[l] == 'F' || !s->by_source; }
+
+// with --tp, of layer l in training, for N positions in rows of T; is_back: backward goes through it
+static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back, int N, int T, const RankGroup* tp) {
+    const int teaches = latent_learns(s, TO_TRAIN) && latent_teaches_(s, l);
+    const double numbers = (is_back ? s->dr : 0) + (teaches ? latent_chosen(s, T) : 0);
+    return tp_chain_sends(N, sizeof(float) * numbers, tp);
+}
+
 // ---- a layer ----
 
 // the gradients are needed in backward alone; what is of an indexer in layers that have one
@@ -192,6 +206,7 @@ typedef struct {
     float *dq_norm, *dkv_norm, *dindex_norm, *dindex_norm_bias;  // NULL: do not learn
     const RopeTable* turn;
     const TokenBatch* batch;
+    const RankGroup* tp;                      // of whose heads this rank has some
     int T, N;                                 // positions of a row, of which there is room; of the pass
     Purpose purpose;
     float* index_number;                      // where the sum of the indexer's losses goes; NULL: nobody asks
@@ -344,12 +359,35 @@ static inline void latent_attend_absorbed_(const LatentPass* p, const int* chose
     latent_move_(a->attention, s->dv, a->new_kv + s->dn, KV, s->dv, NH, dev);
 }
 
+// The weights that all heads have for what is chosen, behind those of the layers before
+static inline void latent_teach_(const LatentPass* p, const Device* dev) {
+    const LatentTensors* a = &p->a;
+    const RankGroup* x = p->tp;
+    LatentShape shape = latent_shape_(p);
+    const size_t K = (size_t)shape.topk, Q = (size_t)(shape.H * (shape.dn + shape.dr)), H = (size_t)shape.H;
+    for (int step = 0; step < tp_chain_steps(x); step++) {
+        const int piece = tp_chain_piece(step, x);
+        if (piece >= 0) {
+            const size_t first = (size_t)comm_share(p->N, piece, x->size);
+            const size_t end = (size_t)comm_share(p->N, piece + 1, x->size);
+            const Places places = places_between(&p->batch->entries.places, (int)first, (int)end);
+            shape.N = places.N;
+            latent_attention_mass(p->mass + first * K, a->q + first * Q, a->kv, a->k_rope, p->s.att_max + first * H,
+                                  p->s.att_inv + first * H, p->chosen + first * K, x->place > 0 || !p->is_full, &shape,
+                                  &places, dev);
+        }
+        tp_chain_pass(p->mass, p->N, sizeof(float) * K, step, x, dev);
+    }
+    tp_chain_end(p->mass, p->N, sizeof(float) * K, x, dev);
+    if (p->is_mtp) { index_forget_last(p->mass, &p->batch->entries.places, p->N, shape.topk, dev); }
+}
+
 // replay: these positions have been here before, and have chosen
 static inline void latent_layer_forward(const LatentPass* p, floatX* out, int replay, const Device* dev) {
     const LatentTensors* a = &p->a;
     const LatentShape shape = latent_shape_(p);
     const Places* places = &p->batch->entries.places;
-    const int has_lists = latent_pass_lists_(p), is_source = p->is_full || !p->size.by_source;
+    const int has_lists = latent_pass_lists_(p), teaches = p->is_full || !p->size.by_source;
     latent_queries_(p, dev);
     if (p->is_full && has_lists && !replay) { latent_choose_(p, dev); }
     const int* chosen = has_lists ? p->chosen : NULL;
@@ -359,11 +397,7 @@ static inline void latent_layer_forward(const LatentPass* p, floatX* out, int re
         latent_attention_forward(a->attention, p->s.att_max, p->s.att_inv, a->q, a->kv, a->k_rope, chosen, &shape,
                                  places, dev);
     }
-    if (latent_learns(&p->size, p->purpose) && is_source && !replay) {
-        latent_attention_mass(p->mass, a->q, a->kv, a->k_rope, p->s.att_max, p->s.att_inv, p->chosen, !p->is_full,
-                              &shape, places, dev);
-        if (p->is_mtp) { index_forget_last(p->mass, places, p->N, shape.topk, dev); }
-    }
+    if (latent_learns(&p->size, p->purpose) && teaches && !replay) { latent_teach_(p, dev); }
     linear_forward(out, a->attention, p->o, p->N, dev);
 }
 
@@ -406,17 +440,35 @@ static inline void latent_index_backward_(const LatentPass* p, const Device* dev
     linear_backward_weight(a->dindex_proj, p->inp, p->index_proj, p->dindex_proj, N, dev);
 }
 
+// from the gradient of the outputs of all heads to those of queries, keys and values
+static inline void latent_heads_backward_(const LatentPass* p, const Device* dev) {
+    const LatentTensors* a = &p->a;
+    const RankGroup* x = p->tp;
+    const LatentShape shape = latent_shape_(p);
+    const size_t width = sizeof(float) * (size_t)p->size.dr;
+    LatentBackward b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, a->k_rope,
+                                             p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL,
+                                             &shape, &p->batch->entries.places, dev);
+    for (int step = 0; step < tp_chain_steps(x); step++) {
+        const int piece = tp_chain_piece(step, x);
+        if (piece >= 0) {
+            const int first = (int)comm_share(p->N, piece, x->size), end = (int)comm_share(p->N, piece + 1, x->size);
+            latent_backward_turning(&b, first, end, x->place > 0, dev);
+        }
+        tp_chain_pass(b.turning, p->N, width, step, x, dev);
+    }
+    tp_chain_end(b.turning, p->N, width, x, dev);
+    latent_backward_end(&b, dev);
+}
+
 // dinp is written; room for N rows of the wider of rq and r in `room`
 static inline void latent_layer_backward(const LatentPass* p, floatX* dinp, const floatX* dout, floatX* room,
                                          const Device* dev) {
     const LatentSizes* s = &p->size;
     const LatentTensors* a = &p->a;
-    const LatentShape shape = latent_shape_(p);
     const int N = p->N;
     linear_backward(a->dattention, dout, a->attention, p->o, p->d_o, 0, N, dev);
-    latent_attention_backward(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, a->k_rope, p->s.att_max,
-                              p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL, &shape,
-                              &p->batch->entries.places, dev);
+    latent_heads_backward_(p, dev);
     latent_turn_(a->dq, p, s->H, s->dn + s->dr, s->dn, ROPE_INTERLEAVED, 1, dev);
     linear_backward(a->dq_low, a->dq, a->q_low_norm, p->q_b, p->dq_b, 0, N, dev);
     rmsnorm_backward(room, p->dq_norm, a->dq_low, a->q_low, p->q_norm, p->s.q_low_rstd, 0, N, s->rq, dev);

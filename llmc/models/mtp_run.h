@@ -5,6 +5,7 @@ of it in the same words.
     mtp_options   rows of the table: --mtp, --mtp-weight
     mtp_typed     in Trainer.choose: what was typed instead of what config.json says
     mtp_choose    ... behind adapted_choose: does the module learn? What excludes it is refused
+    mtp_check     in Trainer.check: are rows long enough?
     mtp_freeze    in Trainer.freeze: a module that does not learn stays as it is
     mtp_box       its row of the box
     mtp_load      in Trainer.load: its rows. It is drawn by itself: the rest begins as it does without
@@ -56,6 +57,13 @@ static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight,
     options_set(r->table, r->n_options, "mtp-weight", format_float(has && !(computes && learns) ? 0.0f : weight).s);
     if (learns) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
     return learns;
+}
+
+static inline void mtp_check(const Run* r) {
+    if (r->model->learns_mtp && r->T < 2) {
+        options_fail("seq-len", "expected at least 2 positions, behind which there is a token after the next, found %d: "
+                     "give more, or --mtp 0", r->T);
+    }
 }
 
 static inline void mtp_freeze(Model* m, int (*is_row)(const Tensor* t)) {

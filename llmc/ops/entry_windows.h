@@ -34,6 +34,12 @@ typedef struct {
     const int *behind;     // (N) number of the position behind its document's last; in training alone
 } Places;
 
+// positions first .. end - 1 alone
+static inline Places places_between(const Places* x, int first, int end) {
+    const Places part = {end - first, x->t + first, x->first_key + first, x->behind ? x->behind + first : NULL};
+    return part;
+}
+
 typedef struct {
     int r;                   // tokens of an entry
     int overlap;             // an entry has the window before it, too

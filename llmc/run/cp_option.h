@@ -78,6 +78,10 @@ static inline void cp_check(Run* r, int* size, float dropout) {
     if (*size == 1) { return; }
     options_refuse(dropout > 0.0f, "cp", "is not for dropout");
     if (r->T % each == 0) { return; }
+    if (run_is_typed(r, "cp") && each > r->max_T) {
+        options_fail("cp", "%d: expected rows of a multiple of %d positions, found a model of %d: fewer ranks", *size,
+                     each, r->max_T);
+    }
     if (run_is_typed(r, "cp")) {
         options_fail("cp", "%d: expected rows of a multiple of %d positions, found %d: --seq-len %d", *size, each, r->T,
                      r->T / each > 0 ? r->T / each * each : each);

@@ -75,27 +75,45 @@ static inline void ranks_fail_input(Comm* c, const char* format, ...) {
     exit(2);
 }
 
+typedef struct {
+    uint64_t sum, group;
+    int rank;
+} RankSum_;
+
+static inline int rank_sum_order_(const void* a, const void* b) {
+    const RankSum_ *x = (const RankSum_*)a, *y = (const RankSum_*)b;
+    return x->group != y->group ? (x->group < y->group ? -1 : 1) : x->rank - y->rank;
+}
+
 // A number that must be the same on all ranks of a group, which is any number that they have in common. All ranks of c
-// call. The first group in which some differ from its first rank is named
+// call. Of the groups in which some differ from their first rank the one whose first rank comes first is named
 static inline void ranks_same_of(Comm* c, const char* what, uint64_t sum, uint64_t group) {
     const uint64_t own[2] = {sum, group};
     if (c->size == 1) { return; }
-    uint64_t* all = (uint64_t*)malloc_check(sizeof own * (size_t)c->size, "sums");
-    int* differs = (int*)malloc_check(sizeof(int) * (size_t)c->size, "sums");
+    const size_t P = (size_t)c->size;
+    uint64_t* all = (uint64_t*)malloc_check(sizeof own * P, "sums");
+    RankSum_* ranks = (RankSum_*)malloc_check(sizeof(RankSum_) * P, "sums");
+    int *firsts = (int*)malloc_check(sizeof(int) * P, "sums"), named = c->size, n = 0;
     comm_wait(c, comm_all_gather(c, own, all, 2, DT_I64, HERE));
-    for (int first = 0; first < c->size; first++) {
-        int n = 0;
-        for (int i = 0; i < c->size; i++) {
-            differs[i] = i > first && all[2 * i + 1] == all[2 * first + 1] && all[2 * i] != all[2 * first];
-            n += differs[i];
-        }
-        if (n > 0) {
-            ranks_fail_input(c, "rank%s %s: other %s than rank %d: start all ranks with the same", n > 1 ? "s" : "",
-                             ranks_list_(differs, c->size).s, what, first);
-        }
+    for (int i = 0; i < c->size; i++) {
+        const RankSum_ of_rank = {all[2 * i], all[2 * i + 1], i};
+        ranks[i] = of_rank;
+    }
+    qsort(ranks, P, sizeof *ranks, rank_sum_order_);  // group by group, ranks ascending
+    for (size_t i = 0, first = 0; i < P; i++) {
+        if (ranks[i].group != ranks[first].group) { first = i; }
+        const int from = ranks[first].rank, differs = ranks[i].sum != ranks[first].sum;
+        firsts[ranks[i].rank] = differs ? from : -1;
+        if (differs && from < named) { named = from; }
+    }
+    for (int i = 0; i < c->size && named < c->size; i++) { n += firsts[i] = firsts[i] == named; }
+    if (n > 0) {
+        ranks_fail_input(c, "rank%s %s: other %s than rank %d: start all ranks with the same", n > 1 ? "s" : "",
+                         ranks_list_(firsts, c->size).s, what, named);
     }
     free(all);
-    free(differs);
+    free(ranks);
+    free(firsts);
 }
 
 // a number that must be the same everywhere
