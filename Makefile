@@ -65,6 +65,7 @@ help:
 	@echo "make run-lora    a small Qwen3 on the same, then it learns to answer by LoRA"
 	@echo "make run-qwen36  a small Qwen3.6 on the same: linear attention, two minutes"
 	@echo "make run-deepseek-v4  a small DeepSeek V4: streams and entries, two minutes"
+	@echo "make run-glm5    a small GLM-5: short vectors and chosen bytes, two minutes"
 	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
 	@echo "make test        build and run every test of this build: about 8 minutes"
@@ -75,6 +76,7 @@ help:
 	@echo "make train_qwen3 Qwen2.5, Qwen3, Mistral, Llama: the same"
 	@echo "make train_qwen36  Qwen3.6: the same"
 	@echo "make train_deepseek_v4  DeepSeek V4: the same"
+	@echo "make train_glm5 CPU=1  GLM-5, on CPUs"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
 	@echo "make train_gpt2cu   the trainer for GPUs: PRECISION=bf16|fp32|exact; or CPU=1"
 	@echo "make cuda        build all for GPUs (make setup-cuda, doc/gpu/README.md)"
@@ -287,7 +289,9 @@ run-qwen36: export RUN ?= runs/hello-qwen36
 run-qwen36: TRAINER = train_qwen36 --args dev/hello_qwen36.txt
 run-deepseek-v4: export RUN ?= runs/hello-deepseek-v4
 run-deepseek-v4: TRAINER = train_deepseek_v4 --args dev/hello_deepseek_v4.txt
-run run-mamba run-moe run-qwen36 run-deepseek-v4: setup
+run-glm5: export RUN ?= runs/hello-glm5
+run-glm5: TRAINER = train_glm5 --args dev/hello_glm5.txt
+run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5: setup
 	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
 	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
 	@$(MAKE) --no-print-directory $(firstword $(TRAINER)) CPU=1
@@ -438,6 +442,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

@@ -828,6 +828,11 @@ static void glm5_options(Run* r) {
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
                    "whole name, or ends of names, 'q_a_proj,o_proj', but never indexers; all-linear; empty: those of "
                    "attention; none with --lora-parameters");
+    options_reword(r->table, r->n_options, "lora-rank-pattern", "another rank where a name ends with this: "
+                   "'layers\\.0\\..*=4,kv_b_proj=16'; the first that matches counts");
+    options_reword(r->table, r->n_options, "mtp", "a module that predicts the token after the next (MTP): 1 gives one "
+                   "to a model that has none, 0 leaves it out. Where it is not typed, as the files or the preset have "
+                   "it: 1 of glm-5 and glm-5.2");
     options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
                    "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of GLM-5, with sizes of your "
