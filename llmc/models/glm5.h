@@ -481,6 +481,7 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
                     ON "shared_experts.{gate,up}_proj");
     t = matrix_row_(t, c, ON "shared_experts.down_proj.weight", AT(shared_down), c->D, c->FS, scaled,
                     ON "shared_experts.down_proj");
+    for (int i = 1; i <= 2; i++) { tensor_called_as_experts(&t[-i]); }
     for (; first < t; first++) { tensor_in_kinds(first, c->mlps, "E"); }
     return t;
 }
