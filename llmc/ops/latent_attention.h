@@ -38,6 +38,7 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 #include "../core/fmath.h"   // fm_exp
 #include "../core/madd.h"    // madd
 #include "latent_shape.h"    // LatentShape, Places, latent_keys, latent_key
+#include "latent_attention_kernels.h"  // CUDA: the op's functions
 #include "latent_strips.h"   // the fast C: strips of positions
 
 // ---- plain C: read this first; it defines every bit ----
