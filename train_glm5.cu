@@ -8,10 +8,9 @@ The model: token embedding, L blocks of
                                  one has chosen (IndexShare)
     r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
 a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
-Not here yet: ranks that share matrices, positions or layers (--tp, --cp, --pp); GPUs, whose kernels of attention are
-missing.
+Not here yet: ranks that share matrices, positions or layers (--tp, --cp, --pp).
 
-    make train_glm5 CPU=1
+    make train_glm5              for what this machine has; CPU=1 and CUDA=1 say it
     ./train_glm5 --model tiny --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
@@ -978,7 +977,9 @@ static double workspace_bytes(const Run* r, int B) {
     int wide = c->D;
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(&workplace(r)->glm, B, TO_TRAIN, how);
-    const LatentShape latent = {B * r->T, c->H, c->dn, c->dr, c->dv, c->topk, 1.0f};
+    const LatentSizes sizes = latent_sizes(&workplace(r)->glm, TO_TRAIN);
+    const int topk = latent_has_lists(&sizes, r->T, TO_TRAIN) ? latent_chosen(&sizes, r->T) : 0;
+    const LatentShape latent = {B * r->T, c->H, c->dn, c->dr, c->dv, topk, 1.0f};
     return fmax(latent_workspace_bytes(&latent, &r->dev),
                 decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->dv, 1, &experts));
 }
