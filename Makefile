@@ -191,12 +191,10 @@ CUDA ?= $(if $(filter 1,$(CPU)),0,$(if $(HAS_GPU),1,0))
 NVCC_OPT ?= -O3
 CUDA_BUILD = build/nvcc-$(CUDA_ARCH)-$(PRECISION)$(filter-out -O3,$(NVCC_OPT))
 CUDA_TRAINERS = $(patsubst %,%cu,$(filter $(TRAINERS),$(sort $(basename $(wildcard train_*.cu)))))
-# whose kernels for GPUs are not written yet
-CPU_ONLY = train_glm5 test_glm5
-CUDA_TESTS := $(filter-out $(CPU_ONLY),$(patsubst %.c,%,$(shell grep -l '\bto_device\b\|OP_STORED\|include "train_.*cu"' $(sort $(wildcard test_*.c)))))  # those with kernels
+CUDA_TESTS := $(patsubst %.c,%,$(shell grep -l '\bto_device\b\|OP_STORED\|include "train_.*cu"' $(sort $(wildcard test_*.c))))  # those with kernels
 # what measures speed has no exact build
 CUDA_BENCHES = $(if $(filter exact,$(PRECISION)),,$(patsubst dev/%.cu,%,$(sort $(wildcard dev/cuda/*.cu dev/bench/*.cu))))
-CUDA_PROGRAMS = $(CUDA_TRAINERS) $(filter-out $(CPU_ONLY),$(BOTH_TRAINERS)) $(CUDA_TESTS) $(CUDA_BENCHES)
+CUDA_PROGRAMS = $(CUDA_TRAINERS) $(BOTH_TRAINERS) $(CUDA_TESTS) $(CUDA_BENCHES)
 
 NVCC = $(shell dev/cuda_flags.sh nvcc)
 NVCC_bf16 =

@@ -1,7 +1,8 @@
 /*
 train_glm5.cu against the files that dev/ref/glm5.py, an independent NumPy program, has written: activations, choices of
-the routers and indexers, losses, norms, gradients, and the parameters after 1 and 10 updates, to the last bit. What must
-change no bit. And llmc/models/glm5.h: names, numbers and places of the tensors, from presets and from config.json.
+the routers and indexers, losses, norms, gradients, and the parameters after 1 and 10 updates, as C and as exact CUDA to
+the last bit. What must change no bit. And llmc/models/glm5.h: names, numbers and places of the tensors, from presets and
+from config.json.
 */
 #define TESTING
 #include "train_glm5.cu"
@@ -31,7 +32,8 @@ static Model* layout(Subject* s) {
 // fewer positions are chosen than there are; a token takes all experts, so that no rounding chooses others
 static Model* layout_long(Subject* s) {
     Config c = config_preset("tiny", LONG_V);
-    c.D = 24, c.H = 2, c.rq = 10, c.r = 9, c.dn = 5, c.dr = 4, c.dv = 7, c.nI = 4, c.dI = 8, c.topk = 6;
+    c.D = 24, c.H = 2, c.rq = 10, c.r = 9, c.dn = 5, c.dr = 4, c.dv = 7, c.nI = 4, c.dI = 8;
+    c.topk = FAST_KERNELS ? 64 : 6;
     c.FD = 20, c.E = c.k = 3, c.F = c.FS = 12;
     memcpy(c.indexers, "FSFSF", 6);
     glm5_layout(&of(s)->glm, &c, NULL, 0, 0);
@@ -80,21 +82,27 @@ static void updated(void* subject) {
     level_biases(&x->glm, NULL, &x->d.s.dev);
 }
 
+static Tolerances tolerances(const Subject* s) {
+    const Tolerances fp32 = {1e-5, 1e-3, 1e-2, 1e-5}, bf16 = {3e-2, 0.2, 0.3, 3e-2};
+    (void)s;
+    return FLOATX_IS_FLOAT ? fp32 : bf16;
+}
+
 static const SubjectCalls GLM = {
-    .n_bytes = sizeof(GlmSubject), .layout = layout, .updated = updated, .more_loss = loss_beside,
+    .n_bytes = sizeof(GlmSubject), .layout = layout, .updated = updated, .more_loss = loss_beside, .tolerances = tolerances,
     DECODER_SUBJECT(&PASSES, decoder_subject_close, losses, leaf),
 };
 
-// ---- golden files: every number of threads ----
+// ---- golden files: every number of threads; kernels, which take their time on a CPU, once ----
 
 static void check_forward(Test* t, const char* path, int n_tensors, int n_statistics) {
-    for (int i = 0; i < N_TEST_THREADS; i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_forward(t, &GLM, path, subject_way(test_threads(i), KEEP_ALL), n_tensors, n_statistics);
     }
 }
 
 static void check_training(Test* t, const char* path) {
-    for (int i = 0; i < N_TEST_THREADS; i++) {
+    for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
         subject_check_training(t, &GLM, path, subject_way(test_threads(i), RECOMPUTE_NORMS));
     }
 }
@@ -107,7 +115,7 @@ static void test_mtp(Test* t) { check_training(t, MTP_FILE); }
 // who is on the lists of the first leaf
 static void test_chosen(Test* t) {
     const char* const paths[] = {TEXT, MTP_FILE};
-    for (int f = 0; f < 2; f++) {
+    for (int f = 0; f < 2 && !subject_skips_choices(t); f++) {
         Subject* s = subject_open(&GLM, paths[f], subject_way(2, KEEP_ALL));
         const GlmSubject* x = of(s);
         const SafeTensor* expected = golden_tensor(&s->file, "act.index_chosen", DTYPE_I32);
@@ -133,19 +141,29 @@ static void test_recompute(Test* t) {
     Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_MLPS), subject_way(2, RECOMPUTE_BLOCKS),
                      subject_way(2, RECOMPUTE_BLOCKS)};
     others[3].head_rows = 5;
+#ifdef __CUDACC__  // the level that computes most again, of the model that has most
+    subject_check_same(t, &GLM, MTP_FILE, subject_way(2, KEEP_ALL), &others[2], 1);
+#else
     subject_check_same(t, &GLM, TEXT, subject_way(2, KEEP_ALL), others, 4);
     subject_check_same(t, &GLM, MTP_FILE, subject_way(2, KEEP_ALL), others, 4);
+#endif
 }
 
-static void test_documents(Test* t) { subject_check_documents(t, &GLM, TEXT, subject_way(3, KEEP_ALL)); }
+static void test_documents(Test* t) {
+    if (!subject_skips_choices(t)) { subject_check_documents(t, &GLM, TEXT, subject_way(3, KEEP_ALL)); }
+}
+
+static void test_graph(Test* t) {
+    if (!subject_skips_choices(t)) { subject_check_graph(t, &GLM, TEXT, subject_way(2, RECOMPUTE_NORMS), 2); }
+}
 
 static void test_cache(Test* t) {
-    subject_check_file_cache(t, &GLM, TEXT, subject_way(2, KEEP_ALL));
+    if (!subject_skips_choices(t)) { subject_check_file_cache(t, &GLM, TEXT, subject_way(2, KEEP_ALL)); }
     subject_check_long_cache(t, &GLM, layout_long, LONG_V);
 }
 
 // logits of a text position by position from short vectors, and those of the whole text: how far they are apart, of the
-// largest. The likeliest token is the same
+// largest. The likeliest token is the same, but in bf16, where two may be rounded to one number
 static void check_absorbed(Test* t, Subject* s, const int* tokens, int T, int prompt, int V) {
     const double allowed = sizeof(floatX) < sizeof(float) ? 0.05 : 2e-5;
     double most = 0.0;
@@ -163,7 +181,7 @@ static void check_absorbed(Test* t, Subject* s, const int* tokens, int T, int pr
         }
         apart /= fabs((double)whole[best]);
         most = fmax(most, apart);
-        check(t, apart <= allowed && best_found == best, "%d positions: %.3g apart, the likeliest token is %d and was %d",
+        check(t, apart <= allowed && (best_found == best || !FLOATX_IS_FLOAT), "%d positions: %.3g apart, the likeliest token is %d and was %d",
               t0 + n, apart, best_found, best);
         free(found), free(whole);
     }
@@ -175,7 +193,9 @@ static void test_absorbed(Test* t) {
     int tokens[T];
     Subject *s = subject_open(&GLM, TEXT, subject_way(2, KEEP_ALL)), *drawn = subject_draw(&GLM, layout_long, T, subject_way(2, 0));
     for (int i = 0; i < T; i++) { tokens[i] = (int)(splitmix64(5, (uint64_t)i) % LONG_V); }
-    check_absorbed(t, s, golden_batch(&s->file, "inputs", 0, 0), s->file.T, 3, golden_int(&s->file, "vocab_size"));
+    if (!subject_skips_choices(t)) {
+        check_absorbed(t, s, golden_batch(&s->file, "inputs", 0, 0), s->file.T, 3, golden_int(&s->file, "vocab_size"));
+    }
     check_absorbed(t, drawn, tokens, T, 30, LONG_V);
     subject_close(s), subject_close(drawn);
 }
@@ -302,6 +322,7 @@ int main(int argc, char** argv) {
         {"recompute", "no level and no --head-rows changes a bit", test_recompute},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"cache", "a text position by position has the bits of the whole text", test_cache},
+        {"graph", "--graph: losses and parameters to the last bit, each leaf one launch", test_graph},
         {"absorbed", "texts from a cache of short vectors have the same logits but for the last bits", test_absorbed},
         {"texts", "several side by side have the logits that each has alone", test_texts},
         {"counts", "tensors and parameters of the published models, and of a tiny one in transformers", test_counts},

@@ -480,6 +480,21 @@ static void test_refuse(Test* t) {
     check_exit(t, "no heads", no_heads, NULL, 1, "expected 1 or more");
 }
 
+// two documents, of two positions and of one
+static void test_forget(Test* t) {
+    const int behind[] = {2, 2, 3};
+    Device dev = test_device(2);
+    float *seven = filled_array(6, 7.0f), *mass = to_device(seven, 6, &dev);
+    int* ends = ints_to_device(behind, 3, &dev);
+    const Places places = {3, NULL, NULL, ends};
+    index_forget_last(mass, &places, 3, 2, &dev);
+    from_device(seven, mass, 6, &dev);
+    for (int i = 0; i < 6; i++) { check(t, seven[i] == (i < 2 ? 7.0f : 0.0f), "mass %d: found %.9g", i, (double)seven[i]); }
+    device_drop(ends);
+    free(seven);
+    device_free(&dev);
+}
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&loss_op, &choose_op};
     const Promise promises[] = {
@@ -491,6 +506,7 @@ int main(int argc, char** argv) {
          test_choice},
         {"obvious", "six entries, of which one scores NaN and two are equal: 1 to 6 are chosen", test_obvious},
         {"obvious loss", "a teacher of 3/4 and 1/4, a student of halves", test_obvious_loss},
+        {"forget", "the last position of each document teaches nothing", test_forget},
         {"nothing", "N = 0: nothing is written but dk, which is 0", test_nothing},
     };
     return op_main(argc, argv, ops, FAST_KERNELS ? 1 : 2, promises, sizeof promises / sizeof *promises);

@@ -8,9 +8,9 @@ The model: token embedding, L blocks of
                                  one has chosen (IndexShare)
     r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
 a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
-Not here yet: ranks that share positions (--cp); GPUs, whose kernels of attention are missing.
+Not here yet: ranks that share positions (--cp).
 
-    make train_glm5 CPU=1
+    make train_glm5              for what this machine has; CPU=1 and CUDA=1 say it
     ./train_glm5 --model tiny --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
@@ -816,10 +816,10 @@ static void glm5_options(Run* r) {
     };
     run_add_options(r, own, sizeof own);
     mtp_options(r, &w->mtp);
-    options_reword(r->table, r->n_options, "pp", "cut the layers into P stages, each on ranks of its own, through which "
-                   "micro-batches go one after the other: needs a multiple of P ranks, P layers with an indexer, for a "
-                   "stage begins with one, and --grad-accum of a few times the ranks to keep them busy. The result "
-                   "does not depend on it");
+    options_reword(r->table, r->n_options, "pp", "cut the layers into P stages, each on ranks of its own, through "
+                   "which micro-batches go one after the other: needs a multiple of P ranks, P layers with an indexer, "
+                   "for a stage begins with one, and --grad-accum of a few times the ranks to keep them busy. The "
+                   "result does not depend on it");
     options_reword(r->table, r->n_options, "tp", "share each matrix among groups of T ranks, which compute every "
                    "micro-batch together: needs a multiple of T ranks, in one machine, and T divides the heads. The "
                    "result does not depend on it, but for last digits in bf16");
@@ -1082,7 +1082,9 @@ static double workspace_bytes(const Run* r, int B) {
     int wide = c->D;
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(glm, B, TO_TRAIN, how);
-    const LatentShape latent = {B * r->T, H, c->dn, c->dr, c->dv, c->topk, 1.0f};
+    const LatentSizes sizes = latent_sizes(glm, TO_TRAIN);
+    const int topk = latent_has_lists(&sizes, r->T, TO_TRAIN) ? latent_chosen(&sizes, r->T) : 0;
+    const LatentShape latent = {B * r->T, H, c->dn, c->dr, c->dv, topk, 1.0f};
     return fmax(latent_workspace_bytes(&latent, &r->dev),
                 decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->dv, 1, &experts));
 }

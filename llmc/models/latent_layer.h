@@ -16,9 +16,9 @@ the normed stream, of a position t of a document:
     latent_index_loss        behind the last layer that an indexer has chosen for: what it loses
     latent_layer_again       what --recompute leaves out that is a norm
     latent_layer_backward    from dout to the gradients of all parameters and of inp, dinp (N, D), written
-With --tp a rank has some of the heads, with their rows of Wq_b and Wkv_b and their columns of Wo. All compute both short
-vectors and the choice. What sums over heads goes on from rank to rank: the gradient of what turns for all of them, and
-what teaches an indexer.
+With --tp a rank has some of the heads, with their rows of Wq_b and Wkv_b and their columns of Wo. All compute both
+short vectors and the choice. What sums over heads goes on from rank to rank: the gradient of what turns for all of
+them, and what teaches an indexer.
     latent_layer_sends       bytes of this that a rank sends
 The indexer learns by a loss of its own (LatentSizes.indexer): its gradients stop at x and norm(Wq_a x). What all layers
 that see a choice look at teaches it, or its own layer alone (LatentSizes.by_source).
@@ -440,15 +440,21 @@ static inline void latent_index_backward_(const LatentPass* p, const Device* dev
     linear_backward_weight(a->dindex_proj, p->inp, p->index_proj, p->dindex_proj, N, dev);
 }
 
+#ifdef __CUDACC__
+typedef LatentBackwardOf<floatX> LatentBackward_;
+#else
+typedef LatentBackward LatentBackward_;
+#endif
+
 // from the gradient of the outputs of all heads to those of queries, keys and values
 static inline void latent_heads_backward_(const LatentPass* p, const Device* dev) {
     const LatentTensors* a = &p->a;
     const RankGroup* x = p->tp;
     const LatentShape shape = latent_shape_(p);
     const size_t width = sizeof(float) * (size_t)p->size.dr;
-    LatentBackward b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, a->k_rope,
-                                             p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL,
-                                             &shape, &p->batch->entries.places, dev);
+    LatentBackward_ b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, a->k_rope,
+                                              p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL,
+                                              &shape, &p->batch->entries.places, dev);
     for (int step = 0; step < tp_chain_steps(x); step++) {
         const int piece = tp_chain_piece(step, x);
         if (piece >= 0) {

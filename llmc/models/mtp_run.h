@@ -61,7 +61,7 @@ static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight,
 
 static inline void mtp_check(const Run* r) {
     if (r->model->learns_mtp && r->T < 2) {
-        options_fail("seq-len", "expected at least 2 positions, behind which there is a token after the next, found %d: "
+        options_fail("seq-len", "expected at least 2 positions, so that there is a token after the next, found %d: "
                      "give more, or --mtp 0", r->T);
     }
 }

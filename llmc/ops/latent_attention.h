@@ -38,10 +38,10 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 #ifndef LLMC_LATENT_ATTENTION_H
 #define LLMC_LATENT_ATTENTION_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div, thread_number
-#include "../core/floatx.h"  // floatX
 #include "../core/fmath.h"   // fm_exp
 #include "../core/madd.h"    // madd
 #include "latent_shape.h"    // LatentShape, Places, latent_keys, latent_key
+#include "latent_attention_kernels.h"  // CUDA: the op's functions
 #include "latent_strips.h"   // the fast C: strips of positions
 
 // ---- plain C: read this first; it defines every bit ----
@@ -349,16 +349,14 @@ static inline void latent_backward_turning(LatentBackward* b, int first, int end
 }
 
 static inline void latent_backward_end(LatentBackward* b, const Device* dev) { (void)b, (void)dev; }
-#endif
 
-// ---- in every build ----
-
-static inline void latent_attention_backward(floatX* dq, floatX* dkv, floatX* dturning, const floatX* dout,
-                                             const floatX* q, const floatX* kv, const floatX* turning, const float* max,
-                                             const float* inv, const int* chosen, const LatentShape* s,
-                                             const Places* places, const Device* dev) {
+static inline void latent_attention_backward(float* dq, float* dkv, float* dturning, const float* dout, const float* q,
+                                             const float* kv, const float* turning, const float* max, const float* inv,
+                                             const int* chosen, const LatentShape* s, const Places* places,
+                                             const Device* dev) {
     LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, s, places, dev);
     latent_backward_turning(&b, 0, s->N, 0, dev);
     latent_backward_end(&b, dev);
 }
+#endif
 #endif  // LLMC_LATENT_ATTENTION_H

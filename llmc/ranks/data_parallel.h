@@ -907,9 +907,9 @@ static inline float dp_norm(DataParallel* s, const float* grads, const Device* d
     return dp_norms(s->comm, &one, 1, dev);
 }
 
-// what dp_norms sends at most, in bytes
+// what dp_norms sends, in bytes; twice as much where the largest gradient has another exponent than the last one's
 static inline double dp_norm_bytes(const Comm* world) {
-    return world ? 2.0 * sizeof(NormSum) * (world->size - 1.0) : 0.0;
+    return world ? sizeof(NormSum) * (world->size - 1.0) : 0.0;
 }
 
 // updates of a slice with this one, number t of the run; 0: none now
