@@ -180,7 +180,7 @@ static void test_stored(Test* t) {
     for (int i = 0; i < 6; i++) { check(t, float_bits(got[i]) == want[i], "number %d: %08x", i, float_bits(got[i])); }
     const uint8_t bytes[] = {0x38, 0xb8, 0x01, 0x80, 0x7e, 0x44};  // 1, -1; 2^-9, -0; 448, 3
     const float scale = 0.5f, values[] = {224.0f, 1.5f, 0.5f, -0.5f, 224.0f, 1.5f};
-    const StoredMatrix fp8 = {bytes, STORED_FP8, 3, 2, 3, &scale};
+    const StoredMatrix fp8 = stored_matrix(bytes, STORED_FP8, 3, 2, 3, &scale);
     token_embedding_forward_stored(got, tokens, fp8, 3, &dev);
     check_bits(t, "fp8", got, values, 6);
     device_free(&dev);

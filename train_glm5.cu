@@ -1167,6 +1167,7 @@ static void validating_forward(Run* r, Purpose purpose, const int* tokens, const
 static Trainer glm5_trainer(void) {
     Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_glm5";
+    t.on_gpus = "train_glm5 CUDA=1";
     t.about = "Trains GLM-5, attention over chosen tokens by short vectors, and experts, from and to folders of it.";
     t.presets = "random start from a preset: " GLM5_PRESETS;
     t.usual_V = 154880;
