@@ -66,7 +66,7 @@ static void count_others(V4Subject* x, const int* targets) {
     const int *inputs = golden_batch(g, "inputs", step, 0), *all = golden_batch(g, "targets", step, 0);
     Model* m = &x->v4.model;
     m->mtp_counted = (float)mtp_counted(inputs, all, NO_RESET, rows, g->T);
-    if (m->index_ratio > 0) {
+    if (m->learns_index) {
         m->index_counted = (float)entries_counted(inputs, all, NO_RESET, m->index_ratio, rows, g->T);
     }
 }

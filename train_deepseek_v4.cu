@@ -38,8 +38,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
 #include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
@@ -122,7 +124,7 @@ static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, co
 
 static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose, const RankGroup* cp) {
     const Config* c = &v4->config;
-    const int indexer = v4->model.index_ratio > 0 && purpose == TO_TRAIN ? v4->indexer : INDEXER_OFF;
+    const int indexer = v4->model.learns_index && purpose == TO_TRAIN ? v4->indexer : INDEXER_OFF;
     const EntrySizes s = {c->D, c->H, c->d, c->rotated, c->qr, c->G, c->R, c->window, c->csa, c->hca, c->nI, c->dI,
                           c->topk, c->eps, indexer, layers_of(v4, purpose), c->kinds, cp};
     return s;
@@ -265,7 +267,7 @@ static size_t index_number(const DeepseekV4* v4, int l) {
 }
 
 static size_t mtp_number(const DeepseekV4* v4) {
-    return index_number(v4, v4->model.index_ratio > 0 ? v4->config.L : 0);
+    return index_number(v4, v4->model.learns_index ? v4->config.L : 0);
 }
 
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
@@ -277,7 +279,7 @@ static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* 
     v4->config = v4->whole = *c;
     v4->indexer = c->indexer;
     m->learns_mtp = learns_mtp;
-    m->index_ratio = trains_index ? c->csa : 0;
+    m->learns_index = trains_index, m->index_ratio = c->csa;
     model_layout(m, n + parameter_table(m->table + n, &v4->whole));
     if (n > 0) { model_save_rows(m, n); }
     m->n_numbers = (int)mtp_number(v4) + learns_mtp;
@@ -400,7 +402,7 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     if (p.kind != CSA_LAYER) { return p; }
     p.entries = compressor(v4, acts, AT(csa), l), p.index = compressor(v4, acts, AT(index), l);
     p.index_wq_b = linear(v4, acts, AT(index_wq_b), l), p.index_proj = linear(v4, acts, AT(index_proj), l);
-    if (v4->model.index_ratio > 0 && acts->numbers) { p.index_number = acts->numbers + index_number(v4, l); }
+    if (v4->model.learns_index && acts->numbers) { p.index_number = acts->numbers + index_number(v4, l); }
     return p;
 }
 
@@ -415,7 +417,7 @@ static EntryPass entry_pass_back(DeepseekV4* v4, const Activations* acts, int l,
     compressor_gradients(&p.entries, v4, AT(csa), l);
     compressor_gradients(&p.index, v4, AT(index), l);
     p.dindex_wq_b = gradients(v4, AT(index_wq_b), l), p.dindex_proj = gradients(v4, AT(index_proj), l);
-    p.index_dloss = v4->model.index_ratio > 0 ? 1.0f / v4->model.index_counted : 0.0f;
+    p.index_dloss = v4->model.learns_index ? 1.0f / v4->model.index_counted : 0.0f;
     return p;
 }
 
@@ -883,9 +885,8 @@ typedef struct {
     DeepseekV4 v4;            // first
     Adapted adapted;          // activations, adapters, and options of both
     MtpOptions mtp;
-    int indexer, indexer_alone;
-    float balance, bias_rate;
-    char bias_stays[CONFIG_MAX_LAYERS + 1];  // of each router: --freeze keeps it as it is
+    IndexerOptions indexer;
+    BalanceOptions balance;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -900,18 +901,6 @@ static const Config* config_of(const Run* r) { return &workplace(r)->v4.whole; }
 static void deepseek_v4_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
-        {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
-         "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
-         "as it weighs all entries, which all are chosen meanwhile, but in validations and texts. off: they stay as "
-         "they are. Where it is not typed, config.json's indexer_train or the preset's", 0},
-        {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
-         "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
-        {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "0", 0, 1, "F",
-         "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
-         "at all. Where it is not typed, config.json's bias_update_rate or the preset's, 0.001 of tiny and small", 0},
-        {"experts", "seq-balance", "", OPTION_FLOAT, &w->balance, "0", 0, 1e3, "F",
-         "weight of the balance of experts in each sequence, a loss; 0: none. Where it is not typed, config.json's "
-         "seq_balance_coef or the preset's", 0},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
          "Saves memory, changes no bit", 0},
@@ -924,6 +913,8 @@ static void deepseek_v4_options(Run* r) {
         cp_option(&w->adapted.decoder.cp, 1),
     };
     run_add_options(r, own, sizeof own);
+    indexer_options(r, &w->indexer);
+    balance_options(r, &w->balance);
     mtp_options(r, &w->mtp);
     options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
                    "that are too long for one: each has a chunk, and all entries. Needs a multiple of C ranks, and "
@@ -959,34 +950,8 @@ static void deepseek_v4_options(Run* r) {
 static void choose_training(Run* r, Config* c) {
     Workplace* w = workplace(r);
     mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
-    if (run_is_typed(r, "indexer")) { c->indexer = w->indexer; }
-    if (run_is_typed(r, "bias-rate")) { c->bias_rate = w->bias_rate; }
-    if (run_is_typed(r, "seq-balance")) { c->balance = w->balance; }
-}
-
-// The table of settings has what this run trains with: off and 0 where it computes no gradient, or nothing that would
-// learn by it. config.json keeps its own
-static void show_training(Run* r, const Config* c, int is_adapter, int learns_mtp, int trains_index) {
-    const int learns = run_is_training(r) || *r->o.probe, has_choice = config_hash_layers(c) < c->L;
-    const int moves_bias = run_is_training(r) && !is_adapter && (has_choice || learns_mtp);
-    const IndexerTraining indexer = learns && trains_index ? (IndexerTraining)c->indexer : INDEXER_OFF;
-    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, indexer).s);
-    options_set(r->table, r->n_options, "bias-rate", format_float(moves_bias ? c->bias_rate : 0.0f).s);
-    options_set(r->table, r->n_options, "seq-balance", format_float(learns && has_choice ? c->balance : 0.0f).s);
-}
-
-// options that an adapter or another model excludes
-static void refuse_options(Run* r, const Config* c, int is_adapter) {
-    const Workplace* w = workplace(r);
-    const int has_index = config_layers(c, CSA_LAYER) > 0;
-    options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && !has_index, "indexer",
-                   "is for a model with layers of compressed_sparse_attention, which alone have an indexer");
-    options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && is_adapter, "indexer",
-                   "is not for adapters, beside which indexers stay as they are");
-    options_refuse(w->indexer_alone && (c->indexer == INDEXER_OFF || is_adapter), "indexer-alone",
-                   "is for --indexer kl or dense, without an adapter");
-    options_refuse(run_is_typed(r, "bias-rate") && is_adapter && w->bias_rate > 0.0f, "bias-rate",
-                   "is not for adapters, beside which routers stay as they are");
+    indexer_typed(r, &w->indexer, &c->indexer);
+    balance_typed(r, &w->balance, &c->bias_rate, &c->balance);
 }
 
 // a chunk of a row has whole entries of every layer. What is too much for an int fits no row
@@ -1017,13 +982,10 @@ static void deepseek_v4_choose(Run* r) {
     if (c.G == 1) { w->adapted.targets = LORA_TARGETS("o_a_proj|"); }
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
-    const int trains_index = c.indexer != INDEXER_OFF && !is_adapter && config_layers(&c, CSA_LAYER) > 0;
-    refuse_options(r, &c, is_adapter);
-    show_training(r, &c, is_adapter, learns_mtp, trains_index);
+    const int trains_index = indexer_choose(r, &w->indexer, c.indexer, config_layers(&c, CSA_LAYER) > 0, is_adapter);
+    const int chooses = config_hash_layers(&c) < c.L;
+    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter);
     deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
-    if (trains_index) {
-        log_add_key(&r->log, "index_loss", "of the indexers, the mean over their layers; not in the loss");
-    }
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
@@ -1037,43 +999,29 @@ static void deepseek_v4_choose(Run* r) {
     experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
 }
 
-// Indexers that nothing trains do not learn, nor do tables of choices; biases of routers learn by counting
-// (level_biases). indexer_alone: nothing but indexers does
-static void freeze_still(DeepseekV4* v4, int indexer_alone) {
-    Model* m = &v4->model;
+// tables of choices do not learn; biases of routers learn by counting (level_biases)
+static void deepseek_v4_freeze(Run* r) {
+    Workplace* w = workplace(r);
+    Model* m = r->model;
+    balance_freeze(&w->balance, m, AT(router_bias), w->indexer.alone);
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
         const int is_still = t->whole_below > 0 || t->field == AT(router_bias);
-        if (is_still || (parameter_is_index(t) ? m->index_ratio == 0 : indexer_alone)) { model_freeze(m, t); }
+        if (is_still || indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
     }
-}
-
-// biases of routers that --freeze names do not even follow the counts
-static void deepseek_v4_freeze(Run* r) {
-    Workplace* w = workplace(r);
-    const Model* m = r->model;
-    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
-        const Tensor* t = &m->table[i];
-        const int first = tensors_slices(m->table, i);
-        for (int k = 0; t->field == AT(router_bias) && k < tensor_slices(t); k++) {
-            const int stays = w->indexer_alone || slice_is_frozen(m->frozen, first + k);
-            w->bias_stays[tensor_slice_layer(t, k)] = (char)stays;
-        }
-    }
-    freeze_still(&w->v4, w->indexer_alone);
-    mtp_freeze(r->model, parameter_is_mtp);
+    mtp_freeze(m, parameter_is_mtp);
 }
 
 // indexers learn from entries of a row, and what they have learnt shows where they leave some out
 static void check_indexers(const Run* r) {
     const Config* c = config_of(r);
     const int entries = r->T / c->csa;
-    if (r->model->index_ratio == 0 || !run_is_training(r)) { return; }
+    if (!r->model->learns_index || !run_is_training(r)) { return; }
     if (entries == 0) {
         options_fail("seq-len", "expected at least the %d tokens of an entry, among which indexers learn to choose, "
                      "found %d: give more, or --indexer off", c->csa, r->T);
     }
-    if (workplace(r)->indexer_alone && r->o.early_stop > 0 && entries <= c->topk) {
+    if (workplace(r)->indexer.alone && r->o.early_stop > 0 && entries <= c->topk) {
         options_fail("early-stop", "with --indexer-alone no validation gets better in rows of %d positions: all of "
                      "their %d entries are chosen (index_topk is %d): leave it out, or give more --seq-len", r->T,
                      entries, c->topk);
@@ -1094,11 +1042,7 @@ static void deepseek_v4_check(Run* r) {
 
 // of the model's rows those before the MTP module's
 static int trunk_rows(const Run* r) {
-    const Model* m = r->model;
-    int n = workplace(r)->v4.adapters.n_table;
-    const int first = n;
-    while (n < m->n_table && !parameter_is_mtp(&m->table[n])) { n++; }
-    return n - first;
+    return mtp_rows_before(r->model, workplace(r)->v4.adapters.n_table, parameter_is_mtp);
 }
 
 static void box_attention(const Run* r, const Config* c) {
@@ -1108,7 +1052,7 @@ static void box_attention(const Run* r, const Config* c) {
             c->d, c->rotated, c->window);
     if (n_csa > 0) {
         box_row("  entries", "of %d tokens in %d layer%s, of which an indexer chooses %d%s", c->csa, n_csa,
-                n_csa > 1 ? "s" : "", c->topk, r->model->index_ratio == 0 ? "" : learns);
+                n_csa > 1 ? "s" : "", c->topk, !r->model->learns_index ? "" : learns);
     }
     if (n_hca > 0) {
         box_row(n_csa > 0 ? "" : "  entries", "of %d tokens in %d layer%s", c->hca, n_hca, n_hca > 1 ? "s" : "");
@@ -1126,12 +1070,7 @@ static void deepseek_v4_box(const Run* r) {
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
     experts_box(r, c->E);
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    if (run_is_training(r) && !model_is_adapter(r->model)) {
-        const ShortText by_bias = format_float(c->bias_rate), by_loss = format_float(c->balance);
-        box_row("balance", "bias %s%s, loss %s%s", c->bias_rate > 0.0f ? by_bias.s : "stays",
-                c->bias_rate > 0.0f ? " an update" : "", c->balance > 0.0f ? by_loss.s : "none",
-                c->balance > 0.0f ? " for each sequence" : "");
-    }
+    balance_box(r, c->bias_rate, c->balance);
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
@@ -1140,23 +1079,12 @@ static void deepseek_v4_box(const Run* r) {
     cp_halo_box(r);
 }
 
+static void leave_rest(const Run* r, SafeSet* set) { config_leave_rest(config_of(r), set); }
+
 static void deepseek_v4_load(Run* r, const SliceSink* sink) {
     const Workplace* w = workplace(r);
-    Model* m = r->model;
-    Tensor *base = m->table + w->v4.adapters.n_table, *mtp = base + trunk_rows(r), *end = m->table + m->n_table;
-    SafeSet set;
     adapted_load(r, sink);
-    if (!*r->weights) {
-        tensors_init_into(sink, base, (int)(mtp - base), (uint32_t)r->o.seed);
-        mtp_load(r, &w->mtp, sink, NULL, mtp, (int)(end - mtp));
-        return;
-    }
-    safeset_open(&set, r->weights);
-    tensors_load_into(sink, &set, base, (int)(mtp - base), "", NULL);
-    mtp_load(r, &w->mtp, sink, &set, mtp, (int)(end - mtp));
-    config_leave_rest(config_of(r), &set);
-    safeset_report_unused(&set);
-    safeset_close(&set);
+    mtp_load_model(r, &w->mtp, sink, w->v4.adapters.n_table, parameter_is_mtp, leave_rest);
 }
 
 // with --tp: what layer l needs of other ranks, bytes of a micro-batch. is_fresh: nothing of it is computed again
@@ -1242,7 +1170,7 @@ static double entries_before(int r, int T) { return T < r ? 0.0 : 0.5 * (T + 1.0
 // ... and those that it sees in layer l; of what an indexer chooses all of them while that learns so
 static double entries_seen(const Run* r, int l) {
     const Config* c = config_of(r);
-    const int ratio = config_ratio(c, l), is_dense = c->indexer == INDEXER_DENSE && r->model->index_ratio > 0;
+    const int ratio = config_ratio(c, l), is_dense = c->indexer == INDEXER_DENSE && r->model->learns_index;
     const double all = ratio == 0 ? 0.0 : entries_before(ratio, r->T), full = (double)c->topk * ratio;
     if (c->kinds[l] != CSA_LAYER || is_dense || r->T <= full) { return all; }
     return c->topk * (1.0 - 0.5 * full / r->T);
@@ -1251,7 +1179,7 @@ static double entries_seen(const Run* r, int l) {
 // do indexers compute scores?
 static int has_scores(const Run* r) {
     const Config* c = config_of(r);
-    return r->model->index_ratio > 0 || r->T / c->csa > c->topk;
+    return r->model->learns_index || r->T / c->csa > c->topk;
 }
 
 // of a token in layer l, forward and backward; of the indexer's scores forward alone, and both where it learns
@@ -1259,7 +1187,7 @@ static double attention_flops(const Run* r, int l) {
     const Config* c = config_of(r);
     const double of_window = decoder_attention_flops(c->H * c->d, c->window, r->T);
     const double seen = entries_seen(r, l), n = of_window + 12.0 * c->H * c->d * seen;
-    const double scored = 2.0 * entries_before(c->csa, r->T) + (r->model->index_ratio > 0 ? 4.0 * seen : 0.0);
+    const double scored = 2.0 * entries_before(c->csa, r->T) + (r->model->learns_index ? 4.0 * seen : 0.0);
     return c->kinds[l] == CSA_LAYER && has_scores(r) ? n + scored * c->nI * (c->dI + 1.0) : n;
 }
 
@@ -1339,7 +1267,7 @@ static int probed_losses(const Run* r, OtherLoss* others) {
     const OtherLoss of_indexers = {"index_loss", config_layers(config_of(r), CSA_LAYER), probed_index_loss};
     int n = 0;
     if (r->model->learns_mtp) { others[n++] = of_mtp; }
-    if (r->model->index_ratio > 0) { others[n++] = of_indexers; }
+    if (r->model->learns_index) { others[n++] = of_indexers; }
     return n;
 }
 
@@ -1352,13 +1280,10 @@ static void deepseek_v4_stepped(Run* r, const Step* s) {
     router_log_step(r, n_chosen > 0 ? balance(&w->v4) / (float)n_chosen : 1.0f, 0.0f, now.load, now.idle);
     if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
         save_let_change(r);
-        level_biases(&w->v4, w->bias_stays, &r->dev);
+        level_biases(&w->v4, w->balance.stays, &r->dev);
     }
     if (m->learns_mtp) { mtp_log(r, mtp_loss(&w->v4)); }
-    if (m->index_ratio > 0) {
-        log_note(&r->log, "index %.4f", indexers_loss(&w->v4));
-        log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(indexers_loss(&w->v4))));
-    }
+    if (m->learns_index) { indexer_log(r, indexers_loss(&w->v4)); }
 }
 
 static json_t* deepseek_v4_summary(const Run* r) {
@@ -1369,13 +1294,8 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-// --indexer dense chooses all entries while the model learns. A validation is of the model that is saved, which has
-// index_topk of them. config stays as it is: a checkpoint may be being written beside
-static void validating_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
-    DeepseekV4* v4 = &workplace(r)->v4;
-    if (purpose == TO_EVALUATE) { v4->indexer = INDEXER_OFF; }
-    decoder_forward(r, purpose, tokens, targets, B, T, t0);
-    v4->indexer = v4->config.indexer;
+static void run_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    indexer_forward(r, &workplace(r)->v4.indexer, purpose, tokens, targets, B, T, t0);
 }
 
 static Trainer deepseek_v4_trainer(void) {
@@ -1398,7 +1318,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;
-    t.forward = validating_forward;
+    t.forward = run_forward;
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";

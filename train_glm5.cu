@@ -32,8 +32,10 @@ Not here yet: ranks that share positions (--cp).
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
 #include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
 #include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/graph_option.h"    // graph_option, graph_check
@@ -103,7 +105,7 @@ static ExpertSizes expert_sizes(const Glm5* glm, int B, Purpose purpose, const T
 
 static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose) {
     const Config* c = &glm->config;
-    const int indexer = glm->model.index_ratio > 0 && purpose == TO_TRAIN ? glm->indexer : INDEXER_OFF;
+    const int indexer = glm->model.learns_index && purpose == TO_TRAIN ? glm->indexer : INDEXER_OFF;
     const LatentSizes s = {c->D, c->H, c->rq, c->r, c->dn, c->dr, c->dv, c->nI, c->dI, c->topk, c->latent_eps,
                            c->halves, indexer, c->target == TARGET_SOURCE,
                            glm->absorbs && purpose == TO_GENERATE, layers_of(glm, purpose), c->indexers};
@@ -224,7 +226,7 @@ static size_t index_number(const Glm5* glm, int l) {
 }
 
 static size_t mtp_number(const Glm5* glm) {
-    return index_number(glm, glm->model.index_ratio > 0 ? glm->config.L + glm->model.learns_mtp : 0);
+    return index_number(glm, glm->model.learns_index ? glm->config.L + glm->model.learns_mtp : 0);
 }
 
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
@@ -235,7 +237,7 @@ static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, in
     glm->config = glm->whole = *c;
     glm->indexer = c->indexer;
     m->learns_mtp = learns_mtp;
-    m->index_ratio = trains_index;  // every position is an entry
+    m->learns_index = trains_index, m->index_ratio = 1;  // every position is an entry
     model_layout(m, n + parameter_table(m->table + n, &glm->whole));
     if (n > 0) { model_save_rows(m, n); }
     m->n_numbers = (int)mtp_number(glm) + learns_mtp;
@@ -321,7 +323,7 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     p.index_q = linear(glm, acts, AT(index_q), NO_BIAS, l), p.index_k = linear(glm, acts, AT(index_k), NO_BIAS, l);
     p.index_proj = linear(glm, acts, AT(index_proj), NO_BIAS, l);
     p.index_norm = vector(glm, AT(index_norm), l), p.index_norm_bias = vector(glm, AT(index_norm_bias), l);
-    if (glm->model.index_ratio > 0 && acts->numbers) { p.index_number = acts->numbers + index_number(glm, l); }
+    if (glm->model.learns_index && acts->numbers) { p.index_number = acts->numbers + index_number(glm, l); }
     return p;
 }
 
@@ -331,7 +333,7 @@ static LatentPass latent_pass_back(Glm5* glm, const Activations* acts, int l, in
     p.dkv_a = gradients(glm, AT(kv_a), AT(kv_a_bias), l), p.dkv_b = gradients(glm, AT(kv_b), NO_BIAS, l);
     p.d_o = gradients(glm, AT(o), AT(o_bias), l);
     p.dq_norm = gradient(glm, AT(q_norm), l), p.dkv_norm = gradient(glm, AT(kv_norm), l);
-    if (!p.is_full || glm->model.index_ratio == 0) { return p; }
+    if (!p.is_full || !glm->model.learns_index) { return p; }
     p.dindex_q = gradients(glm, AT(index_q), NO_BIAS, l), p.dindex_k = gradients(glm, AT(index_k), NO_BIAS, l);
     p.dindex_proj = gradients(glm, AT(index_proj), NO_BIAS, l);
     p.dindex_norm = gradient(glm, AT(index_norm), l), p.dindex_norm_bias = gradient(glm, AT(index_norm_bias), l);
@@ -773,9 +775,8 @@ typedef struct {
     Glm5 glm;                 // first
     Adapted adapted;          // activations, adapters, and options of both
     MtpOptions mtp;
-    int indexer, indexer_alone;
-    float balance, bias_rate;
-    char bias_stays[CONFIG_MAX_LAYERS + 1];  // of each router: --freeze keeps it as it is
+    IndexerOptions indexer;
+    BalanceOptions balance;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -789,18 +790,6 @@ static int recomputes_blocks(const Run* r) {
 static void glm5_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
-        {"model", "indexer", "", OPTION_CHOICE, &w->indexer, "off", 0, 0, INDEXER_NAMES,
-         "how indexers learn, by a loss of their own: kl, to choose as attention weighs what they have chosen; dense, "
-         "as it weighs all positions, which all are chosen meanwhile, but in validations and texts. off: they stay as "
-         "they are. Where it is not typed, config.json's indexer_train", 0},
-        {"model", "indexer-alone", "", OPTION_SWITCH, &w->indexer_alone, "0", 0, 0, "0|1",
-         "nothing but the indexers learns: a warm-up, with --indexer dense", 0},
-        {"experts", "bias-rate", "", OPTION_FLOAT, &w->bias_rate, "0", 0, 1, "F",
-         "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
-         "at all. Where it is not typed, config.json's bias_update_rate or the preset's, 0.001 of tiny and small", 0},
-        {"experts", "seq-balance", "", OPTION_FLOAT, &w->balance, "0", 0, 1e3, "F",
-         "weight of the balance of experts in each sequence, a loss; 0: none. Where it is not typed, config.json's "
-         "seq_balance_coef", 0},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs and experts too, 3 whole "
          "blocks. Saves memory, changes no bit", 0},
@@ -815,6 +804,8 @@ static void glm5_options(Run* r) {
         tp_option(&w->adapted.decoder.tp),
     };
     run_add_options(r, own, sizeof own);
+    indexer_options(r, &w->indexer);
+    balance_options(r, &w->balance);
     mtp_options(r, &w->mtp);
     options_reword(r->table, r->n_options, "pp", "cut the layers into P stages, each on ranks of its own, through "
                    "which micro-batches go one after the other: needs a multiple of P ranks, P layers with an indexer, "
@@ -843,30 +834,8 @@ static void glm5_options(Run* r) {
 static void choose_training(Run* r, Config* c) {
     Workplace* w = workplace(r);
     mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
-    if (run_is_typed(r, "indexer")) { c->indexer = w->indexer; }
-    if (run_is_typed(r, "bias-rate")) { c->bias_rate = w->bias_rate; }
-    if (run_is_typed(r, "seq-balance")) { c->balance = w->balance; }
-}
-
-// The table of settings has what this run trains with: off and 0 where it computes no gradient, or nothing that would
-// learn by it. config.json keeps its own
-static void show_training(Run* r, const Config* c, int is_adapter, int trains_index) {
-    const int learns = run_is_training(r) || *r->o.probe, moves_bias = run_is_training(r) && !is_adapter;
-    const IndexerTraining indexer = learns && trains_index ? (IndexerTraining)c->indexer : INDEXER_OFF;
-    options_set(r->table, r->n_options, "indexer", choice_name(INDEXER_NAMES, indexer).s);
-    options_set(r->table, r->n_options, "bias-rate", format_float(moves_bias ? c->bias_rate : 0.0f).s);
-    options_set(r->table, r->n_options, "seq-balance", format_float(learns ? c->balance : 0.0f).s);
-}
-
-// options that an adapter excludes
-static void refuse_options(Run* r, const Config* c, int is_adapter) {
-    const Workplace* w = workplace(r);
-    options_refuse(run_is_typed(r, "indexer") && c->indexer != INDEXER_OFF && is_adapter, "indexer",
-                   "is not for adapters, beside which indexers stay as they are");
-    options_refuse(w->indexer_alone && (c->indexer == INDEXER_OFF || is_adapter), "indexer-alone",
-                   "is for --indexer kl or dense, without an adapter");
-    options_refuse(run_is_typed(r, "bias-rate") && is_adapter && w->bias_rate > 0.0f, "bias-rate",
-                   "is not for adapters, beside which routers stay as they are");
+    indexer_typed(r, &w->indexer, &c->indexer);
+    balance_typed(r, &w->balance, &c->bias_rate, &c->balance);
 }
 
 // a stage has the layers that see a choice, and the one that makes it
@@ -899,13 +868,9 @@ static void glm5_choose(Run* r) {
     choose_training(r, &c);
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
-    const int trains_index = c.indexer != INDEXER_OFF && !is_adapter;
-    refuse_options(r, &c, is_adapter);
-    show_training(r, &c, is_adapter, trains_index);
+    const int trains_index = indexer_choose(r, &w->indexer, c.indexer, 1, is_adapter);
+    balance_choose(r, &w->balance, c.bias_rate, c.balance, 1, 1, is_adapter);
     glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
-    if (trains_index) {
-        log_add_key(&r->log, "index_loss", "of the indexers, the mean over their layers; not in the loss");
-    }
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
@@ -914,18 +879,15 @@ static void glm5_choose(Run* r) {
     else { options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts"); }
 }
 
-// biases of routers that --freeze names do not even follow the counts. Indexers that nothing trains do not learn
+// biases of routers learn by counting (level_biases)
 static void glm5_freeze(Run* r) {
     Workplace* w = workplace(r);
     Model* m = r->model;
+    balance_freeze(&w->balance, m, AT(router_bias), w->indexer.alone);
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
-        const int first = tensors_slices(m->table, i), is_bias = t->field == AT(router_bias);
-        for (int k = 0; is_bias && k < tensor_slices(t); k++) {
-            const int stays = w->indexer_alone || slice_is_frozen(m->frozen, first + k);
-            w->bias_stays[tensor_slice_layer(t, k)] = (char)stays;
-        }
-        if (is_bias || (parameter_is_index(t) ? m->index_ratio == 0 : w->indexer_alone)) { model_freeze(m, t); }
+        const int is_bias = t->field == AT(router_bias);
+        if (is_bias || indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
     }
     mtp_freeze(m, parameter_is_mtp);
 }
@@ -933,7 +895,7 @@ static void glm5_freeze(Run* r) {
 static void glm5_check(Run* r) {
     Workplace* w = workplace(r);
     const Config* c = config_of(r);
-    options_refuse(w->indexer_alone && r->o.early_stop > 0 && r->T <= c->topk, "early-stop",
+    options_refuse(w->indexer.alone && r->o.early_stop > 0 && r->T <= c->topk, "early-stop",
                    "with --indexer-alone no validation gets better in rows of which all positions are chosen: leave it "
                    "out, or give more --seq-len");
     r->has_masters = !FLOATX_IS_FLOAT;
@@ -946,11 +908,7 @@ static void glm5_check(Run* r) {
 
 // of the model's rows those before the MTP module's
 static int trunk_rows(const Run* r) {
-    const Model* m = r->model;
-    int n = workplace(r)->glm.adapters.n_table;
-    const int first = n;
-    while (n < m->n_table && !parameter_is_mtp(&m->table[n])) { n++; }
-    return n - first;
+    return mtp_rows_before(r->model, workplace(r)->glm.adapters.n_table, parameter_is_mtp);
 }
 
 static void glm5_box(const Run* r) {
@@ -963,7 +921,7 @@ static void glm5_box(const Run* r) {
             c->H > 1 ? "s" : "", c->dn + c->dr, c->dr, c->dv, c->r);
     box_row("  indexers", "in %d layer%s, of %d head%s, choose %d positions%s", n_full, n_full > 1 ? "s" : "", c->nI,
             c->nI > 1 ? "s" : "", c->topk,
-            r->model->index_ratio == 0 ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learn" : " and learn");
+            !r->model->learns_index ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learn" : " and learn");
     if (n_experts < c->L) {
         box_row("mlp", "%d wide, in %d layer%s", c->FD, c->L - n_experts, c->L - n_experts > 1 ? "s" : "");
     }
@@ -973,12 +931,7 @@ static void glm5_box(const Run* r) {
         experts_box(r, c->E);
     }
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    if (run_is_training(r) && !model_is_adapter(r->model) && n_experts > 0) {
-        const ShortText by_bias = format_float(c->bias_rate), by_loss = format_float(c->balance);
-        box_row("balance", "bias %s%s, loss %s%s", c->bias_rate > 0.0f ? by_bias.s : "stays",
-                c->bias_rate > 0.0f ? " an update" : "", c->balance > 0.0f ? by_loss.s : "none",
-                c->balance > 0.0f ? " for each sequence" : "");
-    }
+    if (n_experts > 0) { balance_box(r, c->bias_rate, c->balance); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
@@ -986,23 +939,12 @@ static void glm5_box(const Run* r) {
     tp_box(r);
 }
 
+static void leave_rest(const Run* r, SafeSet* set) { config_leave_rest(config_of(r), set); }
+
 static void glm5_load(Run* r, const SliceSink* sink) {
     const Workplace* w = workplace(r);
-    Model* m = r->model;
-    Tensor *base = m->table + w->glm.adapters.n_table, *mtp = base + trunk_rows(r), *end = m->table + m->n_table;
-    SafeSet set;
     adapted_load(r, sink);
-    if (!*r->weights) {
-        tensors_init_into(sink, base, (int)(mtp - base), (uint32_t)r->o.seed);
-        mtp_load(r, &w->mtp, sink, NULL, mtp, (int)(end - mtp));
-        return;
-    }
-    safeset_open(&set, r->weights);
-    tensors_load_into(sink, &set, base, (int)(mtp - base), "", NULL);
-    mtp_load(r, &w->mtp, sink, &set, mtp, (int)(end - mtp));
-    config_leave_rest(config_of(r), &set);
-    safeset_report_unused(&set);
-    safeset_close(&set);
+    mtp_load_model(r, &w->mtp, sink, w->glm.adapters.n_table, parameter_is_mtp, leave_rest);
 }
 
 // with --tp: what layer l needs of other ranks, bytes of a micro-batch. is_fresh: nothing of it is computed again
@@ -1039,7 +981,7 @@ static double glm5_rows_sent(const Run* r) {
 // positions that one sees, on average; of what an indexer chooses all of them while that learns so
 static double positions_seen(const Run* r) {
     const Config* c = config_of(r);
-    const int is_dense = c->indexer == INDEXER_DENSE && r->model->index_ratio > 0;
+    const int is_dense = c->indexer == INDEXER_DENSE && r->model->learns_index;
     const double T = r->T, K = c->topk;
     return is_dense || T <= K ? 0.5 * (T + 1.0) : K - 0.5 * K * (K - 1.0) / T;
 }
@@ -1048,7 +990,7 @@ static double positions_seen(const Run* r) {
 static double attention_flops(const Run* r, int l) {
     const Config* c = config_of(r);
     const double seen = positions_seen(r), n = 6.0 * c->H * (c->dn + c->dr + c->dv) * seen;
-    const int learns = r->model->index_ratio > 0, scores = learns || r->T > c->topk;
+    const int learns = r->model->learns_index, scores = learns || r->T > c->topk;
     const double scored = (r->T + 1.0) + (learns ? 4.0 * seen : 0.0);
     return c->indexers[l] == FULL_INDEXER && scores ? n + scored * c->nI * (c->dI + 1.0) : n;
 }
@@ -1060,7 +1002,7 @@ static double flops_not_done(const Run* r, int i) {
     const Tensor* t = &m->table[i];
     const int reached = tensor_layers_below(t, t->layers) - tensor_layers_below(t, m->lowest);
     if (!parameter_is_index(t) || t->on_disk == VECTOR) { return 0.0; }
-    return m->index_ratio > 0 || r->T > config_of(r)->topk ? 2.0 * reached * (double)tensor_slice_elements(t)
+    return m->learns_index || r->T > config_of(r)->topk ? 2.0 * reached * (double)tensor_slice_elements(t)
                                                            : model_flops(m, i);
 }
 
@@ -1117,7 +1059,7 @@ static int probed_losses(const Run* r, OtherLoss* others) {
     const OtherLoss of_indexers = {"index_loss", index_losses(&workplace(r)->glm), probed_index_loss};
     int n = 0;
     if (r->model->learns_mtp) { others[n++] = of_mtp; }
-    if (r->model->index_ratio > 0) { others[n++] = of_indexers; }
+    if (r->model->learns_index) { others[n++] = of_indexers; }
     return n;
 }
 
@@ -1132,14 +1074,13 @@ static void glm5_stepped(Run* r, const Step* s) {
     }
     if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
         save_let_change(r);
-        level_biases(&w->glm, w->bias_stays, &r->dev);
+        level_biases(&w->glm, w->balance.stays, &r->dev);
     }
     if (m->learns_mtp) { mtp_log(r, mtp_loss(&w->glm)); }
-    if (m->index_ratio == 0) { return; }
+    if (!m->learns_index) { return; }
     double sum = 0.0;
     for (int i = 0; i < n_index; i++) { sum += (double)index_loss(&w->glm, i); }
-    log_note(&r->log, "index %.4f", sum / n_index);
-    log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(sum / n_index)));
+    indexer_log(r, sum / n_index);
 }
 
 static json_t* glm5_summary(const Run* r) {
@@ -1155,13 +1096,8 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-// --indexer dense chooses all positions while the model learns. A validation is of the model that is saved, which has
-// index_topk of them. config stays as it is: a checkpoint may be being written beside
-static void validating_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
-    Glm5* glm = &workplace(r)->glm;
-    if (purpose == TO_EVALUATE) { glm->indexer = INDEXER_OFF; }
-    decoder_forward(r, purpose, tokens, targets, B, T, t0);
-    glm->indexer = glm->config.indexer;
+static void run_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+    indexer_forward(r, &workplace(r)->glm.indexer, purpose, tokens, targets, B, T, t0);
 }
 
 static Trainer glm5_trainer(void) {
@@ -1182,7 +1118,7 @@ static Trainer glm5_trainer(void) {
     t.flops_per_token = glm5_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = glm5_load;
-    t.forward = validating_forward;
+    t.forward = run_forward;
     t.stepped = glm5_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";

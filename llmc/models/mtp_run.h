@@ -8,7 +8,9 @@ of it in the same words.
     mtp_check     in Trainer.check: are rows long enough?
     mtp_freeze    in Trainer.freeze: a module that does not learn stays as it is
     mtp_box       its row of the box
+    mtp_rows_before  rows of the model's table before the module's
     mtp_load      in Trainer.load: its rows. It is drawn by itself: the rest begins as it does without
+    mtp_load_model   ... with all before, of a trainer that has nothing else
     mtp_log       in Trainer.stepped: its loss, of an update
 is_row: does a row of the table belong to the module?
 */
@@ -84,6 +86,33 @@ static inline void mtp_load(const Run* r, const MtpOptions* x, const SliceSink* 
                             int n) {
     if (!set || x->is_new) { tensors_init_into(sink, rows, n, (uint32_t)splitmix64((uint64_t)r->o.seed, 0)); }
     else { tensors_load_into(sink, set, rows, n, "", NULL); }
+}
+
+// from row `first` on, behind those of adapters
+static inline int mtp_rows_before(const Model* m, int first, int (*is_row)(const Tensor* t)) {
+    int n = first;
+    while (n < m->n_table && !is_row(&m->table[n])) { n++; }
+    return n - first;
+}
+
+// leave_rest: of a file what the model does not have
+static inline void mtp_load_model(Run* r, const MtpOptions* x, const SliceSink* sink, int first,
+                                  int (*is_row)(const Tensor* t), void (*leave_rest)(const Run* r, SafeSet* set)) {
+    Model* m = r->model;
+    const int n = mtp_rows_before(m, first, is_row), n_mtp = m->n_table - first - n;
+    Tensor *base = m->table + first, *mtp = base + n;
+    SafeSet set;
+    if (!*r->weights) {
+        tensors_init_into(sink, base, n, (uint32_t)r->o.seed);
+        mtp_load(r, x, sink, NULL, mtp, n_mtp);
+        return;
+    }
+    safeset_open(&set, r->weights);
+    tensors_load_into(sink, &set, base, n, "", NULL);
+    mtp_load(r, x, sink, &set, mtp, n_mtp);
+    leave_rest(r, &set);
+    safeset_report_unused(&set);
+    safeset_close(&set);
 }
 
 static inline void mtp_log(Run* r, float loss) {

@@ -76,8 +76,9 @@ typedef struct {
     int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
     int learns_mtp;       // a module learns to predict the token after the next (ops/mtp_tokens.h): of its targets
     float mtp_counted;    // so many count in the update whose leaves are computed
-    int index_ratio;      // an indexer learns to choose among entries of so many tokens (ops/indexer.h); 0: none does
-    float index_counted;  // positions with its loss in that update
+    int learns_index;     // indexers learn to choose (ops/indexer.h)
+    int index_ratio;      // ... among entries of so many tokens
+    float index_counted;  // positions with their loss in that update
     float mtp_index_counted;  // ... with that of the indexer of the module, if that has one: who knows a next token
     int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
     size_t n_kept;        // elements of masters, and of each moment

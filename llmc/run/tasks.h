@@ -289,7 +289,7 @@ static inline void task_probe(Run* r) {
 
     const size_t n_bytes = sizeof(float) * m->n;
     m->mtp_counted = fmaxf(1.0f, (float)mtp_counted(x.inputs, x.targets, NO_RESET, x.B, x.T));
-    if (m->index_ratio > 0) {
+    if (m->learns_index) {
         m->index_counted = fmaxf(1.0f, (float)entries_counted(x.inputs, x.targets, NO_RESET, m->index_ratio, x.B, x.T));
         m->mtp_index_counted = fmaxf(1.0f, (float)entries_counted(x.inputs, x.targets, NO_RESET, 2, x.B, x.T));
     }

@@ -1,0 +1,70 @@
+/*
+Experts that are kept equally busy by biases that follow their counts, and by a loss of each sequence, as their user
+meets it: what every trainer with such routers says of it in the same words (expert_layer.h does it).
+    BalanceOptions   a member of the trainer's own struct
+    balance_options  rows of the table: --bias-rate, --seq-balance
+    balance_typed    in Trainer.choose: what was typed instead of what config.json says
+    balance_choose   ... behind adapted_choose: what of it this run does. What excludes it is refused
+    balance_freeze   in Trainer.freeze: which biases --freeze keeps, for they do not even follow counts
+    balance_box      its row of the box
+*/
+#ifndef LLMC_BALANCE_RUN_H
+#define LLMC_BALANCE_RUN_H
+#include "../core/print.h"   // format_float
+#include "../run/trainer.h"  // Run, run_is_typed
+
+enum { BALANCE_MOST_LAYERS = 1025 };
+
+typedef struct {
+    float bias_rate, loss;             // --bias-rate, --seq-balance
+    char stays[BALANCE_MOST_LAYERS];   // of the router of each layer: --freeze keeps its bias
+} BalanceOptions;
+
+static inline void balance_options(Run* r, BalanceOptions* x) {
+    const Option own[] = {
+        {"experts", "bias-rate", "", OPTION_FLOAT, &x->bias_rate, "0", 0, 1, "F",
+         "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
+         "at all. Where it is not typed, config.json's bias_update_rate or the preset's, 0.001 of tiny and small", 0},
+        {"experts", "seq-balance", "", OPTION_FLOAT, &x->loss, "0", 0, 1e3, "F",
+         "weight of the balance of experts in each sequence, a loss; 0: none. Where it is not typed, config.json's "
+         "seq_balance_coef or the preset's", 0},
+    };
+    run_add_options(r, own, sizeof own);
+}
+
+static inline void balance_typed(Run* r, const BalanceOptions* x, float* bias_rate, float* loss) {
+    if (run_is_typed(r, "bias-rate")) { *bias_rate = x->bias_rate; }
+    if (run_is_typed(r, "seq-balance")) { *loss = x->loss; }
+}
+
+// bias_rate, loss: of the Config. The table of settings has what this run trains with: 0 where it computes no gradient.
+// has_bias, has_loss: of some router in training. config.json keeps its own
+static inline void balance_choose(Run* r, const BalanceOptions* x, float bias_rate, float loss, int has_bias,
+                                  int has_loss, int is_adapter) {
+    const int moves = run_is_training(r) && !is_adapter && has_bias;
+    const int computes = (run_is_training(r) || *r->o.probe) && has_loss;
+    options_refuse(run_is_typed(r, "bias-rate") && is_adapter && x->bias_rate > 0.0f, "bias-rate",
+                   "is not for adapters, beside which routers stay as they are");
+    options_set(r->table, r->n_options, "bias-rate", format_float(moves ? bias_rate : 0.0f).s);
+    options_set(r->table, r->n_options, "seq-balance", format_float(computes ? loss : 0.0f).s);
+}
+
+// field: of the biases. all: nothing of the routers learns
+static inline void balance_freeze(BalanceOptions* x, const Model* m, size_t field, int all) {
+    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
+        const Tensor* t = &m->table[i];
+        const int first = tensors_slices(m->table, i);
+        for (int k = 0; t->field == field && k < tensor_slices(t); k++) {
+            x->stays[tensor_slice_layer(t, k)] = (char)(all || slice_is_frozen(m->frozen, first + k));
+        }
+    }
+}
+
+static inline void balance_box(const Run* r, float bias_rate, float loss) {
+    const ShortText by_bias = format_float(bias_rate), by_loss = format_float(loss);
+    if (!run_is_training(r) || model_is_adapter(r->model)) { return; }
+    box_row("balance", "bias %s%s, loss %s%s", bias_rate > 0.0f ? by_bias.s : "stays",
+            bias_rate > 0.0f ? " an update" : "", loss > 0.0f ? by_loss.s : "none",
+            loss > 0.0f ? " for each sequence" : "");
+}
+#endif  // LLMC_BALANCE_RUN_H
