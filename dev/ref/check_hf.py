@@ -1,6 +1,7 @@
 """
 Holds a program against Hugging Face transformers: bit-exactness says that our programs compute the same thing, this says
-that it is the right thing. --model gpt2 (default), mamba, moe, qwen, qwen36 or deepseek_v4; what differs is in hf_models.py.
+that it is the right thing. --model gpt2 (default), mamba, moe, qwen, qwen36, deepseek_v4 or glm5; what
+differs is in hf_models.py.
 
     python dev/ref/check_hf.py                             the NumPy reference, dev/ref/gpt2.py
     python dev/ref/check_hf.py --probe-with ./train_gpt2   a trainer, run with --from DIR --probe IN --probe-out OUT
@@ -81,13 +82,15 @@ class Table:
     """Worst error of each class of tensors, and what is wrong with it otherwise."""
 
     def __init__(self, limits):
-        self.limits, self.worst, self.faults = limits, {}, {}
+        self.limits, self.worst, self.faults, self.by_case = limits, {}, {}, {}
 
     def fault(self, name, text):
         self.worst.setdefault(tensor_class(name), 0.0)
         self.faults.setdefault(tensor_class(name), text)
 
-    def compare(self, found, truth):
+    def compare(self, found, truth, case=None):
+        """case: a name by which a line has its worst errors, or None"""
+        of_case = self.by_case.setdefault(case, {})
         for name in truth.keys() | found.keys():
             if name not in found:
                 self.fault(name, f"{name} is missing")
@@ -100,7 +103,8 @@ class Table:
                 error = relative_error(found[name], truth[name])
                 if not error < float("inf"):
                     self.fault(name, f"{name} is not finite")
-                self.worst[tensor_class(name)] = max(self.worst.get(tensor_class(name), 0.0), error)
+                for worst, key in ((self.worst, tensor_class(name)), (of_case, name.split(".")[0])):
+                    worst[key] = max(worst.get(key, 0.0), error)
 
     def report(self):
         """Print a line per class; return the exit status."""
@@ -110,6 +114,9 @@ class Table:
             fault = self.faults.get(name, "" if error <= limit else "too large")
             failed += bool(fault)
             print(f"{'FAIL' if fault else 'ok  '} {name:<44} worst {error:.1e}  limit {limit:.0e}  {fault}".rstrip())
+        for case, worst in self.by_case.items():
+            if case is not None:
+                print(f"     {case}: " + ", ".join(f"{name} {error:.1e}" for name, error in sorted(worst.items())))
         print(f"{len(self.worst) - failed} passed, {failed} failed")
         return int(failed > 0 or not self.worst)
 
@@ -131,7 +138,8 @@ def check_program(kind, program, limits):
                 print(f"{case}: exit status {run.returncode}\n{run.stdout}{run.stderr}".rstrip())
                 table.fault("logits", "the program failed")
                 continue
-            table.compare(kind.one_by_one(load_file(out_path)), truth_of(kind, model, inputs, targets))
+            table.compare(kind.one_by_one(load_file(out_path)), truth_of(kind, model, inputs, targets),
+                          getattr(case, "name", None))
     return table.report()
 
 

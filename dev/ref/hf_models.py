@@ -5,15 +5,18 @@ forms in which their folders occur. One class per architecture, used as it stand
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections import namedtuple
+from itertools import product, starmap
 from unittest import mock
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV4Config, DeepseekV4ForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig,
-                          MambaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3_5MoeForCausalLM,
-                          Qwen3_5MoeTextConfig)
+from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV4Config, DeepseekV4ForCausalLM, GlmMoeDsaConfig,
+                          GlmMoeDsaForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM,
+                          MixtralConfig, MixtralForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig)
 from transformers.models.deepseek_v4 import modeling_deepseek_v4
 from transformers.models.llama import modeling_llama
 from transformers.models.mamba import modeling_mamba
@@ -24,7 +27,12 @@ from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.utils import logging
 
+import fp8
+import glm5
+import glm5_checks
+import glm5_truth
 import qwen36_checks
+import trainer
 from deepseek_v4_checks import MIDDLE, ODD, PLAIN, RATES, some
 from deepseek_v4_config import CSA, HCA, official_tensors
 from deepseek_v4_numbers import TINY as V4_TINY
@@ -829,4 +837,152 @@ class DeepseekV4(Architecture):
                                            num_nextn_predict_layers=1)
 
 
-MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral, "qwen": Qwen, "qwen36": Qwen36, "deepseek_v4": DeepseekV4}
+class Glm5(Architecture):
+    """Attention over chosen tokens by short vectors, choices that layers share, experts"""
+    STYLES = ("bytes", "qwen2")
+    FILLS = False  # tokens that fill take places among those that are chosen
+    REFERENCE = "glm5.py"
+    LOSSES = ("loss", "cross_entropy")  # the same: these folders ask for no loss of experts
+    TINY = {**glm5.TEXT, "vocab_size": 257, "pad_token_id": None}
+
+    # The models A to G of glm5_truth.py, with fewer tokens than an indexer chooses, as many, one more, and far more.
+    # Vocabulary; rows and positions of the batch; seed; changes. Seeds are such that no choice is near
+    Case = namedtuple("Case", "name V B T seed more")
+    VARIANTS = {"A": glm5_truth.A, "B": glm5_truth.B_, "C": glm5_truth.C_, "D": glm5_truth.D_,
+                "E": {**glm5_truth.A, "norm_topk_prob": False}, "F": {**glm5_truth.A, "attention_bias": True},
+                "G": glm5_truth.G_}
+    CASES = [*starmap(Case, product(VARIANTS, [320], [2], glm5_truth.LENGTHS, [0], [{}]))]
+
+    @classmethod
+    def text_case(cls, V):
+        """Sizes of a model that writes text: with those of A transformers' fast experts refuse to run."""
+        return cls.Case("A", V, 1, 1, 0, {"moe_intermediate_size": 48})
+
+    @classmethod
+    def make_model(cls, case):
+        """A random model in float32 whose scores and weights differ. Of C matrices are numbers of fp8; `released` has
+        their bytes and scales"""
+        hf = {**cls.VARIANTS[case.name], **case.more, "vocab_size": case.V, "bos_token_id": 0, "eos_token_id": 0}
+        config = GlmMoeDsaConfig(**{key: x for key, x in hf.items() if key not in ("dtype", "use_cache")})
+        model = GlmMoeDsaForCausalLM._from_config(config, **Qwen.plain("qwen3_moe"))
+        torch.manual_seed(case.seed)
+        with torch.no_grad():
+            for name, x in cls.stored(model).items():
+                x.normal_()
+                if name.endswith("norm.weight"):
+                    x.mul_(0.2).add_(1.0)
+                elif name.endswith("bias"):
+                    x.mul_(0.1 if "correction" in name else 0.3)
+                elif "embed_tokens" not in name:
+                    x.div_(x.shape[-1] ** 0.5)
+        model.released = cls.release(model) if case.name == "C" else {}
+        return model
+
+    @classmethod
+    def release(cls, model):
+        """Rounds the matrices that published folders have in fp8; their bytes and scales, each expert's by themselves"""
+        out, rng = {}, np.random.default_rng(7)
+        for name, x in cls.tensors(model).items():
+            if x.dim() == 2 and not re.search(glm5_truth.KEPT, name):
+                assert any(n % fp8.BLOCK for n in x.shape), name
+                codes, scales, floats = fp8.release_matrix(x.numpy(), "F32", rng)
+                x.copy_(torch.tensor(floats))
+                out[name] = torch.tensor(codes).view(torch.float8_e4m3fn)
+                out[name + "_scale_inv"] = torch.tensor(scales)
+        return out
+
+    @classmethod
+    def load(cls, folder):
+        """The model of a folder, and the report of what was missing or too much, but for an MTP module, one layer more"""
+        model, report = GlmMoeDsaForCausalLM.from_pretrained(folder, output_loading_info=True, **Qwen.plain("qwen3_moe"))
+        behind = f"model.layers.{model.config.num_hidden_layers}."
+        report["unexpected_keys"] = [name for name in report["unexpected_keys"] if not name.startswith(behind)]
+        return model, report
+
+    @staticmethod
+    @contextlib.contextmanager
+    def wide(model, T):
+        """The model, of rows of T positions, in float64 while transformers' own casts to float32 are switched off; but
+        cosines and sines are those of float32, as all programs have them"""
+        rotary, positions = model.double().eval().model.rotary_emb, torch.arange(T)[None]
+        tables = [x.double() for x in type(rotary)(model.config)(torch.zeros(1), positions)]
+        with lifted(), mock.patch.object(rotary, "forward", lambda x, position_ids: tables):
+            yield model
+
+    @classmethod
+    def logits(cls, model, inputs):
+        """In float64, which the model becomes."""
+        with cls.wide(model, inputs.shape[1]):
+            logits = model(input_ids=inputs.long(), use_cache=False).logits
+        assert logits.dtype == torch.float64
+        return logits
+
+    @staticmethod
+    def tensors(model, of=parameter):
+        """By their names on disk, each expert apart; an indexer, whose choices have no gradient, has zeros"""
+        found = {name: (of(p), p) for name, p in model.named_parameters()}
+        return split_qwen_experts({name: torch.zeros_like(p) if x is None else x for name, (x, p) in found.items()})
+
+    @staticmethod
+    def one_by_one(tensors):
+        """Each expert apart, without the gradients of biases of routers, which are 0"""
+        return {name: x for name, x in split_qwen_experts(tensors).items()
+                if not name.startswith("grad.") or not name.endswith("e_score_correction_bias") or x.any()}
+
+    @staticmethod
+    def buffers(model):
+        """What a file has beside parameters: biases of routers"""
+        return {name: x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")}
+
+    @classmethod
+    def stored(cls, model):
+        """All tensors of a file, by the names of transformers in memory"""
+        return {**tensors_of(model), **cls.buffers(model)}
+
+    @classmethod
+    def halve(cls, model, dtype):
+        """But for biases of routers"""
+        for p in model.parameters():
+            p.data = p.data.to(dtype)
+        for x in cls.buffers(model).values():
+            x.data = x.data.float()
+        return model
+
+    @classmethod
+    def write_variants(cls, parent, model):
+        """The same parameters as published files and other versions have them: (what, folder)."""
+        tensors, config = {**cls.tensors(model), **cls.buffers(model)}, model.config
+        yield "experts of a layer as one tensor", copy_folder(parent, "fused", cls.stored(model))
+        yield "config.json with rope_theta outside rope_parameters", copy_folder(
+            parent, "theta", tensors, rope_parameters=None, rope_theta=config.rope_parameters["rope_theta"])
+        yield "config.json with num_local_experts", copy_folder(
+            parent, "local", tensors, n_routed_experts=None, num_local_experts=config.n_routed_experts)
+        yield "config.json of the published models", copy_folder(
+            parent, "published", tensors, head_dim=config.qk_nope_head_dim, layer_types=None, num_nextn_predict_layers=1,
+            moe_router_dtype="float32", ep_size=1, pretraining_tp=1)
+        kinds, dense = config.indexer_types, config.mlp_layer_types.count("dense")
+        if "shared" in kinds and hasattr(config, "index_topk_freq"):
+            yield "config.json with a rule for indexers, and how many layers have MLPs", copy_folder(
+                parent, "rule", tensors, indexer_types=None, mlp_layer_types=None, first_k_dense_replace=dense)
+            yield "config.json with a pattern of indexers", copy_folder(
+                parent, "pattern", tensors, indexer_types=None,
+                index_topk_pattern="".join(kind[0].upper() for kind in kinds))
+        if model.released:
+            yield "matrices in fp8, none of whole blocks", copy_folder(
+                parent, "released", {**tensors, **model.released},
+                quantization_config={"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                                     "weight_block_size": [fp8.BLOCK, fp8.BLOCK], "modules_to_not_convert": []})
+
+    @classmethod
+    def write_others(cls, parent, model):
+        tensors = {**cls.tensors(model), **cls.buffers(model)}
+        yield "experts of a layer as one tensor, read by both", copy_folder(parent, "both", cls.stored(model))
+        cfg = glm5_checks.read_config({**model.config.to_dict(), "mtp_weight": 0.1}, parent, 1, 1)
+        behind = f"model.layers.{cfg.num_hidden_layers}."
+        more = trainer.to_disk(glm5.MODEL, glm5_checks.draw(cfg, False), cfg)
+        more = {name: torch.tensor(x) for name, x in more.items() if name.startswith(behind)}
+        yield "an MTP module", copy_folder(parent, "mtp", {**tensors, **more}, num_nextn_predict_layers=1)
+
+
+MODELS = {"gpt2": GPT2, "mamba": Mamba, "moe": Mixtral, "qwen": Qwen, "qwen36": Qwen36, "deepseek_v4": DeepseekV4,
+          "glm5": Glm5}
