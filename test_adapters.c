@@ -378,7 +378,7 @@ static void test_lost(Test* t) {
     check(t, adapters.n_places == 7, "all seven without experts: %d", adapters.n_places);
     adapter_free(&adapters);
     check_exit(t, "beside experts", warn_of_peft, (void*)"{\"target_modules\": [\"up_proj\"]}", 2,
-               "model.layers.0.mlp.up_proj and its like, in layers without experts: PEFT 0.21 cannot load");
+               "model.layers.0.mlp.up_proj and its like are called as experts' modules are: PEFT 0.21 cannot load");
 }
 
 // ---- the table ----

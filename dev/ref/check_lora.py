@@ -1,11 +1,13 @@
 """
-Holds adapters of train_qwen3, train_qwen36 or train_deepseek_v4 against PEFT, file by file and number by number. The reference has been
-held against PEFT by qwen_checks.py; this is the program that people run, from and to folders on disk.
+Holds adapters of train_qwen3, train_qwen36, train_deepseek_v4 or train_glm5 against PEFT, file by file and number by
+number. The reference has been held against PEFT by qwen_checks.py; this is the program that people run, from and to
+folders on disk.
 
-    make train_qwen3 train_qwen36 train_deepseek_v4 CPU=1
+    make train_qwen3 train_qwen36 train_deepseek_v4 train_glm5 CPU=1
     python dev/ref/check_lora.py [./train_qwen3]
     python dev/ref/check_lora.py ./train_qwen36
     python dev/ref/check_lora.py ./train_deepseek_v4
+    python dev/ref/check_lora.py ./train_glm5
 
 For each adapter of its family below, made by PEFT and random in both matrices:
     logits, loss, grad   --probe with --lora, the folder that PEFT has saved; the truth is PEFT in float64
@@ -23,11 +25,14 @@ import sys
 import tempfile
 import warnings
 from collections import namedtuple
+from contextlib import contextmanager
 
 import numpy as np
 
 import deepseek_v4_checks
 import exact
+import glm5_checks
+import glm5_truth
 import lora
 import qwen
 import qwen36_checks
@@ -117,6 +122,32 @@ OURS_DEEPSEEK = {
 }
 
 
+# Rows of 16 tokens, of which an indexer chooses 5. PEFT takes MLPs and shared experts for experts, so there is no
+# adapter of theirs. Alphas are small: where attention sees one token alone, gradients of float32 are nothing but errors,
+# transformers' own more than ours
+GLM5 = {**glm5_checks.A, "index_topk": 5}
+GROUPS = {**glm5_truth.B_, "index_topk": 5}
+OF_GLM5 = {
+    "attention": (GLM5, dict(
+        target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], r=5, lora_alpha=2)),
+    "attention with biases, patterns, rslora": ({**GLM5, "attention_bias": True}, dict(
+        target_modules=r".*\.self_attn\.(q_a|q_b|kv_b|o)_proj", r=3, lora_alpha=1, use_rslora=True,
+        rank_pattern={"q_b_proj": 7}, alpha_pattern={r"self_attn\.kv_b_proj": 3})),
+    "of some layers what makes keys, values and outputs": (GLM5, dict(
+        target_modules=["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], layers_to_transform=[1, 2, 6], r=4,
+        lora_alpha=10)),
+    "experts and routers, in groups": (GROUPS, dict(
+        target_modules=["kv_b_proj"], target_parameters=[*BOTH, "mlp.gate.weight"], r=2, lora_alpha=3)),
+}
+OURS_GLM5 = {
+    "begun by us: what it comes with": (GLM5, ["--lora-alpha", "0.5"]),
+    "begun by us: all linear layers, biases": ({**GLM5, "attention_bias": True}, [
+        "--lora-alpha", "0.5", "--lora-targets", "all-linear"]),
+    "begun by us: experts and routers, in groups": (GROUPS, [
+        "--lora-alpha", "2", "--lora-targets", "o_proj,kv_b_proj", "--lora-parameters", ",".join([*BOTH, "mlp.gate.weight"])]),
+}
+
+
 class Truth36:
     """What qwen_checks.Truth is, of Qwen3_5MoeForCausalLM"""
 
@@ -154,11 +185,16 @@ class TruthV4(Truth36):
         import hf_models
         self.kind = hf_models.DeepseekV4
 
+    @contextmanager
+    def wide(self, model, T):
+        self.kind.wide(model)
+        with self.lifted():
+            yield
+
     def probe(self, model, inputs, targets, tensors):
         torch = self.torch
-        self.kind.wide(model.get_base_model() if hasattr(model, "get_base_model") else model)
         model.double().zero_grad()
-        with self.lifted():
+        with self.wide(model.get_base_model() if hasattr(model, "get_base_model") else model, inputs.shape[1]):
             logits = model(input_ids=torch.from_numpy(inputs).long(), use_cache=False).logits
         labels = torch.from_numpy(np.where(targets < 0, -100, targets)).long()
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
@@ -169,9 +205,26 @@ class TruthV4(Truth36):
         return {name: x.detach().numpy() for name, x in found.items()}
 
 
+class TruthGlm5(TruthV4):
+    """... of GlmMoeDsaForCausalLM"""
+
+    def __init__(self):
+        super().__init__()
+        import hf_models
+        self.kind = hf_models.Glm5
+
+    def wide(self, model, T):
+        return self.kind.wide(model, T)
+
+
 def save_deepseek_v4(folder, cfg, p):
     os.mkdir(folder)
     deepseek_v4_checks.save(folder, cfg, p)
+
+
+def save_glm5(folder, cfg, p):
+    os.mkdir(folder)
+    glm5_truth.save(folder, cfg, p)
 
 
 def save_qwen36(folder, cfg, p):
@@ -188,7 +241,8 @@ FAMILIES = {
     "train_qwen36": Family(Truth36, lambda hf: qwen36_checks.tiny_case(hf, 3, 16, 0.15)[:2], save_qwen36, OF_QWEN36,
                            OURS_QWEN36, 5e-5),
     "train_deepseek_v4": Family(TruthV4, lambda hf: deepseek_v4_checks.case(hf, 3, 16, 0.6)[:2], save_deepseek_v4,
-                                OF_DEEPSEEK, OURS_DEEPSEEK, 5e-5)}
+                                OF_DEEPSEEK, OURS_DEEPSEEK, 5e-5),
+    "train_glm5": Family(TruthGlm5, lambda hf: glm5_checks.case(hf, 3, 16)[:2], save_glm5, OF_GLM5, OURS_GLM5, LIMIT)}
 
 
 class Case:

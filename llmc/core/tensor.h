@@ -104,6 +104,7 @@ typedef struct {
     int is_counted;                  // tensor_counted
     const char *module, *parameter;  // tensor_adaptable; both NULL: it takes no adapter
     const char* modules_under;       // tensor_modules_under; NULL: what the name begins with
+    int called_as_experts;           // tensor_called_as_experts
     const char* closed;              // tensor_closed; NULL: it is adaptable, or no linear layer
 } Tensor;
 
@@ -263,6 +264,12 @@ static inline void tensor_adaptable(Tensor* t, const char* module, const char* p
     assert(t->layers > 0 && t->on_disk == AS_IS && (module || parameter));
     t->module = module;
     t->parameter = parameter;
+}
+
+// beside experts, as the shared one: PEFT takes its module for one of theirs, and does not load its adapter
+static inline void tensor_called_as_experts(Tensor* t) {
+    assert(t->module);
+    t->called_as_experts = 1;
 }
 
 // A linear layer that takes no adapter here, under PEFT's name for it, which puts one there if it is asked for

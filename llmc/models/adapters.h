@@ -27,9 +27,9 @@ would, the config that is written has an expression without them (adapter_files.
 Paths are matched as PEFT does it: an item of a list is the end of a path, after a dot; a regular expression is that of
 all of it; so is a key K of rank_pattern and alpha_pattern, as (.*\.)?(K), and the first that matches counts.
         PEFT 0.21 takes every module that is called as an expert's for one: where some layers have experts, the MLPs of
-        the others (gate_proj, up_proj, down_proj) have no adapters there. all-linear leaves them out, then; where they
-        are named, adapter_warn_of_peft says so. The same of matrices in several blocks (tensor_blocks), whose adapters
-        it loads and cannot run.
+        the others (gate_proj, up_proj, down_proj) have no adapters there, nor has of some models the shared expert
+        (tensor_called_as_experts). all-linear leaves them out, then; where they are named, adapter_warn_of_peft says
+        so. The same of matrices in several blocks (tensor_blocks), whose adapters it loads and cannot run.
 Start:  A uniform in +-1 / sqrt(in), B zeros: at first the model computes what its base does.
 Order:  W + s B A: for each element one chain over j from 0, one product by s, one sum.
 Errors: fail_input names the option, or the file and its key, what was expected and what was found.
@@ -517,9 +517,10 @@ static inline void adapter_free(Adapters* x) {
 
 // ---- 5. A new adapter ----
 
-// is this module, in a layer without experts, called as one of an expert's is?
+// is this module, in a layer without experts, called as one of an expert's is? Or beside them, where PEFT minds
 static inline int adapter_is_called_as_experts_(const Tensor* base, int n, const AdapterPlace* p) {
     char path[ADAPTER_NAME_BYTES], other[ADAPTER_NAME_BYTES];
+    if (base[p->row].called_as_experts) { return 1; }
     const char* last = strrchr(adapter_path(path, base, p, 0), '.');
     for (int row = 0; row < n && last && !p->is_parameter; row++) {
         const Tensor modules = adapter_named_(&base[row], 0);
@@ -556,7 +557,7 @@ static inline void adapter_warn_of_peft(const Adapters* x, const Tensor* base, i
     char path[ADAPTER_NAME_BYTES];
     for (int i = 0; i < x->n_places; i++) {
         if (!adapter_is_called_as_experts_(base, n, &x->places[i])) { continue; }
-        warn_line("%s: %s and its like, in layers without experts: PEFT 0.21 cannot load their adapters", where,
+        warn_line("%s: %s and its like are called as experts' modules are: PEFT 0.21 cannot load their adapters", where,
                   adapter_path(path, base, &x->places[i], 0));
         return;
     }

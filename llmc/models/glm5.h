@@ -495,6 +495,7 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
     t = matrix_row_(t, c, ON "shared_experts.down_proj.weight", AT(shared_down), c->D, c->FS, scaled,
                     ON "shared_experts.down_proj");
     tensor_split(&t[-1], SPLIT_COLUMNS, 0);
+    for (int i = 1; i <= 2; i++) { tensor_called_as_experts(&t[-i]); }
     for (; first < t; first++) { tensor_in_kinds(first, c->mlps, "E"); }
     return t;
 }
