@@ -116,7 +116,7 @@ make_all() {
 
 # what scripts share; build_shared PROGRAM...: and these
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_qwen3 train_qwen36 train_deepseek_v4 "$@")
+    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5 "$@")
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -130,6 +130,7 @@ quick() {
     part "train_qwen36, quick" dev/test_qwen36.sh quick
     part "train_qwen3, quick" dev/test_qwen.sh quick
     part "train_deepseek_v4, quick" dev/test_deepseek_v4.sh quick
+    part "train_glm5, files" dev/test_glm5_files.sh
     part "several ranks, quick" dev/test_ranks.sh quick
     part "command line and runs, quick" dev/test_cli.sh quick
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
