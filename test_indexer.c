@@ -482,15 +482,14 @@ static void test_refuse(Test* t) {
 
 // two documents, of two positions and of one
 static void test_forget(Test* t) {
-    const int behind[] = {2, 2, 3};
+    const int is_last[] = {0, 1, 1};
     Device dev = test_device(2);
     float *seven = filled_array(6, 7.0f), *mass = to_device(seven, 6, &dev);
-    int* ends = ints_to_device(behind, 3, &dev);
-    const Places places = {3, NULL, NULL, ends};
-    index_forget_last(mass, &places, 3, 2, &dev);
+    int* last = ints_to_device(is_last, 3, &dev);
+    index_forget_last(mass, last, 3, 2, &dev);
     from_device(seven, mass, 6, &dev);
     for (int i = 0; i < 6; i++) { check(t, seven[i] == (i < 2 ? 7.0f : 0.0f), "mass %d: found %.9g", i, (double)seven[i]); }
-    device_drop(ends);
+    device_drop(last);
     free(seven);
     device_free(&dev);
 }

@@ -7,7 +7,7 @@ every length. And with all keys on every list it is attention.h's. dev/simt runs
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
 
 // N positions, H heads of Q channels of q, of which the last R turn, and W of kv, of which the last V are the value: Q - R = W - V;
-// lists of K (0: none); P is 3, the rows of places: t, first_key, behind
+// lists of K (0: none); P is 3, the rows of places: t, first_key, behind; M keys, the last N of which are the positions' (K 0: N)
 enum { QS, KV, TURNING, CHOSEN, PLACES, OUT, MAX, INV, DOUT, DQ, DKV, DTURNING };
 
 static LatentShape shape_of(const int* d) {
@@ -37,24 +37,25 @@ static void forward(X* const* x, float* const* a, const int* d, const Device* de
 
 static void backward_ref(float* const* a, const int* d) {
     THE_PROBLEM;
-    latent_attention_backward_ref(a[DQ], a[DKV], a[DTURNING], a[DOUT], a[QS], a[KV], a[TURNING], a[MAX], a[INV], chosen, &s,
-                                  &places);
+    latent_attention_backward_ref(a[DQ], a[DKV], a[DTURNING], a[DOUT], a[QS], a[KV], a[TURNING], a[MAX], a[INV], chosen,
+                                  d['M'], &s, &places);
 }
 
 OP_STORED(X)
 static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
     THE_PROBLEM;
-    latent_attention_backward(x[DQ], x[DKV], x[DTURNING], x[DOUT], x[QS], x[KV], x[TURNING], a[MAX], a[INV], chosen, &s, &places,
-                              dev);
+    latent_attention_backward(x[DQ], x[DKV], x[DTURNING], x[DOUT], x[QS], x[KV], x[TURNING], a[MAX], a[INV], chosen,
+                              d['M'], &s, &places, dev);
 }
 
-// documents of N/2 + 1, 1, 3 positions, and the rest
+// documents of N/2 + 1, 1, 3 positions, and the rest; the first one begins with the keys before
 static void fill_places(int* places, const int* d) {
-    const int N = d['N'], lengths[] = {N / 2 + 1, 1, 3, N};
+    const int N = d['N'], before = d['M'] - N, lengths[] = {N / 2 + 1, 1, 3, N};
     for (int first = 0, i = 0; first < N; i++) {
-        const int length = lengths[i] < N - first ? lengths[i] : N - first;
+        const int length = lengths[i] < N - first ? lengths[i] : N - first, older = first == 0 ? before : 0;
         for (int t = 0; t < length; t++) {
-            places[first + t] = t, places[N + first + t] = first, places[2 * N + first + t] = first + length;
+            const int n = first + t;
+            places[n] = older + t, places[N + n] = before + first - older, places[2 * N + n] = first + length;
         }
         first += length;
     }
@@ -96,7 +97,7 @@ static void in_double(double* const* a, const int* d) {
         const double* q = a[QS] + i * (A + R);
         double *out = a[OUT] + i * V, total = 0.0;
         for (int c = 0; c < V; c++) { out[c] = 0.0; }
-        for (int u = 0; u < d['N']; u++) {
+        for (int u = 0; u < d['M']; u++) {
             const double* kv = a[KV] + (u * H + i % H) * (A + V);
             double dot = 0.0;
             if (!is_seen(a, d, i / H, u)) { continue; }
@@ -114,7 +115,7 @@ static void in_double(double* const* a, const int* d) {
 // total and the sum over keys
 static double weight_error(const int* d) {
     const double n = d['Q'];
-    return rounding_walk((int)n, n) / sqrt(n) + rounding_walk(2 * d['N'], 1.0) + 0x1p-22;
+    return rounding_walk((int)n, n) / sqrt(n) + rounding_walk(2 * d['M'], 1.0) + 0x1p-22;
 }
 
 static double error(int array, const int* d) {
@@ -141,38 +142,39 @@ static double apart(const OpProblem* p, int array, size_t i) {
 
 // kernels: the last but one has three tiles of positions and two chunks of keys; of the last, lists are joined 1024 keys at a time
 static const int shapes[][OP_DIMS] = {
-    // N, H, Q, W, R, V, K, P
-    {1, 1, 3, 2, 2, 1, 0, 3},    {1, 2, 5, 5, 2, 2, 1, 3},    {7, 3, 9, 13, 4, 8, 0, 3},    {9, 8, 22, 18, 6, 2, 2, 3},
-    {33, 2, 17, 10, 10, 3, 4, 3}, {20, 5, 35, 53, 2, 20, 0, 3}, {50, 1, 29, 22, 12, 5, 7, 3}, {24, 16, 16, 16, 8, 8, 24, 3},
-    {75, 2, 11, 19, 2, 10, 0, 3}, {90, 1, 76, 140, 6, 70, 40, 3}, {1100, 1, 2, 2, 1, 1, 5, 3},
+    // N, H, Q, W, R, V, K, P, M
+    {1, 1, 3, 2, 2, 1, 0, 3, 1},    {1, 2, 5, 5, 2, 2, 1, 3, 1},    {7, 3, 9, 13, 4, 8, 0, 3, 7},    {9, 8, 22, 18, 6, 2, 2, 3, 9},
+    {33, 2, 17, 10, 10, 3, 4, 3, 33}, {20, 5, 35, 53, 2, 20, 0, 3, 20}, {50, 1, 29, 22, 12, 5, 7, 3, 50}, {24, 16, 16, 16, 8, 8, 24, 3, 24},
+    {21, 3, 9, 13, 4, 8, 7, 3, 50}, {5, 2, 11, 19, 2, 10, 3, 3, 90},
+    {75, 2, 11, 19, 2, 10, 0, 3, 75}, {90, 1, 76, 140, 6, 70, 40, 3, 90}, {1100, 1, 2, 2, 1, 1, 5, 3, 1100},
 #ifndef __CUDACC__
-    {130, 4, 32, 41, 8, 17, 0, 3}, {131, 3, 64, 112, 16, 64, 9, 3}, {257, 2, 11, 45, 6, 40, 33, 3}, {100, 7, 3, 4, 2, 3, 100, 3},
+    {130, 4, 32, 41, 8, 17, 0, 3, 130}, {131, 3, 64, 112, 16, 64, 9, 3, 131}, {257, 2, 11, 45, 6, 40, 33, 3, 257}, {100, 7, 3, 4, 2, 3, 100, 3, 100},
 #endif
     {0},
 };
 
 static const Op latent_attention = {
-    .name = "latent_attention", .dims = "NHQWRVKP",
+    .name = "latent_attention", .dims = "NHQWRVKPM",
     .arrays = {
         {QS, "q", "NHQ", GIVEN, 1.0f},
-        {KV, "kv", "NHW", GIVEN, 1.0f},
-        {TURNING, "turning", "NR", GIVEN, 1.0f},
-        {CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'N'},
-        {PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'N'},
+        {KV, "kv", "MHW", GIVEN, 1.0f},
+        {TURNING, "turning", "MR", GIVEN, 1.0f},
+        {CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'M'},
+        {PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'M'},
         {OUT, "out", "NHV", MADE},
         {MAX, "max", "NH", MADE | FLOAT},
         {INV, "inv", "NH", MADE | FLOAT},
         {DOUT, "dout", "NHV", GIVEN, 1.0f},
         {DQ, "dq", "NHQ", GRADIENT},
-        {DKV, "dkv", "NHW", GRADIENT},
-        {DTURNING, "dturning", "NR", GRADIENT},
+        {DKV, "dkv", "MHW", GRADIENT},
+        {DTURNING, "dturning", "MR", GRADIENT},
     },
     .shapes = shapes, .traits = ANYWHERE,
     .fill = fill,
     .forward_ref = forward_ref, .forward = OP_FAST(forward),
     .backward_ref = backward_ref, .backward = OP_FAST(backward),
     .in_double = in_double, .error = error,
-    .judged = {{9, 2, 5, 6, 2, 3, 0, 3}, {14, 3, 4, 7, 2, 5, 3, 3}, {6, 1, 3, 3, 2, 2, 2, 3}}, .apart = apart,
+    .judged = {{9, 2, 5, 6, 2, 3, 0, 3, 9}, {14, 3, 4, 7, 2, 5, 3, 3, 25}, {6, 1, 3, 3, 2, 2, 2, 3, 6}}, .apart = apart,
 };
 
 // ---- the sum over heads of the weights of a list; G 1: it goes on from another layer's ----
@@ -209,25 +211,25 @@ static double mass_apart(const OpProblem* p, int array, size_t i) {
 }
 
 static const int mass_shapes[][OP_DIMS] = {
-    // N, H, Q, W, R, V, K, P, G
-    {1, 1, 3, 2, 2, 1, 1, 3, 0},    {7, 3, 9, 13, 4, 8, 4, 3, 1},     {33, 2, 17, 10, 10, 3, 4, 3, 1},
-    {75, 5, 11, 19, 2, 10, 40, 3, 0}, {40, 1, 45, 50, 6, 11, 39, 3, 1},
+    // N, H, Q, W, R, V, K, P, M, G
+    {1, 1, 3, 2, 2, 1, 1, 3, 1, 0},    {7, 3, 9, 13, 4, 8, 4, 3, 7, 1},     {33, 2, 17, 10, 10, 3, 4, 3, 33, 1},
+    {75, 5, 11, 19, 2, 10, 40, 3, 75, 0}, {40, 1, 45, 50, 6, 11, 39, 3, 77, 1},
 #ifndef __CUDACC__
-    {131, 3, 64, 112, 16, 64, 9, 3, 0}, {257, 2, 11, 45, 6, 40, 33, 3, 1}, {100, 7, 3, 4, 2, 3, 100, 3, 1},
+    {131, 3, 64, 112, 16, 64, 9, 3, 131, 0}, {257, 2, 11, 45, 6, 40, 33, 3, 257, 1}, {100, 7, 3, 4, 2, 3, 100, 3, 100, 1},
 #endif
     {0},
 };
 
 static const Op latent_mass = {
-    .name = "latent_mass", .dims = "NHQWRVKPG",
+    .name = "latent_mass", .dims = "NHQWRVKPMG",
     .arrays = {
         {M_Q, "q", "NHQ", GIVEN, 1.0f},
-        {M_KV, "kv", "NHW", GIVEN, 1.0f},
-        {M_TURNING, "turning", "NR", GIVEN, 1.0f},
+        {M_KV, "kv", "MHW", GIVEN, 1.0f},
+        {M_TURNING, "turning", "MR", GIVEN, 1.0f},
         {M_MAX, "max", "NH", GIVEN | FLOAT, 1.0f},
         {M_INV, "inv", "NH", GIVEN | FLOAT, 1.0f},
-        {M_CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'N'},
-        {M_PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'N'},
+        {M_CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'M'},
+        {M_PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'M'},
         {M_BEFORE, "before", "NK", GIVEN | FLOAT, 1.0f},
         {M_MASS, "mass", "NK", MADE | FLOAT},
     },

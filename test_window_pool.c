@@ -48,7 +48,7 @@ static void backward(X* const* x, float* const* a, const int* d, const Device* d
 
 typedef struct {
     Segments segments;
-    int *t, *first_key, *behind, *token, *number, *first_entry;
+    int *t, *first_key, *behind, *is_last, *token, *number, *first_entry;
 } Batch;
 
 // of inputs (B, T), where -2 begins a document, what a piece of them has; inputs NULL: rows are documents
@@ -59,9 +59,10 @@ static Batch piece_of(const int* inputs, const BatchPiece* piece, int r) {
     if (inputs) { x.segments.document_start = -2; }
     segments_find(&x.segments, inputs, piece->B, piece->T);
     x.t = (int*)new_array(N, sizeof(int)), x.first_key = (int*)new_array(N, sizeof(int));
+    x.is_last = (int*)new_array(N, sizeof(int));
     x.behind = (int*)new_array(N, sizeof(int)), x.first_entry = (int*)new_array(N, sizeof(int));
     x.token = (int*)new_array(W, sizeof(int)), x.number = (int*)new_array(W, sizeof(int));
-    places_of_batch(x.t, x.first_key, x.behind, &x.segments, piece);
+    places_of_batch(x.t, x.first_key, x.behind, x.is_last, &x.segments, piece);
     entry_windows_of_batch(x.token, x.number, x.first_entry, r, &x.segments, piece);
     return x;
 }
@@ -72,7 +73,7 @@ static Batch batch_of(const int* inputs, int B, int T, int r) {
 }
 
 static void batch_free(Batch* x) {
-    free(x->segments.at), free(x->t), free(x->first_key), free(x->behind);
+    free(x->segments.at), free(x->t), free(x->first_key), free(x->behind), free(x->is_last);
     free(x->token), free(x->number), free(x->first_entry);
 }
 
@@ -341,6 +342,7 @@ static void test_windows(Test* t) {
         check_ints(t, "t", x.t, known_t, ROWS_N);
         check_ints(t, "first_key", x.first_key, known_first, ROWS_N);
         check_ints(t, "behind", x.behind, known_behind, ROWS_N);
+        for (int n = 0; n < ROWS_N; n++) { check(t, x.is_last[n] == (known_behind[n] == n + 1), "is_last %d", n); }
         check_ints(t, "token", x.token, known[k].token, known[k].W);
         check_ints(t, "number", x.number, known[k].number, known[k].W);
         for (int n = 0; n < ROWS_N; n++) {
@@ -389,6 +391,7 @@ static void check_piece(Test* t, const int* inputs, const Batch* whole, const Ba
         }
         const int end = whole->behind[at] - b * ROWS_T, last = piece->begin + piece->n, to = end < last ? end : last;
         check(t, x.t[n] == whole->t[at] && x.first_key[n] + x.t[n] == i && x.behind[n] == n + to - p &&
+                     x.is_last[n] == whole->is_last[at] &&
                      token_behind[i] == i + to - p && x.first_entry[n] == whole->first_entry[at],
               "position %d: t %d, first_key %d, behind %d and %d, first_entry %d", n, x.t[n], x.first_key[n],
               x.behind[n], token_behind[i], x.first_entry[n]);

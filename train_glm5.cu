@@ -8,7 +8,6 @@ The model: token embedding, L blocks of
                                  one has chosen (IndexShare)
     r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
 a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
-Not here yet: ranks that share positions (--cp).
 
     make train_glm5              for what this machine has; CPU=1 and CUDA=1 say it
     ./train_glm5 --model tiny --train book.txt
@@ -98,17 +97,17 @@ static int has_experts(const Config* c, int l) { return c->mlps[l] == EXPERT_LAY
 // B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const Glm5* glm, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &glm->config;
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(glm, purpose), c->mlps, NULL,
+    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(glm, purpose), c->mlps, how->cp,
                            adapters_widest_expert(&glm->adapters), 0.0f, c->balance > 0.0f ? B : 0};
     return s;
 }
 
-static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose) {
+static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose, const RankGroup* cp) {
     const Config* c = &glm->config;
     const int indexer = glm->model.learns_index && purpose == TO_TRAIN ? glm->indexer : INDEXER_OFF;
     const LatentSizes s = {c->D, c->H, c->rq, c->r, c->dn, c->dr, c->dv, c->nI, c->dI, c->topk, c->latent_eps,
                            c->halves, indexer, c->target == TARGET_SOURCE,
-                           glm->absorbs && purpose == TO_GENERATE, layers_of(glm, purpose), c->indexers};
+                           glm->absorbs && purpose == TO_GENERATE, layers_of(glm, purpose), c->indexers, cp};
     return s;
 }
 
@@ -136,11 +135,12 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int FD = config_layers(c->mlps, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
-    const size_t adapters = adapter_scratch_elements(&glm->adapters, &glm->model, N, N * c->k);
-    const size_t parallel = parallel_elements(glm, N, N_head, purpose);
+    const int N_keys = how->cp ? B * T : N;  // with --cp keys are made of the short vectors of whole rows
+    const size_t adapters = adapter_scratch_elements(&glm->adapters, &glm->model, N_keys, N * c->k);
+    const size_t parallel = parallel_elements(glm, N_keys, N_head, purpose);
     const RankGroup* tp = &glm->model.tp;
     const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
-    const LatentSizes latent = latent_sizes(glm, purpose);
+    const LatentSizes latent = latent_sizes(glm, purpose, how->cp);
     const LatentRows rows = {B, T, N, L_norms, L_block, purpose};
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -182,7 +182,7 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
-    const LatentSizes latent = latent_sizes(glm, purpose);
+    const LatentSizes latent = latent_sizes(glm, purpose, how->cp);
     const LatentRows rows = {B, T, N, L_norms, L_block, purpose};
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
@@ -305,7 +305,7 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     const int source = config_source(c, l);
     LatentPass p;
     memset(&p, 0, sizeof p);
-    p.size = latent_sizes(glm, acts->purpose);
+    p.size = latent_sizes(glm, acts->purpose, acts->how.cp);
     p.is_full = source == l, p.is_mtp = l == c->L;
     p.a = a.attention, p.s = layer_statistics(acts, l).attention;
     p.chosen = layer_statistics(acts, source).attention.chosen;
@@ -452,7 +452,7 @@ static void block_forward(const Glm5* glm, Activations* acts, int l, const float
 
 // what the indexers of layers first .. end - 1 lose, once all that see their choices have been here
 static void indexers_forward(const Glm5* glm, Activations* acts, int first, int end, int N, const Device* dev) {
-    const LatentSizes s = latent_sizes(glm, acts->purpose);
+    const LatentSizes s = latent_sizes(glm, acts->purpose, acts->how.cp);
     for (int l = first; l < end && s.indexer != INDEXER_OFF; l++) {
         if (glm->config.indexers[l] != FULL_INDEXER) { continue; }
         const LatentPass p = latent_pass(glm, acts, l, N);
@@ -467,7 +467,7 @@ static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device
     const int first = model_first_layer(m), end = end_layer(glm);
     const ActivationTensors a = layer_activations(acts, 0);
     const floatX* residual = a.encoded;
-    if (latent_sizes(glm, acts->purpose).absorbs) {
+    if (latent_sizes(glm, acts->purpose, NULL).absorbs) {
         latent_forget_sinks(layer_statistics(acts, 0).attention.no_sinks, c->H, dev);
     }
     if (model_has_embedding(m)) {
@@ -512,6 +512,10 @@ static void recompute_block(const Glm5* glm, Activations* acts, int l, const flo
         norm_forward(glm, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
         norm_forward(glm, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
         latent_layer_again(&p, dev);
+    }
+    if (!is_there) {
+        const LatentPass p = latent_pass(glm, acts, l, N);
+        latent_layer_bring(&p, dev);
     }
     if (!is_there && has_experts(&glm->config, l)) {
         const ExpertPass p = expert_pass(glm, acts, l, N);
@@ -802,6 +806,7 @@ static void glm5_options(Run* r) {
         pp_option(&w->adapted.decoder.pp),
         pp_chunks_option(&w->adapted.decoder.pp_chunks),
         tp_option(&w->adapted.decoder.tp),
+        cp_option(&w->adapted.decoder.cp, 1),
     };
     run_add_options(r, own, sizeof own);
     indexer_options(r, &w->indexer);
@@ -848,6 +853,7 @@ static void begin_ranks(Run* r, const Config* c, int learns_mtp) {
                      (double)c->k / c->E, learns_mtp ? AT(embedding) : TENSOR_NO_FIELD, starts);
     tp_begin(r, &w->adapted.decoder.tp);
     w->glm.config = config_part(c, w->glm.model.tp.size);
+    cp_begin(r, &w->adapted.decoder.cp, 1);
 }
 
 static void glm5_choose(Run* r) {
@@ -902,6 +908,7 @@ static void glm5_check(Run* r) {
     adapted_check(r);
     mtp_check(r);
     pp_check_batches(r);
+    cp_check(r, &w->adapted.decoder.cp, w->glm.adapters.settings.dropout);
     graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
     if (routers_of(&w->glm) > 0) { experts_check(r, &w->adapted.decoder.how.ep, c->k); }
 }
@@ -937,6 +944,7 @@ static void glm5_box(const Run* r) {
     adapted_box(r, 0);
     pp_box(r);
     tp_box(r);
+    cp_halo_box(r);
 }
 
 static void leave_rest(const Run* r, SafeSet* set) { config_leave_rest(config_of(r), set); }
@@ -951,10 +959,12 @@ static void glm5_load(Run* r, const SliceSink* sink) {
 static double layer_sends(const Run* r, int l, int is_fresh) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
-    const LatentSizes latent = latent_sizes(glm, TO_TRAIN);
+    const LatentSizes latent = latent_sizes(glm, TO_TRAIN, model_has_cp(m) ? &m->cp : NULL);
     const size_t again = recomputes_blocks(r) && !is_fresh ? AT(o) : TENSOR_NO_FIELD;
-    const int N = run_positions(r);
-    return sizeof(floatX) * linear_layer_sends(m, &glm->adapters, l, again, 1, glm->config.D, N) +
+    const int N = run_positions(r), kv_b = model_row(m, AT(kv_b), l);
+    const double of_keys = linear_sends(m, kv_b, N * m->cp.size) - linear_sends(m, kv_b, N);  // of whole rows
+    return sizeof(floatX) * (linear_layer_sends(m, &glm->adapters, l, again, 1, glm->config.D, N) +
+                             (l >= m->lowest ? of_keys : 0.0)) +
            latent_layer_sends(&latent, l, l >= m->lowest, N, r->T, &m->tp);
 }
 
@@ -971,6 +981,24 @@ static double parts_sent(const Run* r) {
     if (mtp) { n += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }
     if (routers_of(glm) > 0) { n += experts_parts_send(r, c->D, c->k); }
     return n * cp_leaves(r);
+}
+
+// with --cp, bytes in an update. Keys of the last layer of all are still there
+static double glm5_keys_sent(const Run* r) {
+    const Config* c = config_of(r);
+    const Glm5* glm = &workplace(r)->glm;
+    const Model* m = r->model;
+    const LatentSizes s = latent_sizes(glm, TO_TRAIN, &m->cp);
+    const int first = model_first_layer(m), end = end_layer(glm) + has_mtp(glm, TO_TRAIN);
+    const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
+    double n = 0.0, n_routers = 0.0;
+    if (!model_has_cp(m)) { return 0.0; }
+    for (int l = first; l < end; l++) {
+        const int again = !(model_has_head(m) && l + 1 == end);
+        n += latent_keys_sent(&s, l, l >= m->lowest, again, r->o.batch_size, r->T);
+        n_routers += has_experts(c, l);
+    }
+    return sizeof(floatX) * n * cp_leaves(r) + n_routers * experts_count_sent(r, c->E, sequences);
 }
 
 static double glm5_rows_sent(const Run* r) {
@@ -1024,10 +1052,11 @@ static double workspace_bytes(const Run* r, int B) {
     int wide = c->D;
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(glm, B, TO_TRAIN, how);
-    const LatentSizes sizes = latent_sizes(glm, TO_TRAIN);
+    const LatentSizes sizes = latent_sizes(glm, TO_TRAIN, model_has_cp(r->model) ? &r->model->cp : NULL);
     const int topk = latent_has_lists(&sizes, r->T, TO_TRAIN) ? latent_chosen(&sizes, r->T) : 0;
-    const LatentShape latent = {B * r->T, H, c->dn, c->dr, c->dv, topk, 1.0f};
-    return fmax(latent_workspace_bytes(&latent, &r->dev),
+    const int N = B * r->T / r->model->cp.size;
+    const LatentShape latent = {N, H, c->dn, c->dr, c->dv, topk, 1.0f};
+    return fmax(latent_workspace_bytes(&latent, B * r->T, &r->dev),
                 decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->dv, 1, &experts));
 }
 
@@ -1115,6 +1144,7 @@ static Trainer glm5_trainer(void) {
     t.box = glm5_box;
     t.rows_sent = glm5_rows_sent;
     t.parts_sent = parts_sent;
+    t.keys_sent = glm5_keys_sent;
     t.flops_per_token = glm5_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = glm5_load;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_mamba_hpn, as their
-# user starts them. The same positions on each rank give the same bytes, whatever else the ranks share; the losses of one rank within 1e-5, before the first
-# update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its neighbour. --cp beside two other
-# ways to share: test_grids.sh.
+# --cp: positions of rows on several ranks, of train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4, train_glm5 and
+# train_mamba_hpn, as their user starts them. The same positions on each rank give the same bytes, whatever else the ranks share; the losses of one
+# rank within 1e-5, before the first update its bits. Checkpoints, what is sent, refusals. COMM_CHECK=1: no rank may come by another call than its
+# neighbour. --cp beside two other ways to share: test_grids.sh.
 #     dev/test_context.sh quick   a few of each kind
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
@@ -11,6 +11,7 @@ unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 need_build qwen "CPU=1" train_qwen3
 need_build qwen36 "CPU=1" train_qwen36
 need_build v4 "CPU=1" train_deepseek_v4
+need_build glm "CPU=1" train_glm5
 need_build gpt2 "CPU=1" train_gpt2cu
 need_build moe "CPU=1" train_moe
 need_build mamba "" train_mamba_hpn
@@ -43,6 +44,7 @@ edit entries.json ends.json layer_types '["compressed_sparse_attention","heavily
     indexer_train '"dense"'
 edit entries.json windows.json layer_types '["sliding_attention","sliding_attention"]' mlp_layer_types '["moe","moe"]' num_hidden_layers 2 \
     indexer_train '"off"'
+write_glm5
 mkdir long && for i in {1..30}; do head -c $((300 + i * 137 % 900)) text | tail -c $((30 + i * 59 % 220)) >long/doc_$i; done
 chunks=(--seq-len 128 --grad-accum 2)  # of train_qwen36
 # Of a new model states fade within a few positions: nobody would miss what is asked of them. `lasting` keeps them for a thousand
@@ -104,6 +106,7 @@ if is_quick; then
     shared qwen36 "linear and full layers" "2/2 4/2/--pp,2,--recompute,3" "${chunks[@]}" --config linear.json
     shared qwen36 "... states that last, 4 ranks, documents whose chunks are cut" "4/4" "${chunks[@]}" --from lasting --seq-len 256 --train long --doc-reset 1
     shared v4 "DeepSeek V4, documents" "2/2/--recompute,3 4/2/--ep,2 4/4" --config entries.json --train documents --doc-reset 1
+    shared glm "GLM-5, documents" "2/2/--recompute,3 4/2/--ep,2 4/2/--tp,2 4/4" --config glm_taught.json --train documents --doc-reset 1
     finish
     exit
 fi
@@ -172,6 +175,13 @@ shared v4 "... rows one by one, answering examples" "2/2 4/2/--ep,2" --config en
 shared v4 "windows alone: rows of any length" "3/3" --config windows.json --seq-len 18
 shared v4 "some does not learn" "2/2 4/2" --config entries.json --freeze 'layers.0.*,*.wkv.*,*ape*,*q_norm*'
 shared v4 "an adapter" "2/2 4/2/--pp,2" --config entries.json --lora-rank 3
+echo "# GLM-5"
+shared glm "all that learns" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 4/4 8/4" --config glm_taught.json --ema 0.9
+shared glm "... documents" "2/2 4/2/--pp,2,--recompute,3 4/2/--tp,2,--recompute,3 4/4" --config glm_taught.json --train documents --doc-reset 1
+shared glm "... indexers of all positions" "2/2 3/3" --config glm_taught.json --indexer dense --seq-len 18
+shared glm "rows of which all is chosen, one by one, answering examples" "2/2 4/2/--ep,2" --config glm.json --seq-len 4 --batch-size 1 --hellaswag examples
+shared glm "some does not learn" "2/2 4/2" --config glm_taught.json --freeze '*.layers.0.*,*kv_a_proj*,*q_a_layernorm*'
+shared glm "an adapter" "2/2 4/2/--pp,2" --config glm.json --lora-rank 3
 echo "# checkpoints"
 "$launch" -n 2 "$qwen" "${run[@]}" --config tied.json --cp 2 --run whole >out 2>err </dev/null
 for to in "2 --cp 2" "4 --cp 2" "4 --cp 2 --tp 2" "4 --cp 2 --pp 2"; do
@@ -261,6 +271,10 @@ sends v4 "  keys sent|positions" 2 --cp 2 --config entries.json --lora-rank 1 --
 sends v4 "  keys sent|positions" 4 --cp 4 --recompute 3 --config entries.json
 sends v4 "  keys sent|positions" 4 --cp 2 --tp 2 --recompute 3 --config entries.json
 sends v4 "  keys sent|positions" 4 --cp 2 --pp 2 --freeze first:1 --config ends.json
+sends glm "  keys sent|positions" 2 --cp 2 --config glm_taught.json
+sends glm "  keys sent|positions" 4 --cp 4 --recompute 3 --config glm.json --lora-rank 1
+sends glm "  keys sent|positions" 4 --cp 2 --tp 2 --recompute 3 --config glm_taught.json
+sends glm "  keys sent|positions" 4 --cp 2 --pp 2 --freeze first:1 --config glm.json
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "--cp-by of no way" "--cp-by" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --cp-by rings

@@ -25,6 +25,7 @@ typedef struct {
     int most_N, most_texts;    // room
     int before, most_tokens;   // rows before those of a chunk; room for rows of keys and tokens, if there are such
     Places places;
+    const int* is_last;        // (N) of its document; in training alone
     Places tokens;             // of the rows of keys and tokens: t and behind alone
     EntryWindows windows[ENTRY_KINDS];
     const int* turns[ENTRY_KINDS];  // (W) the position at which an entry turns: of its first token; -1: there is none
@@ -38,7 +39,7 @@ static inline int entry_places_most_(const EntryPlaces* x, int i) {
 }
 
 static inline size_t entry_places_ints_(const EntryPlaces* x) {
-    size_t n = 3 * (size_t)x->most_N + 2 * (size_t)x->most_tokens;
+    size_t n = 4 * (size_t)x->most_N + 2 * (size_t)x->most_tokens;
     for (int i = 0; i < ENTRY_KINDS; i++) {
         if (x->ratio[i] > 0) { n += (size_t)x->most_N + 3 * (size_t)entry_places_most_(x, i); }
     }
@@ -70,8 +71,10 @@ static inline void entry_places_close(EntryPlaces* x) {
 }
 
 // the arrays on the host, and where they will be
-typedef struct { int *t, *first_key, *behind, *token_t, *token_behind, *token[ENTRY_KINDS], *number[ENTRY_KINDS],
-                 *turn[ENTRY_KINDS], *first_entry[ENTRY_KINDS]; } EntryArrays;
+typedef struct {
+    int *t, *first_key, *behind, *is_last, *token_t, *token_behind;
+    int *token[ENTRY_KINDS], *number[ENTRY_KINDS], *turn[ENTRY_KINDS], *first_entry[ENTRY_KINDS];
+} EntryArrays;
 
 static inline int* entry_array_(EntryPlaces* x, const int** on_device, int** at, int n) {
     int* host = *at;
@@ -88,6 +91,7 @@ static inline EntryArrays entry_arrays_(EntryPlaces* x, int N) {
     a.t = entry_array_(x, &x->places.t, &at, x->most_N);
     a.first_key = entry_array_(x, &x->places.first_key, &at, x->most_N);
     a.behind = entry_array_(x, &x->places.behind, &at, x->most_N);
+    a.is_last = entry_array_(x, &x->is_last, &at, x->most_N);
     x->tokens = x->places;
     if (x->before > 0) {
         a.token_t = entry_array_(x, &x->tokens.t, &at, x->most_tokens);
@@ -118,7 +122,7 @@ static inline void entry_places_upload_(EntryPlaces* x, const EntryArrays* a, co
 static inline void entry_places_take(EntryPlaces* x, const Segments* segments, const CpRows* rows, const Device* dev) {
     const BatchPiece piece = {rows->B, rows->T, rows->begin[0], rows->n, x->before};
     const EntryArrays a = entry_arrays_(x, rows->B * rows->n);
-    places_of_batch(a.t, a.first_key, a.behind, segments, &piece);
+    places_of_batch(a.t, a.first_key, a.behind, a.is_last, segments, &piece);
     if (x->before > 0) {
         x->tokens.N = batch_keys(&piece);
         tokens_of_batch(a.token_t, a.token_behind, segments, &piece);
@@ -147,7 +151,7 @@ static inline void entry_places_texts(EntryPlaces* x, const CachedText* texts, i
     const EntryArrays a = entry_arrays_(x, cached_texts_new(texts, n_texts));
     for (int i = 0, at = 0; i < n_texts; i++) {
         for (int t = texts[i].n_cached; t < texts[i].n; t++, at++) {
-            a.t[at] = t, a.first_key[at] = texts[i].row * room, a.behind[at] = 0;
+            a.t[at] = t, a.first_key[at] = texts[i].row * room, a.behind[at] = a.is_last[at] = 0;
             for (int k = 0; k < ENTRY_KINDS; k++) {
                 if (x->ratio[k] > 0) { a.first_entry[k][at] = texts[i].row * (room / x->ratio[k]); }
             }

@@ -20,6 +20,12 @@ With --tp a rank has some of the heads, with their rows of Wq_b and Wkv_b and th
 short vectors and the choice. What sums over heads goes on from rank to rank: the gradient of what turns for all of
 them, and what teaches an indexer.
     latent_layer_sends       bytes of this that a rank sends
+With --cp a rank has the queries of its own positions. It makes their short vectors, which all ranks get, and of these
+the keys and values of whole rows, which one buffer has for all layers: backward makes them again. Lists say whom a
+position sees, however few there are. What is asked of a short vector, of what turns, and of an indexer's key comes back
+to the rank that has made it.
+    latent_layer_bring       keys and values of all ranks, before backward goes through the layer
+    latent_keys_sent         floatX of all this that the first rank sends
 The indexer learns by a loss of its own (LatentSizes.indexer): its gradients stop at x and norm(Wq_a x). What all layers
 that see a choice look at teaches it, or its own layer alone (LatentSizes.by_source).
 Caches  kv, k_rope and index_k, position by position: keys and values of all heads. Where a pass absorbs, `keys` in
@@ -47,6 +53,7 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 #include "../ops/rope.h"            // RopeTable, rope_forward, rope_backward
 #include "../ops/sparse_attention.h"  // sparse_attention_forward
 #include "activations.h"            // activation rows
+#include "entry_ranks.h"            // EntryRanks, entry_ranks_gather, entry_ranks_sum (--cp)
 #include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward, tp_chain_pass
 
 #define LATENT_INDEX_EPS 1e-6f  // of the LayerNorm of an indexer's keys
@@ -62,6 +69,7 @@ typedef struct {
     int absorbs;                // in generation: short vectors are the cache
     int L;                      // layers that a pass goes through
     const char* indexers;       // of each: 'F', it has one of its own
+    const RankGroup* cp;        // with --cp: who has which positions; NULL: a rank has whole rows
 } LatentSizes;
 
 // from `latent` on room, and gradients on their way back, one buffer each for all layers
@@ -69,6 +77,7 @@ typedef struct {
     floatX *q_low, *q_low_norm, *q, *kv_low, *kv_low_norm, *k_rope, *kv, *attention, *index_low, *index_k, *index_q;
     floatX *new_kv, *new_k_rope, *new_index_k;  // in generation on their way to the caches
     floatX *keys, *new_keys, *asked, *mixed, *by_head;  // ... that absorbs
+    floatX *all_latent, *all_rope, *all_index, *ranks;  // with --cp: of all ranks; room
     floatX *latent, *dattention, *dq, *dkv, *dturning, *dq_low, *dlatent, *dkv_low, *dindex_q, *dindex_k, *dindex_low,
         *dindex_proj;
 } LatentTensors;
@@ -91,7 +100,7 @@ static inline int latent_learns(const LatentSizes* s, Purpose purpose) {
 
 // are there lists?
 static inline int latent_has_lists(const LatentSizes* s, int T, Purpose purpose) {
-    return T > s->topk || latent_learns(s, purpose);
+    return T > s->topk || latent_learns(s, purpose) || s->cp;
 }
 
 // ---- lines of the tables ----
@@ -110,12 +119,30 @@ static inline Tensor latent_index_row_(const LatentSizes* s, const char* name, s
     return t;
 }
 
+// rows of keys that a pass meets
+static inline int latent_rows_of_keys_(const LatentSizes* s, const LatentRows* x) { return s->cp ? x->B * x->T : x->N; }
+
+// with --cp
+static inline Tensor* latent_ranks_rows_(Tensor* t, size_t at, const LatentSizes* s, const LatentRows* x) {
+    const int rows = latent_rows_of_keys_(s, x), wide = s->r > s->dr ? s->r : s->dr;
+    const int widest = wide > s->dI ? wide : s->dI;
+    const size_t room = entry_ranks_room_elements(x->B, 0, 0, rows, widest);
+#define FIELD(name) #name, at + offsetof(LatentTensors, name)
+    *t++ = activation(FIELD(all_latent), 0, rows, s->r);
+    *t++ = activation(FIELD(all_rope),   0, rows, s->dr);
+    *t++ = activation(FIELD(all_index),  0, rows, s->dI);
+    *t++ = activation(FIELD(ranks),      0, (int)ceil_div((int64_t)room, 64), 64);
+#undef FIELD
+    return t;
+}
+
 // of a pass; `at`: offset of LatentTensors in the struct of all. Returns the end
 static inline Tensor* latent_tensor_rows(Tensor* t, size_t at, const LatentSizes* s, const LatentRows* x) {
     const int N = x->N, L = x->L_block, N_train = x->purpose == TO_TRAIN ? N : 0, Q = s->H * (s->dn + s->dr);
     const int learns = latent_learns(s, x->purpose), L_index = learns ? s->L : 0, N_learn = learns ? N : 0;
     const int generates = x->purpose == TO_GENERATE, N_new = generates ? N : 0, KV = s->H * (s->dn + s->dv);
     const int L_keys = generates ? s->L : L, N_keys = generates ? x->B * x->T : N;
+    const int all = latent_rows_of_keys_(s, x), all_train = N_train > 0 ? all : 0, all_learn = N_learn > 0 ? all : 0;
     const int N_heads = s->absorbs ? 0 : N_keys, N_short = s->absorbs ? N_keys : 0, N_absorbed = s->absorbs ? N : 0;
 #define FIELD(name) #name, at + offsetof(LatentTensors, name)
     *t++ = activation(FIELD(q_low),       L, N, s->rq);
@@ -124,7 +151,9 @@ static inline Tensor* latent_tensor_rows(Tensor* t, size_t at, const LatentSizes
     *t++ = activation(FIELD(kv_low),      L, N, s->r + s->dr);            // before norm and RoPE
     *t++ = activation(FIELD(kv_low_norm), x->L_norms, N, s->r);
     *t++ = cached_activation(FIELD(k_rope), L_keys, N_heads, s->dr);
-    *t++ = cached_activation(FIELD(kv),   L_keys, N_heads, KV);
+    if (s->cp) { *t++ = activation(FIELD(kv), 0, all, KV); }
+    else { *t++ = cached_activation(FIELD(kv), L_keys, N_heads, KV); }
+    if (s->cp) { t = latent_ranks_rows_(t, at, s, x); }
     *t++ = cached_activation(FIELD(keys), L_keys, N_short, s->r + s->dr);
     *t++ = activation(FIELD(new_k_rope),  0, N_new, s->dr);
     *t++ = activation(FIELD(new_kv),      0, N_new, KV);                  // absorbed: queries, then values
@@ -143,13 +172,13 @@ static inline Tensor* latent_tensor_rows(Tensor* t, size_t at, const LatentSizes
     *t++ = activation(FIELD(latent),      0, N, s->r);                    // of kv_low what has a norm
     *t++ = activation(FIELD(dattention),  0, N_train, s->H * s->dv);
     *t++ = activation(FIELD(dq),          0, N_train, Q);
-    *t++ = activation(FIELD(dkv),         0, N_train, KV);
-    *t++ = activation(FIELD(dturning),    0, N_train, s->dr);
+    *t++ = activation(FIELD(dkv),         0, all_train, KV);
+    *t++ = activation(FIELD(dturning),    0, all_train, s->dr);
     *t++ = activation(FIELD(dq_low),      0, N_train, s->rq);
-    *t++ = activation(FIELD(dlatent),     0, N_train, s->r);
+    *t++ = activation(FIELD(dlatent),     0, all_train, s->r);
     *t++ = activation(FIELD(dkv_low),     0, N_train, s->r + s->dr);
     *t++ = activation(FIELD(dindex_q),    0, N_learn, s->nI * s->dI);
-    *t++ = activation(FIELD(dindex_k),    0, N_learn, s->dI);
+    *t++ = activation(FIELD(dindex_k),    0, all_learn, s->dI);
     *t++ = activation(FIELD(dindex_low),  0, N_learn, s->dI);
     *t++ = activation(FIELD(dindex_proj), 0, N_learn, s->nI);
 #undef FIELD
@@ -185,8 +214,18 @@ static inline int latent_teaches_(const LatentSizes* s, int l) { return s->index
 // with --tp, of layer l in training, for N positions in rows of T; is_back: backward goes through it
 static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back, int N, int T, const RankGroup* tp) {
     const int teaches = latent_learns(s, TO_TRAIN) && latent_teaches_(s, l);
-    const double numbers = (is_back ? s->dr : 0) + (teaches ? latent_chosen(s, T) : 0);
-    return tp_chain_sends(N, sizeof(float) * numbers, tp);
+    const double keys = (double)N * (s->cp ? s->cp->size : 1), turning = is_back ? keys * s->dr : 0.0;
+    return tp_chain_sends(turning + (teaches ? (double)N * latent_chosen(s, T) : 0.0), sizeof(float), tp);
+}
+
+// with --cp, of layer l in training, for B rows of T positions; is_back as before; again: what it needs has to be
+// brought once more
+static inline double latent_keys_sent(const LatentSizes* s, int l, int is_back, int again, int B, int T) {
+    const int is_full = s->indexers[l] == 'F', learns = is_full && latent_learns(s, TO_TRAIN);
+    const double short_vectors = cp_sends(s->cp, B, T, s->r) + cp_sends(s->cp, B, T, s->dr);
+    const double index = cp_sends(s->cp, B, T, s->dI);
+    return (1 + is_back + (is_back && again)) * short_vectors +
+           (is_full + learns * (1 + is_back + (is_back && again))) * index;  // choose, lose, sum, bring
 }
 
 // ---- a layer ----
@@ -227,10 +266,24 @@ static inline IndexShape latent_index_shape_(const LatentPass* p) {
     return s;
 }
 
+static inline int latent_n_keys_(const LatentPass* p) { return p->size.cp ? p->batch->rows.B * p->T : p->N; }
+
+static inline const floatX* latent_rope_(const LatentPass* p) { return p->size.cp ? p->a.all_rope : p->a.k_rope; }
+static inline const floatX* latent_keys_of_index_(const LatentPass* p) {
+    return p->size.cp ? p->a.all_index : p->a.index_k;
+}
+
 static inline float latent_index_scale_(const LatentSizes* s) { return 1.0f / sqrtf((float)(s->dI * s->nI)); }
 
 static inline const EntryWindows* latent_windows_(const LatentPass* p) {
     return &p->batch->entries.windows[LATENT_PLACES];
+}
+
+// whom positions see, by rows of keys of all ranks
+static inline Places latent_places_(const LatentPass* p) {
+    Places places = p->batch->entries.places;
+    places.first_key = latent_windows_(p)->first_entry;
+    return places;
 }
 
 // of N rows of `heads` heads of `width` channels dr turn, from channel `first` of each on
@@ -271,6 +324,35 @@ static inline void latent_keep_(floatX* cache, const floatX* from, int width, co
     }
 }
 
+// ---- with --cp ----
+
+// all (rows, d) of own rows, or the sums of what all ranks ask of own rows in the first of them
+static inline void latent_gather_rows_(const LatentPass* p, floatX* all, const floatX* own, int d,
+                                       const Device* dev) {
+    const EntryRanks ranks = entry_ranks(p->batch, p->a.ranks);
+    entry_ranks_gather(&ranks, all, own, 1, d, dev);
+}
+static inline void latent_sum_rows_(const LatentPass* p, floatX* all, int d, const Device* dev) {
+    const EntryRanks ranks = entry_ranks(p->batch, p->a.ranks);
+    if (p->size.cp) { entry_ranks_sum(&ranks, all, 1, d, dev); }
+}
+
+static inline void latent_gather_keys_(const LatentPass* p, const Device* dev) {
+    latent_gather_rows_(p, p->a.all_latent, p->a.kv_low_norm, p->size.r, dev);
+    latent_gather_rows_(p, p->a.all_rope, p->a.k_rope, p->size.dr, dev);
+    linear_forward(p->a.kv, p->a.all_latent, p->kv_b, latent_n_keys_(p), dev);
+}
+
+static inline void latent_gather_index_(const LatentPass* p, const Device* dev) {
+    if (p->size.cp) { latent_gather_rows_(p, p->a.all_index, p->a.index_k, p->size.dI, dev); }
+}
+
+static inline void latent_layer_bring(const LatentPass* p, const Device* dev) {
+    if (!p->size.cp) { return; }
+    latent_gather_keys_(p, dev);
+    if (p->is_full && latent_learns(&p->size, p->purpose)) { latent_gather_index_(p, dev); }
+}
+
 // what the indexer chooses
 static inline void latent_choose_(const LatentPass* p, const Device* dev) {
     const LatentSizes* s = &p->size;
@@ -283,13 +365,14 @@ static inline void latent_choose_(const LatentPass* p, const Device* dev) {
                       LATENT_INDEX_EPS, N, s->dI, dev);
     latent_turn_(k, p, 1, s->dI, 0, pairs, 0, dev);
     latent_keep_(a->index_k, k, s->dI, p, dev);
+    latent_gather_index_(p, dev);
     linear_forward(a->index_q, a->q_low_norm, p->index_q, N, dev);
     latent_turn_(a->index_q, p, s->nI, s->dI, 0, pairs, 0, dev);
     linear_forward(p->s.index_proj, p->inp, p->index_proj, N, dev);
     cast_scaled(p->s.index_weights, (const float*)p->s.index_proj, latent_index_scale_(s), (size_t)N * (size_t)s->nI,
                 dev);
-    index_choose(p->chosen, NULL, p->T, a->index_q, a->index_k, p->s.index_weights, &shape, &p->batch->entries.places,
-                 latent_windows_(p), dev);
+    index_choose(p->chosen, NULL, p->T, a->index_q, latent_keys_of_index_(p), p->s.index_weights, &shape,
+                 &p->batch->entries.places, latent_windows_(p), dev);
 }
 
 // queries, and the cache of heads or what it is made of
@@ -308,6 +391,10 @@ static inline void latent_queries_(const LatentPass* p, const Device* dev) {
     latent_take_part_(k_rope, a->kv_low, s->r, s->dr, p, dev);
     latent_turn_(k_rope, p, 1, s->dr, 0, ROPE_INTERLEAVED, 0, dev);
     if (s->absorbs) { return; }
+    if (s->cp) {
+        latent_gather_keys_(p, dev);
+        return;
+    }
     linear_forward(kv, a->kv_low_norm, p->kv_b, N, dev);
     latent_keep_(a->k_rope, k_rope, s->dr, p, dev);
     latent_keep_(a->kv, kv, s->H * (s->dn + s->dv), p, dev);
@@ -370,32 +457,33 @@ static inline void latent_teach_(const LatentPass* p, const Device* dev) {
         if (piece >= 0) {
             const size_t first = (size_t)comm_share(p->N, piece, x->size);
             const size_t end = (size_t)comm_share(p->N, piece + 1, x->size);
-            const Places places = places_between(&p->batch->entries.places, (int)first, (int)end);
+            const Places whole = latent_places_(p), places = places_between(&whole, (int)first, (int)end);
             shape.N = places.N;
-            latent_attention_mass(p->mass + first * K, a->q + first * Q, a->kv, a->k_rope, p->s.att_max + first * H,
-                                  p->s.att_inv + first * H, p->chosen + first * K, x->place > 0 || !p->is_full, &shape,
-                                  &places, dev);
+            latent_attention_mass(p->mass + first * K, a->q + first * Q, a->kv, latent_rope_(p),
+                                  p->s.att_max + first * H, p->s.att_inv + first * H, p->chosen + first * K,
+                                  x->place > 0 || !p->is_full, &shape, &places, dev);
         }
         tp_chain_pass(p->mass, p->N, sizeof(float) * K, step, x, dev);
     }
     tp_chain_end(p->mass, p->N, sizeof(float) * K, x, dev);
-    if (p->is_mtp) { index_forget_last(p->mass, &p->batch->entries.places, p->N, shape.topk, dev); }
+    if (p->is_mtp) { index_forget_last(p->mass, p->batch->entries.is_last, p->N, shape.topk, dev); }
 }
 
 // replay: these positions have been here before, and have chosen
 static inline void latent_layer_forward(const LatentPass* p, floatX* out, int replay, const Device* dev) {
     const LatentTensors* a = &p->a;
     const LatentShape shape = latent_shape_(p);
-    const Places* places = &p->batch->entries.places;
+    const Places places = latent_places_(p);
     const int has_lists = latent_pass_lists_(p), teaches = p->is_full || !p->size.by_source;
     latent_queries_(p, dev);
     if (p->is_full && has_lists && !replay) { latent_choose_(p, dev); }
+    if (replay && p->is_full && latent_learns(&p->size, p->purpose)) { latent_gather_index_(p, dev); }
     const int* chosen = has_lists ? p->chosen : NULL;
     if (p->size.absorbs) {
         latent_attend_absorbed_(p, chosen, dev);
     } else {
-        latent_attention_forward(a->attention, p->s.att_max, p->s.att_inv, a->q, a->kv, a->k_rope, chosen, &shape,
-                                 places, dev);
+        latent_attention_forward(a->attention, p->s.att_max, p->s.att_inv, a->q, a->kv, latent_rope_(p), chosen,
+                                 &shape, &places, dev);
     }
     if (latent_learns(&p->size, p->purpose) && teaches && !replay) { latent_teach_(p, dev); }
     linear_forward(out, a->attention, p->o, p->N, dev);
@@ -404,8 +492,9 @@ static inline void latent_layer_forward(const LatentPass* p, floatX* out, int re
 // p: of the layer with the indexer
 static inline void latent_index_loss(const LatentPass* p, const Device* dev) {
     const IndexShape shape = latent_index_shape_(p);
-    index_loss_forward(p->s.index_losses, p->mass, p->chosen, p->a.index_q, p->a.index_k, p->s.index_weights, &shape,
-                       latent_windows_(p), dev);
+    latent_gather_index_(p, dev);
+    index_loss_forward(p->s.index_losses, p->mass, p->chosen, p->a.index_q, latent_keys_of_index_(p),
+                       p->s.index_weights, &shape, latent_windows_(p), dev);
     if (p->index_number) { crossentropy_losses_sum(p->index_number, p->s.index_losses, p->N, dev); }
 }
 
@@ -427,7 +516,9 @@ static inline void latent_index_backward_(const LatentPass* p, const Device* dev
     const IndexShape shape = latent_index_shape_(p);
     const int N = p->N, pairs = latent_index_pairs_(p);
     index_loss_backward(a->dindex_q, a->dindex_k, p->s.dindex_weights, p->index_dloss, p->mass, p->chosen, a->index_q,
-                        a->index_k, p->s.index_weights, N, &shape, &p->batch->entries.places, latent_windows_(p), dev);
+                        latent_keys_of_index_(p), p->s.index_weights, latent_n_keys_(p), &shape,
+                        &p->batch->entries.places, latent_windows_(p), dev);
+    latent_sum_rows_(p, a->dindex_k, s->dI, dev);
     latent_turn_(a->dindex_q, p, s->nI, s->dI, 0, pairs, 1, dev);
     linear_backward_weight(a->dindex_q, a->q_low_norm, p->index_q, p->dindex_q, N, dev);
     latent_turn_(a->dindex_k, p, 1, s->dI, 0, pairs, 1, dev);
@@ -452,19 +543,22 @@ static inline void latent_heads_backward_(const LatentPass* p, const Device* dev
     const RankGroup* x = p->tp;
     const LatentShape shape = latent_shape_(p);
     const size_t width = sizeof(float) * (size_t)p->size.dr;
-    LatentBackward_ b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, a->k_rope,
-                                              p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL,
-                                              &shape, &p->batch->entries.places, dev);
+    const Places places = latent_places_(p);
+    const int n = latent_n_keys_(p);
+    LatentBackward_ b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, latent_rope_(p),
+                                              p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL, n,
+                                              &shape, &places, dev);
     for (int step = 0; step < tp_chain_steps(x); step++) {
         const int piece = tp_chain_piece(step, x);
         if (piece >= 0) {
-            const int first = (int)comm_share(p->N, piece, x->size), end = (int)comm_share(p->N, piece + 1, x->size);
+            const int first = (int)comm_share(n, piece, x->size), end = (int)comm_share(n, piece + 1, x->size);
             latent_backward_turning(&b, first, end, x->place > 0, dev);
         }
-        tp_chain_pass(b.turning, p->N, width, step, x, dev);
+        tp_chain_pass(b.turning, n, width, step, x, dev);
     }
-    tp_chain_end(b.turning, p->N, width, x, dev);
+    tp_chain_end(b.turning, n, width, x, dev);
     latent_backward_end(&b, dev);
+    latent_sum_rows_(p, a->dturning, p->size.dr, dev);
 }
 
 // dinp is written; room for N rows of the wider of rq and r in `room`
@@ -480,7 +574,9 @@ static inline void latent_layer_backward(const LatentPass* p, floatX* dinp, cons
     rmsnorm_backward(room, p->dq_norm, a->dq_low, a->q_low, p->q_norm, p->s.q_low_rstd, 0, N, s->rq, dev);
     LinearChain chain = linear_chain(dinp);
     linear_chain_backward(&chain, room, p->inp, p->q_a, p->dq_a, N, dev);
-    linear_backward(a->dlatent, a->dkv, a->kv_low_norm, p->kv_b, p->dkv_b, 0, N, dev);
+    linear_backward(a->dlatent, a->dkv, s->cp ? a->all_latent : a->kv_low_norm, p->kv_b, p->dkv_b, 0, latent_n_keys_(p),
+                    dev);
+    latent_sum_rows_(p, a->dlatent, s->r, dev);
     latent_take_part_(a->latent, a->kv_low, 0, s->r, p, dev);
     rmsnorm_backward(room, p->dkv_norm, a->dlatent, a->latent, p->kv_norm, p->s.kv_low_rstd, 0, N, s->r, dev);
     latent_put_part_(a->dkv_low, room, 0, s->r, p, dev);

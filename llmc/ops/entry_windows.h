@@ -81,8 +81,9 @@ static inline RowDocument row_document(const Segment* s, int k, const BatchPiece
     return d;
 }
 
-// t, first_key, behind (B*n) on the host
-static inline void places_of_batch(int* t, int* first_key, int* behind, const Segments* segments, const BatchPiece* x) {
+// t, first_key, behind, is_last (B*n) on the host; is_last: of its document, on whatever rank that is
+static inline void places_of_batch(int* t, int* first_key, int* behind, int* is_last, const Segments* segments,
+                                   const BatchPiece* x) {
     for (int i = 0; i < segments->n; i++) {
         for (int k = 0; k < segments->at[i].rows; k++) {
             const RowDocument d = row_document(&segments->at[i], k, x);
@@ -91,6 +92,7 @@ static inline void places_of_batch(int* t, int* first_key, int* behind, const Se
                 t[row + p] = p - d.first;
                 first_key[row + p] = batch_key(x, d.b, d.first);
                 behind[row + p] = row + d.to;
+                is_last[row + p] = p + 1 == d.end;
             }
         }
     }

@@ -505,11 +505,10 @@ static inline IndexRow index_list_row_(const IndexList* l, const float* mass) {
 }
 
 // The last position of a document teaches nothing: of what it does not know nobody asks (mass (N, topk))
-static inline void index_forget_last(float* mass, const Places* places, int N, int topk, const Device* dev) {
+static inline void index_forget_last(float* mass, const int* is_last, int N, int topk, const Device* dev) {
     (void)dev;
     for (int n = 0; n < N; n++) {
-        if (places->behind[n] != n + 1) { continue; }
-        memset(mass + (size_t)n * topk, 0, sizeof(float) * (size_t)topk);
+        if (is_last[n]) { memset(mass + (size_t)n * topk, 0, sizeof(float) * (size_t)topk); }
     }
 }
 

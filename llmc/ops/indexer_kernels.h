@@ -405,17 +405,16 @@ static inline void index_dq_(X* dq, float* da, unsigned short* open, const float
 }
 
 // mass (N, topk) of the last position of each document becomes 0
-__global__ static void index_forget_last_kernel(float* mass, const int* behind, int topk, size_t n) {
+__global__ static void index_forget_last_kernel(float* mass, const int* is_last, int topk, size_t n) {
     for (size_t i = grid_first<1>(); i < n; i += grid_step<1>()) {
-        const int position = (int)(i / topk);
-        if (behind[position] == position + 1) { mass[i] = 0.0f; }
+        if (is_last[i / topk]) { mass[i] = 0.0f; }
     }
 }
 
-static inline void index_forget_last(float* mass, const Places* places, int N, int topk, const Device* dev) {
+static inline void index_forget_last(float* mass, const int* is_last, int N, int topk, const Device* dev) {
     const size_t n = (size_t)N * (size_t)topk;
     if (n == 0) { return; }
-    index_forget_last_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(mass, places->behind, topk, n);
+    index_forget_last_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(mass, is_last, topk, n);
     cudaCheck(cudaGetLastError());
 }
 

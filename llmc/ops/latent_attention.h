@@ -11,16 +11,17 @@ are the same for all heads. A position sees the tokens on its list, or all up to
     score = (q . key) * scale    max = the largest of -10000 and the scores    e = exp(score - max)
     inv = 1 / (sum over keys of e)    att = e * inv    out = sum over keys of att * value
 With all keys on every list it is attention.h's to the last bit.
-Backward, in training alone, where the key of position n is row n; everything is written:
+Backward, in training alone, where n_keys rows have keys: without lists as many as positions, of which row n is that of
+position n. Everything is written:
     datt = dout . value    D = sum over keys of att * datt    ds = att * (datt - D) * scale
     dq   = sum over keys of ds * key                                          (N, H*(dn + dr))
-    dkv  = of each head the sums over positions of ds * q, and of att * dout  (N, H*(dn + dv))
-    dturning = sum over heads of what the sum over positions of ds * q has of it   (N, dr)
+    dkv  = of each head the sums over positions of ds * q, and of att * dout  (n_keys, H*(dn + dv))
+    dturning = sum over heads of what the sum over positions of ds * q has of it   (n_keys, dr)
 latent_attention_mass: the sum over heads of att of each key on a list, 0 behind the last: what teaches an indexer.
 goes_on: from what mass holds, where several layers teach one, or several ranks have the heads (--tp).
 latent_backward_begin, latent_backward_turning, latent_backward_end: latent_attention_backward in three calls, between
-which dturning may go on from other ranks' heads: it is LatentBackward.turning, floats (N, dr), rows first .. end - 1 at
-a time.
+which dturning may go on from other ranks' heads: it is LatentBackward.turning, floats (n_keys, dr), rows first ..
+end - 1 at a time.
 Cost:   2*(dn + dr + dv) flops for each head, position and key it sees, backward 2.5 times that and the scores again.
         In C TILE_N neighbours are computed together, and a key that any of them sees costs as one of all: what they
         have chosen should overlap. An Inf or NaN sends its strip through the plain loop. Memory beside the tensors:
@@ -89,7 +90,7 @@ static inline void latent_attention_forward_ref(float* out, float* max, float* i
     }
 }
 
-// head h of position n; dk (N, dn + dr) and dv (N, dv) of the head go on from the positions before
+// head h of position n; dk (n_keys, dn + dr) and dv (n_keys, dv) of the head go on from the positions before
 static inline void latent_backward_row_ref_(float* dq, float* dk, float* dv, size_t n, size_t h, const float* dout,
                                             const float* q, const float* kv, const float* turning, const float* max,
                                             const float* inv, const int* chosen, const LatentShape* s,
@@ -122,21 +123,21 @@ static inline void latent_backward_row_ref_(float* dq, float* dk, float* dv, siz
 
 static inline void latent_attention_backward_ref(float* dq, float* dkv, float* dturning, const float* dout,
                                                  const float* q, const float* kv, const float* turning,
-                                                 const float* max, const float* inv, const int* chosen,
+                                                 const float* max, const float* inv, const int* chosen, int n_keys,
                                                  const LatentShape* s, const Places* places) {
-    const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, N = (size_t)s->N, V = (size_t)s->dv;
-    float* dk = (float*)malloc_check(sizeof(float) * N * (Q + V), "gradients of keys and values");
-    float* dv = dk + N * Q;
-    memset(dturning, 0, sizeof(float) * N * (size_t)s->dr);
+    const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, V = (size_t)s->dv, rows = (size_t)n_keys;
+    float* dk = (float*)malloc_check(sizeof(float) * rows * (Q + V), "gradients of keys and values");
+    float* dv = dk + rows * Q;
+    memset(dturning, 0, sizeof(float) * rows * (size_t)s->dr);
     for (size_t h = 0; h < H; h++) {
-        memset(dk, 0, sizeof(float) * N * (Q + V));
-        for (size_t n = 0; n < N; n++) {
+        memset(dk, 0, sizeof(float) * rows * (Q + V));
+        for (size_t n = 0; n < (size_t)s->N; n++) {
             latent_backward_row_ref_(dq, dk, dv, n, h, dout, q, kv, turning, max, inv, chosen, s, places);
         }
-        for (size_t n = 0; n < N; n++) {
-            memcpy(dkv + (n * H + h) * KV, dk + n * Q, sizeof(float) * (size_t)s->dn);
-            memcpy(dkv + (n * H + h) * KV + s->dn, dv + n * V, sizeof(float) * V);
-            for (int c = 0; c < s->dr; c++) { dturning[n * s->dr + c] += dk[n * Q + s->dn + c]; }
+        for (size_t u = 0; u < rows; u++) {
+            memcpy(dkv + (u * H + h) * KV, dk + u * Q, sizeof(float) * (size_t)s->dn);
+            memcpy(dkv + (u * H + h) * KV + s->dn, dv + u * V, sizeof(float) * V);
+            for (int c = 0; c < s->dr; c++) { dturning[u * s->dr + c] += dk[u * Q + s->dn + c]; }
         }
     }
     free(dk);
@@ -253,10 +254,10 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
 }
 
 // scratch of a training step of N positions, for the account of memory
-static inline double latent_workspace_bytes(const LatentShape* s, const Device* dev) {
-    const double turning = (double)s->H * s->N * s->dr + 64.0;
-    return sizeof(float) * (turning + (double)latent_all_keys_floats_(s, s->N) +
-                            (double)latent_floats_(s, s->N, 1) * dev->n_threads);
+static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, const Device* dev) {
+    const double turning = (double)s->H * n_keys * s->dr + 64.0;
+    return sizeof(float) * (turning + (double)latent_all_keys_floats_(s, n_keys) +
+                            (double)latent_floats_(s, n_keys, 1) * dev->n_threads);
 }
 
 // what 0 is multiplied by in the gradients of a strip
@@ -273,12 +274,12 @@ static inline int latent_backward_is_finite_(const LatentStrip_* x, const float*
 // head h of a strip: dq is written; what x has of the head's keys and values goes on
 static inline void latent_strip_backward_(LatentStrip_* x, float* dq, const float* dout, const float* q,
                                           const float* kv, const float* turning, const float* max, const float* inv,
-                                          int h, const LatentShape* s) {
+                                          int h, int n_keys, const LatentShape* s) {
     static const float zeros[TILE_N] = {0};
     const int H = s->H, Q = (int)latent_q_(s);
     const size_t stride = (size_t)H * latent_kv_(s), at = (size_t)x->keys.first * H + h, q_stride = (size_t)H * Q;
     const float *key = latent_of_head_(kv, h, 0, s), *d = dout + at * s->dv;
-    const LatentPacked_ packed = latent_strip_packed_(x, kv, turning, s->N, h, s);
+    const LatentPacked_ packed = latent_strip_packed_(x, kv, turning, n_keys, h, s);
     latent_scores_(x, packed.k_by_u, q, h, s);
     latent_weights_(x, max + at, inv + at, H);
     gemm_pack_(x->dout, d, (size_t)H * s->dv, 1, TILE_N, x->keys.n, s->dv);
@@ -293,31 +294,31 @@ static inline void latent_strip_backward_(LatentStrip_* x, float* dq, const floa
 }
 
 typedef struct {
-    float* turning;      // dturning, (N, dr)
-    const float* heads;  // (H, N, dr): what each head adds to it
-    int H, N, dr;
+    float* turning;      // dturning, (n_keys, dr)
+    const float* heads;  // (H, n_keys, dr): what each head adds to it
+    int H, n_keys, dr;
 } LatentBackward;
 
 // all but dturning. The device's workspace stays as it is up to latent_backward_end
 static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float* dturning, const float* dout,
                                                    const float* q, const float* kv, const float* turning,
-                                                   const float* max, const float* inv, const int* chosen,
+                                                   const float* max, const float* inv, const int* chosen, int n_keys,
                                                    const LatentShape* s, const Places* places, const Device* dev) {
-    const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, N = (size_t)s->N, R = (size_t)s->dr;
-    const size_t each = latent_floats_(s, s->N, 1), of_keys = latent_all_keys_floats_(s, s->N);
-    const size_t n_turning = latent_round_(H * N * R), n_all = of_keys + n_turning + each * (size_t)dev->n_threads;
-    float *room = device_workspace(dev, sizeof(float) * n_all), *heads = room + of_keys;  // heads (H, N, dr)
+    const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, M = (size_t)n_keys, R = (size_t)s->dr;
+    const size_t each = latent_floats_(s, n_keys, 1), of_keys = latent_all_keys_floats_(s, n_keys);
+    const size_t n_turning = latent_round_(H * M * R), n_all = of_keys + n_turning + each * (size_t)dev->n_threads;
+    float *room = device_workspace(dev, sizeof(float) * n_all), *heads = room + of_keys;
     float* workspace = heads + n_turning;
-    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, s->N, places);
+    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, n_keys, places);
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < s->H; h++) {
-        LatentStrip_ x = latent_scratch_(workspace + each * (size_t)thread_number(), s, s->N, 1);
-        memset(x.dk, 0, sizeof(float) * N * Q);
-        memset(x.dv, 0, sizeof(float) * N * (size_t)s->dv);
+        LatentStrip_ x = latent_scratch_(workspace + each * (size_t)thread_number(), s, n_keys, 1);
+        memset(x.dk, 0, sizeof(float) * M * Q);
+        memset(x.dv, 0, sizeof(float) * M * (size_t)s->dv);
         for (int i = 0; i < (int)ceil_div(s->N, TILE_N); i++) {
             x.keys = keys[i];
             if (latent_backward_is_finite_(&x, dout, q, kv, turning, h, s)) {
-                latent_strip_backward_(&x, dq, dout, q, kv, turning, max, inv, h, s);
+                latent_strip_backward_(&x, dq, dout, q, kv, turning, max, inv, h, n_keys, s);
                 continue;
             }
             for (int n = x.keys.first; n < x.keys.first + x.keys.n; n++) {
@@ -325,20 +326,20 @@ static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float*
                                          s, places);
             }
         }
-        for (size_t n = 0; n < N; n++) {
-            float* to = dkv + (n * H + (size_t)h) * KV;
-            memcpy(to, x.dk + n * Q, sizeof(float) * (size_t)s->dn);
-            memcpy(to + s->dn, x.dv + n * (size_t)s->dv, sizeof(float) * (size_t)s->dv);
-            memcpy(heads + ((size_t)h * N + n) * R, x.dk + n * Q + s->dn, sizeof(float) * R);
+        for (size_t u = 0; u < M; u++) {
+            float* to = dkv + (u * H + (size_t)h) * KV;
+            memcpy(to, x.dk + u * Q, sizeof(float) * (size_t)s->dn);
+            memcpy(to + s->dn, x.dv + u * (size_t)s->dv, sizeof(float) * (size_t)s->dv);
+            memcpy(heads + ((size_t)h * M + u) * R, x.dk + u * Q + s->dn, sizeof(float) * R);
         }
     }
-    const LatentBackward b = {dturning, heads, s->H, s->N, s->dr};
+    const LatentBackward b = {dturning, heads, s->H, n_keys, s->dr};
     return b;
 }
 
 // goes_on: from the heads before
 static inline void latent_backward_turning(LatentBackward* b, int first, int end, int goes_on, const Device* dev) {
-    const int64_t each = (int64_t)b->N * b->dr, stop = (int64_t)end * b->dr;
+    const int64_t each = (int64_t)b->n_keys * b->dr, stop = (int64_t)end * b->dr;
     (void)dev;
     #pragma omp parallel for
     for (int64_t i = (int64_t)first * b->dr; i < stop; i++) {
@@ -352,10 +353,11 @@ static inline void latent_backward_end(LatentBackward* b, const Device* dev) { (
 
 static inline void latent_attention_backward(float* dq, float* dkv, float* dturning, const float* dout, const float* q,
                                              const float* kv, const float* turning, const float* max, const float* inv,
-                                             const int* chosen, const LatentShape* s, const Places* places,
+                                             const int* chosen, int n_keys, const LatentShape* s, const Places* places,
                                              const Device* dev) {
-    LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, s, places, dev);
-    latent_backward_turning(&b, 0, s->N, 0, dev);
+    LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, n_keys, s,
+                                             places, dev);
+    latent_backward_turning(&b, 0, n_keys, 0, dev);
     latent_backward_end(&b, dev);
 }
 #endif

@@ -523,7 +523,7 @@ latent_positions_kernel(X* dq, float* D, LatentInputsOf<X> in, LatentSight see) 
     }
 }
 
-// of_turning (H, N, dr). block is (LATENT_THREADS), grid (tiles of keys, heads); LATENT_TILE * (dn + dr + dv) floats of
+// of_turning (H, n_keys, dr), n_keys the rows of `see`. block is (LATENT_THREADS), grid (tiles of keys, heads); LATENT_TILE * (dn + dr + dv) floats of
 // shared memory
 template <typename X>
 __global__ void __launch_bounds__(LATENT_THREADS, 2)
@@ -563,7 +563,7 @@ latent_keys_kernel(X* dkv, float* of_turning, LatentInputsOf<X> in, LatentSight 
         dkv[((size_t)(seen.row + row) * in.s.H + h) * KV + c] = from_float<X>(sum);
     }
     for (int i = t; i < seen.n_rows * dr; i += LATENT_THREADS) {
-        of_turning[((size_t)h * in.s.N + seen.row) * dr + i] = sums[i / dr * Q + dn + i % dr];
+        of_turning[((size_t)h * see.N + seen.row) * dr + i] = sums[i / dr * Q + dn + i % dr];
     }
 }
 
@@ -595,16 +595,17 @@ static inline int latent_shared_bytes_(int channels, const Device* dev) {
     return n_bytes;
 }
 
-// ints of scratch: what tiles of N rows with topk numbers each see; 0: no lists
-static inline size_t latent_sight_ints_(int N, int topk) {
-    return (size_t)latent_tiles_(N) * (1 + 2 * (size_t)LATENT_TILE * topk);
-}
+// ints of scratch: what tiles of N rows see, which have so many numbers on their lists in all; 0: no lists
+static inline size_t latent_sight_ints_(int N, size_t numbers) { return latent_tiles_(N) + 2 * numbers; }
+
+// numbers on lists that may be as long as topk, in whole tiles
+static inline size_t latent_numbers_(int N, int topk) { return (size_t)latent_tiles_(N) * LATENT_TILE * (size_t)topk; }
 
 // of positions
 template <typename X>
 static inline LatentSight latent_sight_(int* room, const int* chosen, const LatentInputsOf<X>& in,
                                         const Places* places, const Device* dev) {
-    const size_t n = (size_t)latent_tiles_(in.s.N) * LATENT_TILE * (chosen ? in.s.topk : 0);
+    const size_t n = latent_numbers_(in.s.N, chosen ? in.s.topk : 0);
     LatentSight see;
     see.N = in.s.N, see.of_keys = 0, see.places = *places, see.topk = in.s.topk;
     see.lists = chosen, see.offsets = NULL;
@@ -616,13 +617,14 @@ static inline LatentSight latent_sight_(int* room, const int* chosen, const Late
     return see;
 }
 
-// ... of keys, in the same room; lists: N + 1 + N * topk ints
-static inline LatentSight latent_turned_(LatentSight see, int* lists, const Device* dev) {
-    see.of_keys = 1;
+// ... of n_keys keys, in the same room; lists: n_keys + 1 + N * topk ints
+static inline LatentSight latent_turned_(LatentSight see, int* lists, int n_keys, const Device* dev) {
+    const int N = see.N;
+    see.of_keys = 1, see.N = n_keys;
     if (see.lists) {
-        inverse_lists(lists, lists + see.N + 1, NULL, NULL, see.lists, see.N, see.topk, see.N, dev);
-        see.offsets = lists, see.lists = lists + see.N + 1;
-        latent_join_kernel<<<latent_tiles_(see.N), LATENT_JOIN, 0, dev->stream>>>(see);
+        inverse_lists(lists, lists + n_keys + 1, NULL, NULL, see.lists, N, see.topk, n_keys, dev);
+        see.offsets = lists, see.lists = lists + n_keys + 1;
+        latent_join_kernel<<<latent_tiles_(n_keys), LATENT_JOIN, 0, dev->stream>>>(see);
         cudaCheck(cudaGetLastError());
     }
     return see;
@@ -642,7 +644,7 @@ static inline void latent_attention_forward(X* out, float* max, float* inv, cons
                                             const int* chosen, const LatentShape* s, const Places* places,
                                             const Device* dev) {
     if (s->N == 0) { return; }
-    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints_(s->N, chosen ? s->topk : 0));
+    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints_(s->N, latent_numbers_(s->N, chosen ? s->topk : 0)));
     const LatentInputsOf<X> in = latent_inputs_<X>(q, kv, turning, NULL, NULL, NULL, NULL, s);
     const LatentSight see = latent_sight_(room, chosen, in, places, dev);
     const dim3 grid(latent_tiles_(s->N), (unsigned)s->H);
@@ -657,7 +659,7 @@ static inline void latent_attention_mass(float* mass, const X* q, const X* kv, c
                                          const float* inv, const int* chosen, int goes_on, const LatentShape* s,
                                          const Places* places, const Device* dev) {
     if (s->N == 0) { return; }
-    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints_(s->N, s->topk));
+    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints_(s->N, latent_numbers_(s->N, s->topk)));
     const LatentInputsOf<X> in = latent_inputs_<X>(q, kv, turning, NULL, max, inv, NULL, s);
     const LatentSight see = latent_sight_(room, chosen, in, places, dev);
     const dim3 grid(latent_tiles_(s->N), LATENT_STEPS);
@@ -666,40 +668,45 @@ static inline void latent_attention_mass(float* mass, const X* q, const X* kv, c
 }
 
 // floats of backward's scratch: D, what heads have of dturning, and their sums; then ints; topk 0: no lists
-static inline size_t latent_backward_floats_(const LatentShape* s) {
-    return (size_t)s->N * ((size_t)s->H + ((size_t)s->H + 1) * (size_t)s->dr);
+static inline size_t latent_backward_floats_(const LatentShape* s, int n_keys) {
+    return (size_t)s->N * (size_t)s->H + (size_t)n_keys * ((size_t)s->H + 1) * (size_t)s->dr;
 }
-static inline size_t latent_backward_ints_(const LatentShape* s, int topk) {
-    return latent_sight_ints_(s->N, topk) + (topk > 0 ? (size_t)s->N * (1 + (size_t)topk) + 1 : 0);
+static inline size_t latent_backward_sight_(const LatentShape* s, int n_keys, int topk) {
+    return latent_sight_ints_(s->N > n_keys ? s->N : n_keys, latent_numbers_(s->N, topk));
+}
+static inline size_t latent_backward_ints_(const LatentShape* s, int n_keys, int topk) {
+    const size_t turned = topk > 0 ? (size_t)n_keys + 1 + (size_t)s->N * (size_t)topk : 0;
+    return latent_backward_sight_(s, n_keys, topk) + turned;
 }
 
 // scratch of a training step of N positions, for the account of memory
-static inline double latent_workspace_bytes(const LatentShape* s, const Device* dev) {
+static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, const Device* dev) {
     (void)dev;
-    return (double)sizeof(float) * (double)(latent_backward_floats_(s) + latent_backward_ints_(s, s->topk));
+    return (double)sizeof(float) *
+           (double)(latent_backward_floats_(s, n_keys) + latent_backward_ints_(s, n_keys, s->topk));
 }
 
 template <typename X>
 struct LatentBackwardOf {
-    X* dturning;         // (N, dr)
+    X* dturning;         // (n_keys, dr)
     float* turning;      // the same in floats
-    const float* heads;  // (H, N, dr): what each head adds to it
-    int H, N, dr;
+    const float* heads;  // (H, n_keys, dr): what each head adds to it
+    int H, n_keys, dr;
 };
 
 // all but dturning. The device's workspace stays as it is up to latent_backward_end
 template <typename X>
 static inline LatentBackwardOf<X> latent_backward_begin(X* dq, X* dkv, X* dturning, const X* dout, const X* q,
                                                         const X* kv, const X* turning, const float* max,
-                                                        const float* inv, const int* chosen, const LatentShape* s,
-                                                        const Places* places, const Device* dev) {
+                                                        const float* inv, const int* chosen, int n_keys,
+                                                        const LatentShape* s, const Places* places, const Device* dev) {
     const int topk = chosen ? s->topk : 0;
-    const size_t n_floats = latent_backward_floats_(s), n_ints = latent_backward_ints_(s, topk);
-    const size_t n = (size_t)s->N * s->dr;
+    const size_t n_floats = latent_backward_floats_(s, n_keys), n = (size_t)n_keys * s->dr;
+    const size_t n_ints = latent_backward_ints_(s, n_keys, topk);
     float* D = device_workspace(dev, sizeof(float) * (n_floats + n_ints));
     float *heads = D + (size_t)s->N * s->H, *sums = heads + (size_t)s->H * n;
-    int *room = (int*)(D + n_floats), *lists = room + latent_sight_ints_(s->N, topk);
-    const LatentBackwardOf<X> b = {dturning, sums, heads, s->H, s->N, s->dr};
+    int *room = (int*)(D + n_floats), *lists = room + latent_backward_sight_(s, n_keys, topk);
+    const LatentBackwardOf<X> b = {dturning, sums, heads, s->H, n_keys, s->dr};
     if (s->N == 0) { return b; }
     const LatentInputsOf<X> in = latent_inputs_(q, kv, turning, dout, max, inv, D, s);
     const LatentSight see = latent_sight_(room, chosen, in, places, dev);
@@ -707,10 +714,11 @@ static inline LatentBackwardOf<X> latent_backward_begin(X* dq, X* dkv, X* dturni
     const int n_bytes = latent_shared_bytes_(s->dn + s->dr, dev);
     cudaCheck(cudaFuncSetAttribute(latent_positions_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     latent_positions_kernel<X><<<grid, LATENT_THREADS, n_bytes, dev->stream>>>(dq, D, in, see);
-    const LatentSight turned = latent_turned_(see, lists, dev);
+    const LatentSight turned = latent_turned_(see, lists, n_keys, dev);
     const int n_both = latent_shared_bytes_(s->dn + s->dr + s->dv, dev);
     cudaCheck(cudaFuncSetAttribute(latent_keys_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_both));
-    latent_keys_kernel<X><<<grid, LATENT_THREADS, n_both, dev->stream>>>(dkv, heads, in, turned);
+    const dim3 grid_of_keys(latent_tiles_(n_keys), (unsigned)s->H);
+    latent_keys_kernel<X><<<grid_of_keys, LATENT_THREADS, n_both, dev->stream>>>(dkv, heads, in, turned);
     cudaCheck(cudaGetLastError());
     return b;
 }
@@ -721,13 +729,13 @@ static inline void latent_backward_turning(LatentBackwardOf<X>* b, int first, in
     const size_t dr = (size_t)b->dr, n = (size_t)(end - first) * dr;
     if (n == 0) { return; }
     latent_turning_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(
-        b->turning, b->heads, (size_t)first * dr, (size_t)end * dr, goes_on, b->H, (size_t)b->N * dr);
+        b->turning, b->heads, (size_t)first * dr, (size_t)end * dr, goes_on, b->H, (size_t)b->n_keys * dr);
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
 static inline void latent_backward_end(LatentBackwardOf<X>* b, const Device* dev) {
-    const size_t n = (size_t)b->N * (size_t)b->dr;
+    const size_t n = (size_t)b->n_keys * (size_t)b->dr;
     if (n == 0) { return; }
     latent_turned_kernel<X><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(b->dturning, b->turning, n);
     cudaCheck(cudaGetLastError());
@@ -736,10 +744,11 @@ static inline void latent_backward_end(LatentBackwardOf<X>* b, const Device* dev
 template <typename X>
 static inline void latent_attention_backward(X* dq, X* dkv, X* dturning, const X* dout, const X* q, const X* kv,
                                              const X* turning, const float* max, const float* inv, const int* chosen,
-                                             const LatentShape* s, const Places* places, const Device* dev) {
-    LatentBackwardOf<X> b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, s, places,
-                                                  dev);
-    latent_backward_turning(&b, 0, s->N, 0, dev);
+                                             int n_keys, const LatentShape* s, const Places* places,
+                                             const Device* dev) {
+    LatentBackwardOf<X> b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, n_keys, s,
+                                                  places, dev);
+    latent_backward_turning(&b, 0, n_keys, 0, dev);
     latent_backward_end(&b, dev);
 }
 #endif  // __CUDACC__

@@ -37,7 +37,7 @@ typedef struct {
     float *q, *dout;        // of the strip, turned: (channels, TILE_N)
     float *att, *ds;        // (keys, TILE_N)
     float *turned, *part;   // packed weights, results on their way; rows of gradients that go on
-    float *dk, *dv;         // of a head: (N, dn + dr), (N, dv)
+    float *dk, *dv;         // of a head: (n_keys, dn + dr), (n_keys, dv)
 } LatentStrip_;
 
 // keys of a pass: rows 0 .. n_rows - 1 of kv

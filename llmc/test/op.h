@@ -27,7 +27,7 @@ op_solve or op_answer fills in what follows from them, op_check compares.
 #include "test.h"  // Test, arrays, devices
 #pragma GCC diagnostic ignored "-Wunused-parameter"  // the functions of a table need not use all that they are given
 
-enum { OP_ARRAYS = 20, OP_DIMS = 9, OP_JUDGED = 16 };  // at most
+enum { OP_ARRAYS = 20, OP_DIMS = 10, OP_JUDGED = 16 };  // at most
 
 enum {             // what an array is
     GIVEN = 1,     // forward and backward read it
