@@ -843,7 +843,8 @@ class Glm5(Architecture):
     FILLS = False  # tokens that fill take places among those that are chosen
     REFERENCE = "glm5.py"
     LOSSES = ("loss", "cross_entropy")  # the same: these folders ask for no loss of experts
-    TINY = {**glm5.TEXT, "vocab_size": 257, "pad_token_id": None}
+    TINY = {**glm5.TEXT, "vocab_size": 257, "pad_token_id": None, "index_topk": 20}  # all: of a model that has hardly
+                                                                                    # learnt many scores are 0, ties
 
     # The models A to G of glm5_truth.py, with fewer tokens than an indexer chooses, as many, one more, and far more.
     # Vocabulary; rows and positions of the batch; seed; changes. Seeds are such that no choice is near
@@ -961,12 +962,11 @@ class Glm5(Architecture):
             parent, "published", tensors, head_dim=config.qk_nope_head_dim, layer_types=None, num_nextn_predict_layers=1,
             moe_router_dtype="float32", ep_size=1, pretraining_tp=1)
         kinds, dense = config.indexer_types, config.mlp_layer_types.count("dense")
-        if "shared" in kinds and hasattr(config, "index_topk_freq"):
+        if kinds == ["full", "full", "shared", "shared", "shared", "full", "shared"]:  # as freq 4, offset 2 make them
             yield "config.json with a rule for indexers, and how many layers have MLPs", copy_folder(
                 parent, "rule", tensors, indexer_types=None, mlp_layer_types=None, first_k_dense_replace=dense)
-            yield "config.json with a pattern of indexers", copy_folder(
-                parent, "pattern", tensors, indexer_types=None,
-                index_topk_pattern="".join(kind[0].upper() for kind in kinds))
+        yield "config.json with a pattern of indexers", copy_folder(
+            parent, "pattern", tensors, indexer_types=None, index_topk_pattern="".join(kind[0].upper() for kind in kinds))
         if model.released:
             yield "matrices in fp8, none of whole blocks", copy_folder(
                 parent, "released", {**tensors, **model.released},
