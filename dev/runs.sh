@@ -4,7 +4,7 @@
 #     columns, sums, same_run, same_model, value, below   runs and their numbers
 #     examples, batch, rows, answers                      files of a probe, of HellaSwag
 #     tensors, rename, cut_to_bf16                        what a safetensors file holds; the same under other names, in bf16
-#     shapes, numbers                                     of a folder the tensors' types and shapes, their sums
+#     numbers, shapes                                     of a folder the tensors' types, shapes and sums
 #     same_tensors                                        of two folders, in whatever types
 #     rewrite, like                                       a folder whose tensors have been through Python; its probe is that of `hf`
 #     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
@@ -81,22 +81,19 @@ for name, t in sorted(json.loads(data[8:8 + n]).items()):
 PYTHON
 }
 
-# of a folder a line for each tensor: its name, type and shape; its name and sum
-shapes() { "$python" - "$1/${2-model}.safetensors" <<'PYTHON'
-import json, struct, sys
-data = open(sys.argv[1], "rb").read()
-for name, t in sorted(json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]]).items()):
-    if name != "__metadata__": print(name, t["dtype"], *t["shape"])
-PYTHON
-}
-numbers() { "$python" - "$1/model.safetensors" <<'PYTHON'
+# of a folder's model, or of another of its files, a line for each tensor: its name, type, shape and sum; without the sum
+numbers() {  # FOLDER [NAME]
+    "$python" - "$1/${2-model}.safetensors" <<'PYTHON'
 import hashlib, json, struct, sys
 data = open(sys.argv[1], "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
-for name, t in json.loads(data[8:8 + n]).items():
-    if name != "__metadata__": print(name, hashlib.md5(data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]).hexdigest())
+for name, t in sorted(json.loads(data[8:8 + n]).items()):
+    if name == "__metadata__": continue
+    begin, end = (8 + n + x for x in t["data_offsets"])
+    print(name, t["dtype"], *t["shape"], hashlib.md5(data[begin:end]).hexdigest())
 PYTHON
 }
+shapes() { numbers "$@" | sed 's/ [^ ]*$//'; }
 
 # the same file, in which other names stand: PATTERN of Python and what takes its place
 rename() {  # FILE PATTERN NEW

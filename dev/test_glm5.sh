@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # train_glm5 as its user meets it: presets, options, config.json, files, training of indexers, routers and the MTP module, adapters, ranks,
-# kills, generation from both caches. What it computes is held against numbers of its NumPy reference by test_glm5.c, and against
-# transformers by dev/ref/glm5_checks.py --probe-with.
+# kills, generation from both caches. Its folders, in fp8 too, are test_glm5_files.sh's. What it computes is held against numbers of its NumPy
+# reference by test_glm5.c, against transformers by dev/ref/check_hf.py --model glm5, against PEFT by dev/ref/check_lora.py.
 #     dev/test_glm5.sh                  all parts
 #     dev/test_glm5.sh options ranks    some of them: presets options configs files learning adapters bits ranks kills text talks typed
 #     dev/test_glm5.sh quick            the most telling of all but options, adapters, talks and typed
@@ -42,6 +42,7 @@ edit tiny.json other.json attention_bias true n_group 2 topk_group 1 n_shared_ex
     indexer_rope_interleave false pad_token_id 32 latent_norm_eps 1e-6 rms_norm_eps 1e-4 indexer_kl_target '"source_layer"'
 edit tiny.json plain.json num_hidden_layers 2 indexer_types '["full","full"]' mlp_layer_types '["dense","dense"]'  # without experts
 edit tiny.json six.json n_routed_experts 6
+edit taught.json apart.json indexer_types '["full","full","full","full"]'  # a stage begins with an indexer
 start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
 mixed=("${start[@]}" --grad-accum 4 --steps 8 --val-fraction 0.1 --eval-every 4 --sample-every 4 --max-new-tokens 8 --save-every 4)
 index='indexer\.(wq_b|wk|weights_proj|k_norm)'
@@ -64,7 +65,7 @@ SIZES
         boxed '  indexers' 'in 21 layers, of 32 heads, choose 2048 positions') $(boxed mlp '12288 wide, in 3 layers') $(
         boxed experts '256 in a layer, 2048 wide, a token takes 8 and') $(boxed mtp 'a layer and 10.0B more parameters for the token')" = "1 1 1 1 1"
     timeout 60 "$trainer" --model glm-5.2 --dry-run --batch-size 1 >out 2>err
-    check "... it does not fit here: status 1, and what to change" test "$? $(grep -c 'try --recompute 3 with --ep on more than' err)" = "1 1"
+    check "... it does not fit here: status 1, and what to change" test "$? $(grep -c 'try --recompute 3 with --ep, --tp or --pp on more than' err)" = "1 1"
     refuse "an unknown preset" '--model: expected tiny, small, glm-5 or glm-5.2, found "huge"' --model huge --train text
     go --help
     check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
@@ -89,12 +90,13 @@ options() {
     flag other -1 --mtp-weight 0.9 --config mtp.json
     flag other 2 --doc-reset 1 --train documents
     flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
-    for i in tp cp pp graph; do
-        refuse "--$i, which only others have" "--$i: expected an option of this program, found one of train_gpt2" "${start[@]}" --$i 2
+    refuse "--cp, which only others have" "--cp: expected an option of this program, found one of train_gpt2cu" "${start[@]}" --cp 2
+    for i in ep pp tp; do
+        refuse "--$i of one rank" "--$i: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --$i 2
     done
-    refuse "--ep of one rank" "--ep: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --ep 2
+    refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
     refuse "--ep of a model without experts" "--ep: is for models with experts" "${start[@]}" --config plain.json --ep 2
-    refuse "--plan-card in a program for CPUs" "--plan-card: is for trainers on GPUs, and train_glm5 is for CPUs alone: leave it out" "${start[@]}" --plan 2 --plan-card H200 --plan-rate 0.5
+    refuse "--plan-card in a program for CPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_glm5 CUDA=1; no GPU is needed to plan" "${start[@]}" --plan 2 --plan-card H200 --plan-rate 0.5
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" "${start[@]}" --seq-len 96
     refuse "an indexer alone that does not learn" "--indexer-alone: is for --indexer kl or dense, without an adapter" "${start[@]}" --indexer-alone 1
     refuse "a weight without a module" "--mtp-weight: is for a model with that module: --mtp 1" "${start[@]}" --mtp-weight 0.7
@@ -240,47 +242,20 @@ files() {
         verdict $? "... from the saved folder, other threads, few rows of the head: the same bytes" "$(<err)"
     done
 
-    echo "# folders"
+    echo "# training that goes on from folders"
     rows 19 >in
-    rm -rf hf && go "${start[@]}" --config mtp.json --export-hf hf && go --from hf --probe in --probe-out before
-    check "shared layers have no indexer, and MTP is one more layer on disk" \
-        test "$(shapes hf | grep -o 'layers\.[0-9]*\.self_attn\.indexer' | sort -u | grep -o '[0-9]' | xargs) $(shapes hf | grep -c 'layers\.4\.')" = "0 2 4 35"
-    check "kv_b_proj: of each head the rows of its key, then those of its value" grep -qx 'model.layers.1.self_attn.kv_b_proj.weight F32 22 6' <(shapes hf)
-    rewrite hf fused 'fuse()'
-    go --from fused --probe in --probe-out after && [ ! -s err ] && cmp <(tensors before '^(logits|loss)$') <(tensors after '^(logits|loss)$')
-    verdict $? "experts of a layer in one tensor: the same logits and loss, not a word" "$(<err)"
-    rm -rf exported && go --from fused --export-hf exported
-    check "... and its export has those names and numbers" cmp <(numbers fused | sort) <(numbers exported | sort)
+    rm -rf hf && go "${start[@]}" --config mtp.json --export-hf hf && rewrite hf fused 'fuse()'
     i=("${start[@]:2}" --from fused --schedule constant --warmup 0)
     rm -rf leg whole && go "${i[@]}" --run whole && go "${i[@]}" --steps 2 --run leg && go --resume --run leg --steps 4 --export-hf again && same_run whole leg
-    verdict $? "... stopped after 2 of 4 updates, resumed: the same bytes" "$(<err)"
-    rm -rf shards && go --from hf --export-hf shards --shard-gb 2e-5 && go --from shards --probe in --probe-out after && cmp before after
+    verdict $? "experts of a layer in one tensor; stopped after 2 of 4 updates, resumed: the same bytes" "$(<err)"
+    rm -rf shards && go --from hf --export-hf shards --shard-gb 2e-5 && go --from shards --probe in --probe-out after && go --from hf --probe in --probe-out before && cmp before after
     verdict $? "a folder of $(ls shards/*.safetensors | wc -l) shards: the same probe" "$(<err)"
-    like "the module's copies of embedding and head, as some files have them: without" 0 \
-        't["model.layers.4.embed_tokens.weight"] = t[E]; t["model.layers.4.shared_head.head.weight"] = t[H]'
-    like "a tensor that no layer has: a line" 1 't["model.layers.1.self_attn.indexer.wk.weight"] = t["model.layers.0.self_attn.indexer.wk.weight"]'
-    rm -rf half again && go --from hf --export-hf half --export-dtype bf16 && go --from half --export-hf again --export-dtype bf16 && cmp {half,again}/model.safetensors
-    verdict $? "--export-dtype bf16, read and written again: the same tensors" "$(<err)"
     rewrite hf f16 't |= {n: ("F16", s, b"\1\x3c" * s[0]) for n, (d, s, x) in t.items() if n.endswith("norm.weight")}'
     rm -rf as_read && go "${start[@]:2}" --from f16 --steps 2 --freeze first:1 --export-hf as_read --export-dtype as-read && go --from as_read --eval-only --val text --seq-len 16
     verdict $? "--export-dtype as-read after training: a folder that is read again" "$(<err)"
     check "... what was frozen has the folder's bytes, vectors too" test "$(comm -23 <(numbers f16 | sort) <(numbers as_read | sort) | grep -cE '^model\.layers\.0\.')" = 0
-
-    broken() {  # PROMISE TEXT PYTHON
-        rewrite hf broken "$3"
-        refuse "$1" "$2" --from broken --train text --seq-len 16
-    }
-    for name in model.layers.2.self_attn.indexer.weights_proj.weight model.layers.1.self_attn.kv_a_proj_with_mqa.weight model.layers.0.mlp.down_proj.weight \
-        model.layers.3.mlp.gate.e_score_correction_bias model.layers.2.mlp.experts.3.up_proj.weight model.layers.4.eh_proj.weight lm_head.weight; do
-        broken "$name is missing" "\"$name\" is missing" "t.pop('$name')"
-        is_quick && break
-        broken "... has another shape" "\"$name\": expected " "d, s, x = t['$name']; t['$name'] = d, [*s, 2], x * 2"
-    done
-    broken "a matrix of whole numbers" '"model.norm.weight": expected F32, F16 or BF16, found I64' 't["model.norm.weight"] = "I64", [16], bytes(128)'
-    broken "NaN" 'expected finite numbers, found 1 of model.layers.0.self_attn.kv_b_proj.weight' 'n = "model.layers.0.self_attn.kv_b_proj.weight"; d, s, x = t[n]; t[n] = d, s, struct.pack("<f", float("nan")) + x[4:]'
-
-    echo "# a folder in fp8, as it is published"
-    released
+    go --from hf --weights fp8 --eval-only --val text --seq-len 15
+    check "--weights fp8 of floats: rounded, which the box says" test "$(grep -c 'rounded to fp8' out)" = 1
 
     echo "# a run and its files"
     rm -rf run && go "${mixed[@]}" --config taught.json --ema 0.9 --tensorboard 1 --run run
@@ -290,34 +265,6 @@ files() {
     verdict $? "its export is the checkpoint without what training needs" "$(<err)"
     go --from run --ema-weights 1 --export-hf averaged
     check "--ema-weights: another model" test "$(cmp -s {averaged,exported}/model.safetensors; echo $?)" = 1
-}
-
-# dev/ref/fp4.py makes it, in three files, and `floats`, the same numbers
-released() {
-    local i text tune=("${start[@]:2}" --grad-accum 2 --lora-rank 3)
-    edit mtp.json packed.json hidden_size 64 moe_intermediate_size 32 q_lora_rank 32 kv_lora_rank 136 qk_nope_head_dim 60 v_head_dim 70 intermediate_size 200
-    go "${start[@]}" --config packed.json --steps 20 --export-hf begun && "$python" "$root/dev/ref/fp4.py" begun release --release floats --shards 3 \
-        --experts '^$' --float 'e_score_correction_bias$' --keep 'embed|lm_head|mlp\.gate\.|weights_proj|eh_proj' --dense F32 --names weight_scale_inv
-    evaluated() { go --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
-    check "blocks of 128 x 128, the last of 140 rows with 12" grep -qx 'model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv F32 2 1' <(cat release/*.json | grep -q kv_a_proj; for i in release/*.safetensors; do shapes release "$(basename $i .safetensors)"; done)
-    text=$(evaluated --from floats)
-    check "the loss of validation, $(cut -d'|' -f2 <<<"$text"), is that of floats, as it is read and as floats" test -n "$text" -a "$text" = "$(evaluated --from release --threads 2)" -a "$text" = "$(evaluated --from release --weights fp32)"
-    go "${tune[@]}" --from floats --run beside_floats && go "${tune[@]}" --from release --run beside && same_model beside_floats beside
-    verdict $? "an adapter learns what it learns beside floats" "$(<err)"
-    check "... beside what lies in the files" test "$(boxed matrices "fp8 and all else as in the files")" = 1
-    go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') && text=$(same_tensors as_read release '^$')
-    verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
-    go --from release --lora beside --merge --export-hf merged --export-dtype as-read && text=$(same_tensors release merged 'layers\.[0-3]\.self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)\.')
-    verdict $? "... merged with the adapter: what it has changed is bf16, all else has its bytes" "$text $(<err)"
-    is_quick && return
-    check "... which is read again" test -n "$(evaluated --from merged)"
-    for i in 0 1; do
-        check "... and the text is that of floats (--absorb $i)" test "$(go --from floats --absorb $i --generate "line 7" && cat out)" = "$(go --from release --absorb $i --generate "line 7" && cat out)"
-    done
-    go --from floats --probe in --probe-out before && go --from release --probe in --probe-out after && cmp before after
-    verdict $? "all of it learns, as floats: the gradients" "$(<err)"
-    go --from begun --weights fp8 --eval-only --val text --seq-len 15
-    check "--weights fp8 of floats: rounded, which the box says" test "$(grep -c 'rounded to fp8' out)" = 1
 }
 
 # ---- what indexers, routers and the module learn ----
@@ -426,9 +373,9 @@ adapters() {
     rm -rf next && go "${tune[@]:0:2}" "${tune[@]:4}" --lora adapter --run next
     check "--lora: it goes on to learn" test "$(has next lora_B) $(same_model adapter next; echo $?)" = "20 1"
     go "${tune[@]}" --lora-targets all-linear --lora-parameters mlp.experts.gate_up_proj,mlp.gate.weight --run wide
-    check "--lora-targets all-linear, experts and routers: no indexer, no module, nor MLPs, which PEFT takes for experts" test "$(has wide 'shared_experts\..*lora_B') $(has wide 'layers\.0\.mlp\..*lora_B') $(has wide indexer) $(has wide 'layers\.4') $(has wide 'mlp\.(experts|gate)\..*lora_B')" = "9 0 0 0 6"
+    check "--lora-targets all-linear, experts and routers: no indexer, no module, nor MLPs and shared experts, which PEFT takes for experts" test "$(has wide 'shared_experts\..*lora_B') $(has wide 'layers\.0\.mlp\..*lora_B') $(has wide indexer) $(has wide 'layers\.4') $(has wide 'mlp\.(experts|gate)\..*lora_B')" = "0 0 0 0 6"
     go "${tune[@]}" --lora-targets gate_proj --steps 1 --run named
-    check "... where they are named, a line says so" test "$(has named 'layers\.0\.mlp\.gate_proj\.lora_B') $(grep -c '^train_glm5: --lora-targets: .*layers.0.mlp.gate_proj and its like, in layers without experts: PEFT 0.21 cannot load their adapters$' err)" = "1 1"
+    check "... where they are named, a line says so" test "$(has named 'layers\.0\.mlp\.gate_proj\.lora_B') $(grep -c '^train_glm5: --lora-targets: .*layers.0.mlp.gate_proj and its like are called as experts' modules are: PEFT 0.21 cannot load their adapters$' err)" = "1 1"
     rm -rf named
     go "${tune[@]}" --lora-targets kv_b_proj,o_proj --steps 1 --run named
     check "--lora-targets kv_b_proj,o_proj: these" test "$(has named '(kv_b|\.o)_proj\.lora_B') $(has named lora_B)" = "8 8"
@@ -488,6 +435,8 @@ ranks() {
     if is_quick; then
         shared --zero "all that learns" "2/2" --config taught.json
         shared --ep "experts" "2/2" --config taught.json
+        shared --pp "layers" "2/2" --config taught.json
+        shared --tp "matrices" "2/2" --config taught.json
         unset COMM_CHECK
         return
     fi
@@ -497,6 +446,11 @@ ranks() {
     shared --ep "experts" "2/2 4/2 4/4 4/2/--recompute,3" --config taught.json --ema 0.9
     shared --ep "groups of experts" "2/2" --config other.json
     shared --ep "some frozen" "4/2" --config taught.json --freeze '*.experts.1.*,first:1'
+    shared --pp "layers" "2/2 4/2/--zero,2 2/2/--recompute,0" --config taught.json --ema 0.9
+    shared --pp "layers in two chunks for each rank" "2/2/--pp-chunks,2" --config apart.json && echo --pp-chunks >>"$typed"
+    shared --pp "an adapter" "2/2" --lora-rank 3
+    shared --tp "matrices" "2/2 4/2/--ep,4" --config taught.json --ema 0.9
+    shared --tp "an adapter" "2/2" --lora-rank 3
     shared --ep "room for three times as many rows" "2/2/--ep-room,3,--comm-timeout,60,--init-timeout,60" && printf '%s\n' --ep-room --comm-timeout --init-timeout >>"$typed"
     go "${mixed[@]}" --config taught.json --ep 2 --plan 2
     check "--plan 2: what two ranks send and keep" test "$(boxed '  sent per update' '[0-9.]+ [KM]iB.*') $(boxed '  of them' '2 on each of 2 ranks')" = "1 1"
@@ -511,7 +465,7 @@ ranks() {
     timeout 60 "$trainer" "${mixed[@]}" --config taught.json --run several --rank 1/2@./meet >/dev/null 2>second </dev/null &
     go "${mixed[@]}" --config taught.json --run several --rank 0/2@./meet && wait $! && same_run whole several
     verdict $? "--rank, started by hand: the bytes of one rank" "$(cat second err)"
-    refused "Muon with --zero 2" "--optimizer: muon needs whole matrices: several ranks want --zero 0 or 1, without --ep" "$launch" -n 2 "$trainer" "${mixed[@]}" --optimizer muon --zero 2
+    refused "Muon with --zero 2" "--optimizer: muon needs whole matrices: several ranks want --zero 0 or 1, without --tp, --ep" "$launch" -n 2 "$trainer" "${mixed[@]}" --optimizer muon --zero 2
     refused "--ep that does not divide the experts" "--ep: 4: expected a number that divides the 6 experts" "$launch" -n 4 "$trainer" "${mixed[@]}" --config six.json --ep 4
 }
 
@@ -598,8 +552,8 @@ typed() {
     for name in $(sed -n 's/^  --\([a-z0-9-]*\).*/\1/p' out); do
         grep -qx -- "--$name" "$typed" || missing+=" $name"
     done
-    check "each option of --help has been given to a run that ended well, but for --plan-card and --plan-rate, for GPUs (not:$missing)" \
-        test "$missing" = " plan-card plan-rate"
+    check "each option of --help has been given to a run that ended well, but for three for GPUs (not:$missing)" \
+        test "$missing" = " plan-card plan-rate graph"
 }
 
 run_parts $parts
