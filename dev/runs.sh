@@ -2,8 +2,9 @@
 # and calls write_texts.
 #     write_texts                                         `text`, and `documents`, a folder of short ones
 #     columns, sums, same_run, same_model, value, below   runs and their numbers
-#     examples, batch, answers                            files of a probe, of HellaSwag
+#     examples, batch, rows, answers                      files of a probe, of HellaSwag
 #     tensors, rename, cut_to_bf16                        what a safetensors file holds; the same under other names, in bf16
+#     numbers, shapes                                     of a folder the tensors' types, shapes and sums
 #     same_tensors                                        of two folders, in whatever types
 #     rewrite, like                                       a folder whose tensors have been through Python; its probe is that of `hf`
 #     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
@@ -46,6 +47,8 @@ examples() {  # ROWS T INPUTS TARGETS
     le 4 $3 $4
 }
 
+# 2 rows of so many positions; every seventh target is not counted
+rows() { examples 2 $1 "$(seq $((2 * $1)) | awk '{ print $1 * 37 % 257 }')" "$(seq 2 $((2 * $1 + 1)) | awk '{ print NR % 7 ? $1 * 37 % 257 : -1 }')"; }  # > in
 batch() { examples 2 9 "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18" "2 3 4 5 -1 7 8 9 10 11 12 13 14 15 16 17 18 19"; }  # > in
 
 # examples in HellaSwag's form: the right completion is what follows in FILE, the others are bytes that no text has
@@ -77,6 +80,20 @@ for name, t in sorted(json.loads(data[8:8 + n]).items()):
         print(name, *struct.unpack(f"<{(end - begin) // 4}i", data[8 + n + begin:8 + n + end]))
 PYTHON
 }
+
+# of a folder's model, or of another of its files, a line for each tensor: its name, type, shape and sum; without the sum
+numbers() {  # FOLDER [NAME]
+    "$python" - "$1/${2-model}.safetensors" <<'PYTHON'
+import hashlib, json, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+for name, t in sorted(json.loads(data[8:8 + n]).items()):
+    if name == "__metadata__": continue
+    begin, end = (8 + n + x for x in t["data_offsets"])
+    print(name, t["dtype"], *t["shape"], hashlib.md5(data[begin:end]).hexdigest())
+PYTHON
+}
+shapes() { numbers "$@" | sed 's/ [^ ]*$//'; }
 
 # the same file, in which other names stand: PATTERN of Python and what takes its place
 rename() {  # FILE PATTERN NEW

@@ -131,6 +131,7 @@ quick() {
     part "train_qwen3, quick" dev/test_qwen.sh quick
     part "train_deepseek_v4, quick" dev/test_deepseek_v4.sh quick
     part "train_glm5, files" dev/test_glm5_files.sh
+    part "train_glm5, quick" dev/test_glm5.sh quick
     part "several ranks, quick" dev/test_ranks.sh quick
     part "command line and runs, quick" dev/test_cli.sh quick
     part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
@@ -158,7 +159,7 @@ quick() {
 # such, so other widths are the same code at -O1, which gcc compiles in a third of the time of -O3
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
-    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_qwen36 test_deepseek_v4 test_router"  # which hold all their other ops too
+    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_qwen36 test_deepseek_v4 test_glm5 test_router"  # which hold all their other ops too
     build_and_run "OMP=0" test_gpt2 test_matmul test_attention
     for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch OPT=-O1" $bits $mamba; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
@@ -175,7 +176,7 @@ rest() {
     build_and_run "ASAN=1 OPT=-Og"
     simt exact
     simt fast
-    build_shared train_moe_faults train_qwen3_faults train_qwen36_faults train_deepseek_v4_faults
+    build_shared train_moe_faults train_qwen3_faults train_qwen36_faults train_deepseek_v4_faults train_glm5_faults
     finish_parts  # scripts measure time and memory
     at_once=$((jobs + 1))
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
@@ -193,8 +194,10 @@ rest() {
     part "train_qwen3, every option and file" dev/test_qwen.sh
     part "train_qwen36, every option and file" dev/test_qwen36.sh
     part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
+    part "train_glm5, every option and file" dev/test_glm5.sh
     part "train_qwen36, checkpoints and faults, quick" env TRAINER=train_qwen36 dev/test_faults.sh quick
     part "train_deepseek_v4, checkpoints and faults, quick" env TRAINER=train_deepseek_v4 dev/test_faults.sh quick
+    part "train_glm5, checkpoints and faults, quick" env TRAINER=train_glm5 dev/test_faults.sh quick
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
     part "positions on several ranks" dev/test_context.sh

@@ -259,9 +259,6 @@ KEYS
 
 # ---- files: probes, folders of the three families of names ----
 
-# 2 rows of so many positions; every seventh target is not counted
-rows() { examples 2 $1 "$(seq $((2 * $1)) | awk '{ print $1 * 37 % 257 }')" "$(seq 2 $((2 * $1 + 1)) | awk '{ print NR % 7 ? $1 * 37 % 257 : -1 }')"; }
-
 files() {
     local name i
     echo "# probes: NumPy, before and after saving"
@@ -374,23 +371,6 @@ released() {
     go --from floats --probe in --probe-out before && go --from release --probe in --probe-out after && cmp before after
     verdict $? "all of it learns, as floats: the gradients" "$(<err)"
     refuse "nothing is rounded to fp4" '--weights: expected fp32|bf16|fp8, found "fp4"' "${tune[@]}" --from floats --weights fp4
-}
-
-# of a folder a line for each tensor: its name, type and shape; its name and sum
-shapes() { "$python" - "$1/${2-model}.safetensors" <<'PYTHON'
-import json, struct, sys
-data = open(sys.argv[1], "rb").read()
-for name, t in sorted(json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]]).items()):
-    if name != "__metadata__": print(name, t["dtype"], *t["shape"])
-PYTHON
-}
-numbers() { "$python" - "$1/model.safetensors" <<'PYTHON'
-import hashlib, json, struct, sys
-data = open(sys.argv[1], "rb").read()
-n = struct.unpack("<Q", data[:8])[0]
-for name, t in json.loads(data[8:8 + n]).items():
-    if name != "__metadata__": print(name, hashlib.md5(data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]).hexdigest())
-PYTHON
 }
 
 # ---- what indexers, routers and the module learn ----

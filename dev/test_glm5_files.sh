@@ -29,21 +29,6 @@ edit tiny.json wide.json hidden_size 150 num_hidden_layers 3 q_lora_rank 134 kv_
     mlp_layer_types '["dense","sparse","sparse"]' indexer_types '["full","shared","full"]'
 start=(--config tiny.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
 
-# 2 rows of 19 positions; every seventh target is not counted
-rows() { examples 2 19 "$(seq 38 | awk '{ print $1 * 37 % 257 }')" "$(seq 2 39 | awk '{ print NR % 7 ? $1 * 37 % 257 : -1 }')"; }
-
-# of a folder a line for each tensor: its name, type and shape; and its sum
-numbers() { "$python" - "$1/model.safetensors" <<'PYTHON'
-import hashlib, json, struct, sys
-data = open(sys.argv[1], "rb").read()
-n = struct.unpack("<Q", data[:8])[0]
-for name, t in sorted(json.loads(data[8:8 + n]).items()):
-    if name == "__metadata__": continue
-    begin, end = (8 + n + x for x in t["data_offsets"])
-    print(name, t["dtype"], *t["shape"], hashlib.md5(data[begin:end]).hexdigest())
-PYTHON
-}
-shapes() { numbers "$1" | sed 's/ [^ ]*$//'; }
 same_numbers() { cmp <(numbers "$1") <(numbers "$2"); }
 
 # the same as dev/ref/glm5_config.py has them for a config.json
@@ -62,7 +47,7 @@ PYTHON
 
 names() {
     echo "# official names"
-    rows >in
+    rows 19 >in
     go "${start[@]}" --export-hf hf && go --from hf --probe in --probe-out before
     check "names, types and shapes of all $(shapes hf | wc -l) tensors are those of dev/ref/glm5_config.py" \
         eval 'cmp <(official tiny.json) <(shapes hf)'
@@ -111,7 +96,7 @@ fp8() {
     evaluated() { go --eval-only --val text --seq-len 19 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
     writes() { go --generate "line 7" "$@" && cat out; }
     echo "# a folder in fp8, no size of a matrix one of whole blocks"
-    rows >in
+    rows 19 >in
     go "${start[@]}" --config wide.json --steps 8 --export-hf begun &&
         "$python" "$root/dev/ref/fp8.py" begun release --release floats --keep "$keep" --shards 3
     edit release/config.json release/config.json quantization_config '{"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic",

@@ -314,9 +314,6 @@ KEYS
 
 # ---- files: probes, Hugging Face folders ----
 
-# 2 rows of so many positions; every seventh target is not counted
-rows() { examples 2 $1 "$(seq $((2 * $1)) | awk '{ print $1 * 37 % 257 }')" "$(seq 2 $((2 * $1 + 1)) | awk '{ print NR % 7 ? $1 * 37 % 257 : -1 }')"; }
-
 files() {
     local name i
     echo "# probes: NumPy, before and after saving"
@@ -606,12 +603,12 @@ json.dump(c, open("odd.json", "w"))' "$3" "$4"; refuse "$1" "$2" --config odd.js
 # ---- learning from images ----
 
 # conversations about images: 24 to learn from, 6 to validate with
-shapes() { [ -d shapes ] || "$python" "$root/dev/data/shapes.py" --out shapes --train 24 --val 6 --asked 4 >out 2>err || verdict 1 "dev/data/shapes.py" "$(<err)"; }
+draw_shapes() { [ -d shapes ] || "$python" "$root/dev/data/shapes.py" --out shapes --train 24 --val 6 --asked 4 >out 2>err || verdict 1 "dev/data/shapes.py" "$(<err)"; }
 
 eyes() {
     echo "# learning from images"
     local sees i said
-    shapes
+    draw_shapes
     sees=(--config shapes/config.json --tokenizer shapes/tokenizer.json --chat-template qwen3.6 --train shapes/train.jsonl --val shapes/val.jsonl
           --seq-len 128 --batch-size 2 --grad-accum 2 --steps 6 --eval-every 3 --save-every 3 --lr 3e-3 --schedule constant --warmup 0)
     rm -rf whole leg && go "${sees[@]}" --run whole && grep -q '^|   images *| 24, [0-9]* placeholders' out
@@ -708,7 +705,7 @@ ranks() {
     need_build launch "" launch
     local run=("${mixed[@]}")
     shared() { on_ranks trainer "$@"; }  # DIVIDED PROMISE RANKS/SIZE... OPTION...
-    shapes
+    draw_shapes
     # of these rows some have no image
     for i in {1..8}; do echo '{"messages": [{"role": "user", "content": "'$i$i$i'"}, {"role": "assistant", "content": "a"}]}'; done >said.jsonl
     local looks=(--config shapes/config.json --tokenizer shapes/tokenizer.json --chat-template qwen3.6 --train shapes/train.jsonl,said.jsonl --val shapes/val.jsonl

@@ -225,7 +225,8 @@ static inline void activations_share_in_(const TensorArena* a, int texts, int ro
         const Tensor* t = &a->table[i];
         const size_t width = t->stored_bytes * (size_t)t->columns;
         const int each = t->rows / texts;  // of a state
-        for (int l = 0; (t->is_cache || t->is_state) && l < t->layers; l++) {
+        const int is_kept = (t->is_cache || t->is_state) && t->rows > 0;  // no rows: this pass does without
+        for (int l = 0; is_kept && l < t->layers; l++) {
             if (!tensor_has_layer(t, l) || !tensor_is_held(t, l)) { continue; }
             void* x = tensor_arena_at(a, t, l);
             if (t->is_state) { cached_text_copy(x, width, each, to, from, each, dev); }
