@@ -15,10 +15,15 @@ Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16
             dq    e * sum of |ds| |key|  + e |dq|
             dkv   e * sum over n of |ds| |q|, or of att |dout|,  + e |dkv|
         An Inf or NaN reaches the rows of tiles that see it, and no others.
-Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flops, backward twice that and three times
-        2 (dn + dr + dv) for scores and datt, mass 2 (dn + dr); from memory 2 (dn + dr + dv) bytes for each head and key
-        of a tile, backward five times that, so 64 flops for each byte forward. Shared memory is 80 KiB for up to 128
-        channels, where two blocks share a multiprocessor, else 128 KiB forward and 160 KiB backward and for mass.
+Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flops, backward four times that, for scores
+        and datt are made three times, and 2 (dn + dr), mass 2 (dn + dr). Forward reads 2 (dn + dr + dv) bytes for each
+        head and key of a tile, which is 64 flops a byte, backward three times that. By ptxas of CUDA 13.0 for sm_90,
+        without spills, of blocks of eight warps:
+                         registers, W 128, W 256     shared memory             blocks at once
+            forward           127           167      80 KiB, 128 KiB           2, 1
+            mass              115           113      96 KiB, 160 KiB           2, 1
+            positions         127           168      96 KiB, 160 KiB           2, 1
+            keys              128           232      96 KiB, 160 KiB           2, 1
         Not measured on a GPU.
 Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2024, arXiv:2405.04434
 */

@@ -1,20 +1,24 @@
 /*
-CUDA kernels of latent_attention.h. A block has LATENT_TILE neighbouring positions of one head and goes over all keys
-that any of them sees, LATENT_CHUNK at a time: neighbours choose much the same, so what is loaded is shared by many.
-Which keys a tile sees, and by whom each is seen, a bit for each position, is found once for all heads
-(latent_join_kernel). Scores are not kept: each pass makes them anew, so that no scratch grows with what is seen.
+CUDA kernels of latent_attention.h, on CUDA cores; bf16 goes to tensor cores where it can (flash_latent.h). A block has
+LATENT_TILE neighbouring positions of one head and goes over all keys that any of them sees, LATENT_CHUNK at a time:
+neighbours choose much the same, so what is loaded is shared by many. Which keys these are is found once for all heads
+(latent_inputs.h). Scores are not kept: each pass makes them anew, so that no scratch grows with what is seen.
     forward    EXACT: a pass for max, one for the total, one for out. Otherwise one, online (flash_attention.h)
     mass       a block has a tile of positions and goes from head to head with each chunk
     backward   positions: a pass for D, one for dq. Then keys, the other way round: a block has a tile of keys and goes
-               over the positions that see any of them (inverse_lists.h), for dk and dv. No atomics on floats
+               over the positions that see any of them, for dk and dv. No atomics on floats
     dturning   what each head has of it is kept, and added last
 Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flops (EXACT: twice the scores more),
-        backward twice that and the scores and datt twice again, mass 2 (dn + dr). Beside the tensors, with lists: 8
-        bytes for each number on them, 12 backward; backward 4 (1 + dr) bytes for each head and position.
-        A thread has two rows and four columns of a product, and takes four channels of six rows at a time from shared
-        memory: 32 multiply-adds for six loads of 16 bytes. Shared memory is 24 KiB for forward and 33 KiB for
-        backward, and 128 bytes more for each channel of the sums of a tile: dv, dn + dr, or both of keys.
-        By ptxas of CUDA 13.0 for sm_90 no kernel spills (doc/gpu/ptxas.md); not measured on a GPU.
+        backward four times that and 2 (dn + dr), mass 2 (dn + dr). Beside the tensors and what lists take, backward has
+        4 (1 + dr) bytes for each head and position. A thread has two rows and four columns of a product, and takes four
+        channels of six rows at a time from shared memory: 32 multiply-adds for six loads of 16 bytes. By ptxas of CUDA
+        13.0 for sm_90, without spills:
+                         registers, bf16     shared memory
+            forward            80            24 KiB and 128 bytes for each channel of values
+            mass              116            15 KiB
+            positions         120            24 KiB (EXACT 33) and 128 bytes for each channel of keys
+            keys               96            33 KiB and 128 bytes for each channel of keys and of values
+        Not measured on a GPU.
 Order:  EXACT builds have the chains of the plain loops. Otherwise totals and D are sums along trees over a tile's
         threads, a key that a position does not see has a weight of 0 there, and everything else is the same chain. An
         Inf or NaN then reaches the positions of tiles that see it, and no others.
