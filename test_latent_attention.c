@@ -129,24 +129,28 @@ static double error(int array, const int* d) {
     }
 }
 
-// other orders of sums, and exp of the hardware, which is off by 2^-21 of a score and of itself; |score| < sqrt(Q)
+// other orders of sums, and exp of the hardware, which is off by 2^-21 of a score and of itself; |score| < sqrt(Q). On tensor cores
+// weights are rounded to bf16
 static double apart(const OpProblem* p, int array, size_t i) {
     const double Q = p->d['Q'], weights = 2.0 * weight_error(p->d) + 0x1p-19 * sqrt(Q);
+    const double rounding = p->as_bf16 ? 0x1p-7 : 0.0;
     (void)i;
     switch (array) {
         case MAX: return rounding_walk((int)Q, Q) * 2.0 / sqrt(Q);
         case INV: return weights;
-        default: return error(array, p->d) / weight_error(p->d) * weights;
+        default: return error(array, p->d) / weight_error(p->d) * (weights + rounding);
     }
 }
 
-// kernels: the last but one has three tiles of positions and two chunks of keys; of the last, lists are joined 1024 keys at a time
+// of kernels the last four are for tensor cores in bf16: several tiles of positions and chunks of keys, in both widths. Before them,
+// the same on CUDA cores, and lists that are joined 1024 keys at a time
 static const int shapes[][OP_DIMS] = {
     // N, H, Q, W, R, V, K, P, M
     {1, 1, 3, 2, 2, 1, 0, 3, 1},    {1, 2, 5, 5, 2, 2, 1, 3, 1},    {7, 3, 9, 13, 4, 8, 0, 3, 7},    {9, 8, 22, 18, 6, 2, 2, 3, 9},
     {33, 2, 17, 10, 10, 3, 4, 3, 33}, {20, 5, 35, 53, 2, 20, 0, 3, 20}, {50, 1, 29, 22, 12, 5, 7, 3, 50}, {24, 16, 16, 16, 8, 8, 24, 3, 24},
     {21, 3, 9, 13, 4, 8, 7, 3, 50}, {5, 2, 11, 19, 2, 10, 3, 3, 90},
     {75, 2, 11, 19, 2, 10, 0, 3, 75}, {90, 1, 76, 140, 6, 70, 40, 3, 90}, {1100, 1, 2, 2, 1, 1, 5, 3, 1100},
+    {150, 2, 24, 24, 8, 8, 0, 3, 150}, {150, 1, 16, 24, 8, 16, 70, 3, 150}, {70, 1, 144, 264, 16, 136, 0, 3, 70}, {70, 2, 136, 144, 8, 16, 33, 3, 150},
 #ifndef __CUDACC__
     {130, 4, 32, 41, 8, 17, 0, 3, 130}, {131, 3, 64, 112, 16, 64, 9, 3, 131}, {257, 2, 11, 45, 6, 40, 33, 3, 257}, {100, 7, 3, 4, 2, 3, 100, 3, 100},
 #endif
@@ -213,7 +217,7 @@ static double mass_apart(const OpProblem* p, int array, size_t i) {
 static const int mass_shapes[][OP_DIMS] = {
     // N, H, Q, W, R, V, K, P, M, G
     {1, 1, 3, 2, 2, 1, 1, 3, 1, 0},    {7, 3, 9, 13, 4, 8, 4, 3, 7, 1},     {33, 2, 17, 10, 10, 3, 4, 3, 33, 1},
-    {75, 5, 11, 19, 2, 10, 40, 3, 75, 0}, {40, 1, 45, 50, 6, 11, 39, 3, 77, 1},
+    {75, 5, 11, 19, 2, 10, 40, 3, 75, 0}, {40, 1, 45, 50, 6, 11, 39, 3, 77, 1}, {150, 3, 24, 24, 8, 8, 70, 3, 150, 1}, {70, 2, 144, 136, 16, 8, 33, 3, 70, 0},
 #ifndef __CUDACC__
     {131, 3, 64, 112, 16, 64, 9, 3, 131, 0}, {257, 2, 11, 45, 6, 40, 33, 3, 257, 1}, {100, 7, 3, 4, 2, 3, 100, 3, 100, 1},
 #endif
@@ -282,10 +286,167 @@ static void test_attention(Test* t) {
     free(q), free(kv), free(turning), free(k), free(v), free(want), free(found), free(lists), free(places);
 }
 
+// In generation: the last two positions of texts of several lengths, whose keys lie in caches, in the first rows of each
+// text's ROOM. What is behind them is never read
+enum { TEXTS = 4, ROOM = 90 };
+
+// `apart`: allowed, of a mean of values below 1
+OP_STORED(X)
+static void check_generation(Test* t, X* type, double apart, int with_lists, const Device* dev) {
+    enum { N = 2 * TEXTS, H = 2, A = 8, R = 8, V = 16, Q = A + R, W = A + V, K = 40, CACHE = TEXTS * ROOM };
+    static const int lengths[TEXTS] = {90, 2, 70, 33};
+    const LatentShape s = {N, H, A, R, V, K, 1.0f / sqrtf((float)Q)};
+    float *q = random_array(N * H * Q, 1.0f, 1), *kv = random_array(CACHE * H * W, 1.0f, 2), *turning = random_array(CACHE * R, 1.0f, 3);
+    float *want = filled_array(N * H * V, NAN), *max = filled_array(N * H, NAN), *inv = filled_array(N * H, NAN);
+    int places[2 * N], chosen[N * K];
+    if (sizeof(X) < sizeof(float)) { op_store_bf16(q, N * H * Q), op_store_bf16(kv, CACHE * H * W), op_store_bf16(turning, CACHE * R); }
+    for (int n = 0; n < N; n++) {
+        const int text = n / 2, position = lengths[text] - 2 + n % 2, step = position / K + 1;
+        places[n] = position, places[N + n] = text * ROOM;
+        for (int k = 0; k < K; k++) { chosen[n * K + k] = k * step <= position ? text * ROOM + k * step : -1; }
+    }
+    for (int row = 0; row < CACHE; row++) {
+        if (row % ROOM < lengths[row / ROOM]) { continue; }
+        for (int c = 0; c < H * W; c++) { kv[row * H * W + c] = NAN; }
+        for (int c = 0; c < R; c++) { turning[row * R + c] = NAN; }
+    }
+    const Places here = {N, places, places + N, NULL};
+    latent_attention_forward_ref(want, max, inv, q, kv, turning, with_lists ? chosen : NULL, &s, &here);
+    X *q_d = op_up_(type, q, N * H * Q, dev), *kv_d = op_up_(type, kv, CACHE * H * W, dev), *turning_d = op_up_(type, turning, CACHE * R, dev);
+    X* out = op_up_(type, want, N * H * V, dev);
+    float *max_d = to_device(max, N * H, dev), *inv_d = to_device(inv, N * H, dev);
+    int *places_d = ints_to_device(places, 2 * N, dev), *chosen_d = ints_to_device(chosen, N * K, dev);
+    const Places there = {N, places_d, places_d + N, NULL};
+    float* found = filled_array(N * H * V, NAN);
+    latent_attention_forward(out, max_d, inv_d, q_d, kv_d, turning_d, with_lists ? chosen_d : NULL, &s, &there, dev);
+    op_down_(found, out, N * H * V, dev);
+    if (apart == 0.0) { check_bits(t, "new positions", found, want, N * H * V); }
+    for (int i = 0; i < N * H * V && apart > 0.0; i++) {
+        check(t, fabs((double)found[i] - (double)want[i]) <= apart, "out %d: found %.9g, expected %.9g", i, (double)found[i], (double)want[i]);
+    }
+    device_drop(q_d), device_drop(kv_d), device_drop(turning_d), device_drop(max_d), device_drop(inv_d);
+    device_drop(places_d), device_drop(chosen_d);
+    free(q), free(kv), free(turning), free(want), free(max), free(inv), free(found);
+}
+
+static void test_generation(Test* t) {
+    for (int i = 0; i < 2 * N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i / 2));
+        check_generation(t, (float*)NULL, FAST_KERNELS ? 1e-5 : 0.0, i % 2, &dev);
+#if defined(__CUDACC__) && !defined(EXACT)
+        check_generation(t, (OpBf16*)NULL, 0x1p-7, i % 2, &dev);  // weights and results are rounded
+#endif
+        device_free(&dev);
+    }
+}
+
+#if defined(__CUDACC__) && !defined(EXACT)
+// ---- tensor cores (flash_latent.h): each element within its bound, to first order, as the header has it ----
+
+static const double ROUNDED = 0x1p-8;       // of bf16
+static const double FLOAT_ERROR = 0x1p-15;  // relative: sums in float, exp of the hardware
+
+// value += a * b, where a is off by a_error
+static void add_bounded(double* value, double* error, double a, double a_error, double b) {
+    *value += a * b;
+    *error += (a_error + FLOAT_ERROR * fabs(a)) * fabs(b);
+}
+
+// channel c of the key of row u, head h, and its array
+static size_t key_at(const int* d, int u, int h, int c, int* array) {
+    const int A = d['Q'] - d['R'];
+    *array = c < A ? KV : TURNING;
+    return c < A ? ((size_t)u * d['H'] + h) * d['W'] + c : (size_t)u * d['R'] + (c - A);
+}
+
+// head h of position n: x and e, the bounds, of what the op writes
+static void bounds_of_row(double* const* x, double* const* e, const int* d, int n, int h) {
+    const int A = d['Q'] - d['R'], V = d['V'], N = d['N'], at = n * d['H'] + h;
+    const double scale = 1.0 / sqrt((double)d['Q']), *q = x[QS] + at * d['Q'], *dout = x[DOUT] + at * V;
+    double *att = (double*)new_array((size_t)N, sizeof(double)), total = 0.0, delta = 0.0, size = 0.0;
+    int of;
+    for (int u = 0; u < N; u++) {
+        double dot = 0.0;
+        if (!is_seen(x, d, n, u)) { continue; }
+        for (int c = 0; c < d['Q']; c++) {
+            const size_t i = key_at(d, u, h, c, &of);
+            dot += q[c] * x[of][i];
+        }
+        total += att[u] = exp(dot * scale);
+    }
+    for (int u = 0; u < N; u++) {
+        const double* value = x[KV] + (u * d['H'] + h) * d['W'] + A;
+        att[u] = att[u] > 0.0 ? att[u] / total : 0.0;
+        for (int c = 0; c < V && att[u] > 0.0; c++) {
+            add_bounded(x[OUT] + at * V + c, e[OUT] + at * V + c, att[u], ROUNDED * att[u], value[c]);
+            delta += att[u] * dout[c] * value[c], size += att[u] * fabs(dout[c] * value[c]);
+        }
+    }
+    for (int u = 0; u < N; u++) {
+        double datt = 0.0, sizes = size, *dkv = x[DKV] + (u * d['H'] + h) * d['W'], *dkv_error = e[DKV] + (u * d['H'] + h) * d['W'];
+        const double* value = x[KV] + (u * d['H'] + h) * d['W'] + A;
+        if (att[u] == 0.0) { continue; }
+        for (int c = 0; c < V; c++) {
+            datt += dout[c] * value[c], sizes += fabs(dout[c] * value[c]);
+            add_bounded(dkv + A + c, dkv_error + A + c, att[u], ROUNDED * att[u], dout[c]);
+        }
+        const double ds = att[u] * (datt - delta) * scale, ds_error = ROUNDED * fabs(ds) + FLOAT_ERROR * att[u] * sizes * scale;
+        for (int c = 0; c < d['Q']; c++) {
+            const size_t i = key_at(d, u, h, c, &of);
+            add_bounded(x[DQ] + at * d['Q'] + c, e[DQ] + at * d['Q'] + c, ds, ds_error, x[of][i]);
+            add_bounded((of == KV ? x[DKV] : x[DTURNING]) + i, (of == KV ? e[DKV] : e[DTURNING]) + i, ds, ds_error, q[c]);
+        }
+    }
+    free(att);
+}
+
+static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
+    static const int outputs[] = {OUT, DQ, DKV, DTURNING};
+    OpProblem p = op_problem(&latent_attention, shape, EASY, 1);
+    double *x[OP_ARRAYS] = {NULL}, *e[OP_ARRAYS] = {NULL};
+    float* got[OP_ARRAYS] = {NULL};
+    for (int i = 0; i < p.n; i++) {
+        const size_t n = op_length(&p, i);
+        x[i] = op_is_(&p, i, GIVEN) ? double_array(p.a[i], n) : (double*)calloc(n + 1, sizeof(double));
+        e[i] = (double*)calloc(n + 1, sizeof(double));
+        for (size_t j = 0; op_is_(&p, i, INDEX) && j < n; j++) { x[i][j] = ((int*)p.a[i])[j]; }
+    }
+    for (int i = 0; i < p.d['N'] * p.d['H']; i++) { bounds_of_row(x, e, p.d, i / p.d['H'], i % p.d['H']); }
+    for (int backward = 0; backward < 2; backward++) {
+        const OpRun r = op_run_of_(backward, 0);
+        op_run_(t, got, &p, &r, dev);
+        for (int i = backward; i < (backward ? 4 : 1); i++) {
+            for (size_t j = 0; j < op_length(&p, outputs[i]); j++) {
+                const double want = x[outputs[i]][j], bound = e[outputs[i]][j] + ROUNDED * fabs(want);
+                check(t, fabs((double)got[outputs[i]][j] - want) <= bound, "%s, N %d: [%zu] found %.9g, expected %.9g, allowed %.3g",
+                      latent_attention.arrays[outputs[i]].name, shape[0], j, (double)got[outputs[i]][j], want, bound);
+            }
+        }
+        op_free_(got);
+    }
+    for (int i = 0; i < p.n; i++) { free(x[i]), free(e[i]); }
+    op_problem_free(&p);
+}
+
+static void test_tensor_cores(Test* t) {
+    const int of[][OP_DIMS] = {
+        // N, H, Q, W, R, V, K, P: chunks and tiles, all keys and lists; as wide as it goes
+        {150, 2, 24, 24, 8, 8, 0, 3}, {150, 1, 64, 80, 16, 32, 70, 3}, {70, 1, 256, 448, 64, 256, 0, 3}, {70, 2, 136, 144, 8, 16, 33, 3},
+    };
+    Device dev = test_device(1);
+    for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }
+    device_free(&dev);
+}
+#endif
+
 int main(int argc, char** argv) {
     const Op* const ops[] = {&latent_attention, &latent_mass};
     const Promise own[] = {
         {"attention", "with all keys on the lists, or none, it is attention.h's", test_attention},
+        {"generation", "new positions of several texts against their caches", test_generation},
+#if defined(__CUDACC__) && !defined(EXACT)
+        {"tensor cores", "bf16: every element within its own bound", test_tensor_cores},
+#endif
     };
     return op_main(argc, argv, ops, 2, own, sizeof own / sizeof own[0]);
 }

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECORD = "doc/gpu/ptxas.md"
 # together they use every kernel as training does
-SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "train_deepseek_v4.cu", "dev/bench/gpu_ops.cu",
-           "dev/bench/gated_delta.cu"]
-HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "hyper", "layernorm", "lora", "matmul",
-       "residual", "rmsnorm", "rope", "router", "swiglu"]
+SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "train_deepseek_v4.cu", "train_glm5.cu",
+           "dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu"]
+HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "hyper", "latent", "layernorm", "lora",
+       "matmul", "residual", "rmsnorm", "rope", "router", "swiglu"]
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -35,11 +35,12 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 #include "../core/kernel.h"  // WARP, bf16, kernel_exp, pack_fits, pack_load, pack_store, load_floats, store_floats
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
 #include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, sparse_find_positions_
-#include "tile.h"            // tile_load, tile_add_product_transposed, tile_add_product_of, tile_quad_max
+#include "tile.h"            // tile_load, tile_add_product_of, tile_quad_max
+#include "tile_rows.h"       // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
 
 enum {
-    FLASH_SPARSE_THREADS = 256,  // eight warps
-    FLASH_SPARSE_HEADS = 64,     // of a block
+    FLASH_SPARSE_THREADS = TILE_ROWS_THREADS,  // eight warps
+    FLASH_SPARSE_HEADS = TILE_ROWS,            // of a block
     FLASH_SPARSE_KEYS = 64,      // of a chunk in forward; backward, with twice the products at a time, has half of them
     FLASH_SPARSE_PACK = 8        // channels of a thread that adds
 };
@@ -75,101 +76,6 @@ __device__ inline void flash_sparse_load_(bf16* tile, const FlashSparseChunk<KEY
     cp_async_commit();
 }
 
-// ---- scores: sums of two halves of the channels, (64, KEYS) floats each ----
-
-// Four columns stay together; which ones depends on the row, so that neither the sums of eight rows nor four columns of
-// all rows meet in a bank
-template <int KEYS>
-__device__ inline float* flash_sparse_dot_(float* dots, int row, int column) {
-    return dots + row * KEYS + (column ^ ((row & 1) * 16 + (row & 2) * 4));
-}
-
-// dots = 32 heads from `row` on times 32 keys from `key` on; half of the channels
-template <int W, int KEYS>
-__device__ inline void flash_sparse_dots_(float* dots, bf16* x, int row, bf16* keys, int key, int half) {
-    float sums[2][4][4];
-    tile_set_zero(sums);
-    tile_add_product_transposed<W, 4, W / 32>(sums, x, row, keys + key * W, half * (W / 32));
-    const int lane = threadIdx.x % WARP;
-    #pragma unroll
-    for (int i = 0; i < 16; i++) {  // two numbers of blocks of 16 rows, their halves, blocks of 8 columns
-        const int m = i / 8, n = i / 2 % 4, of = i % 2 * 2;
-        float2* to = (float2*)flash_sparse_dot_<KEYS>(dots, row + 16 * m + 4 * of + lane / 4,
-                                                      key + 8 * n + lane % 4 * 2);
-        *to = make_float2(sums[m][n][of], sums[m][n][of + 1]);
-    }
-}
-
-// A row belongs to a quad: this lane's is flash_sparse_row_, and of it four columns of each 16, from 4 (lane % 4) on
-__device__ inline int flash_sparse_row_() { return threadIdx.x / WARP * 8 + threadIdx.x % WARP / 4; }
-
-template <int KEYS>
-__device__ inline void flash_sparse_read_(float (&x)[KEYS / 16][4], float* dots) {
-    #pragma unroll
-    for (int i = 0; i < KEYS / 16; i++) {
-        const int row = flash_sparse_row_(), column = 16 * i + threadIdx.x % 4 * 4;
-        const float4 one = *(const float4*)flash_sparse_dot_<KEYS>(dots, row, column);
-        const float4 two = *(const float4*)flash_sparse_dot_<KEYS>(dots + FLASH_SPARSE_HEADS * KEYS, row, column);
-        x[i][0] = one.x + two.x, x[i][1] = one.y + two.y, x[i][2] = one.z + two.z, x[i][3] = one.w + two.w;
-    }
-}
-
-// the weights of a quad's row, rounded: a tile of width 2 * KEYS that takes the place of dots' first half
-template <int KEYS>
-__device__ inline void flash_sparse_write_(float* dots, const float (&x)[KEYS / 16][4]) {
-    const int row = flash_sparse_row_(), q = threadIdx.x % 4;
-    __syncwarp();  // the quad has read its row
-    #pragma unroll
-    for (int i = 0; i < KEYS / 16; i++) {
-        bf16* to = tile_chunk<2 * KEYS>((bf16*)dots, row, 2 * i + q / 2) + q % 2 * 4;
-        *(uint2*)to = make_uint2(tile_pair_(x[i][0], x[i][1]), tile_pair_(x[i][2], x[i][3]));
-    }
-}
-
-// the number of column j of x[i]
-__device__ inline int flash_sparse_column_(int i, int j) { return 16 * i + threadIdx.x % 4 * 4 + j; }
-
-// ---- results: a warp has W/8 channels of all rows ----
-
-// sums (M*16, W/8 channels of this warp) go to memory, n_rows rows of d channels, by way of the warp's channels of a
-// tile, which no other warp uses any more
-template <int W, int M>
-__device__ inline void flash_sparse_store_(bf16* x, int n_rows, int d, bf16* tile, const float (&sums)[M][W / 64][4]) {
-    const int CHUNKS = W / 64, lane = threadIdx.x % WARP, first = threadIdx.x / WARP * CHUNKS;
-    __syncwarp();
-    #pragma unroll
-    for (int m = 0; m < M; m++) {
-        #pragma unroll
-        for (int n = 0; n < CHUNKS; n++) {
-            const float(&s)[4] = sums[m][n];
-            tile_set_pair<W>(tile, 16 * m + lane / 4, first + n, s[0], s[1]);
-            tile_set_pair<W>(tile, 16 * m + lane / 4 + 8, first + n, s[2], s[3]);
-        }
-    }
-    __syncwarp();
-    #pragma unroll
-    for (int i = 0; i < M * 16 * CHUNKS / WARP; i++) {
-        const int row = (i * WARP + lane) / CHUNKS, chunk = first + lane % CHUNKS;
-        if (row < n_rows && chunk * 8 < d) {
-            pack_store(x + (size_t)row * d + chunk * 8, pack_load<8>(tile_chunk<W>(tile, row, chunk)));
-        }
-    }
-}
-
-// rows of sums times their factors
-template <int M, int N>
-__device__ inline void flash_sparse_scale_(float (&sums)[M][N][4], const float* factors) {
-    #pragma unroll
-    for (int m = 0; m < M; m++) {
-        #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float factor = factors[16 * m + 8 * half + threadIdx.x % WARP / 4];
-            #pragma unroll
-            for (int n = 0; n < N; n++) { sums[m][n][2 * half] *= factor, sums[m][n][2 * half + 1] *= factor; }
-        }
-    }
-}
-
 // ---- forward ----
 
 // x, products of this lane's row with a chunk's n keys, become weights by the largest score so far; total, this lane's
@@ -179,7 +85,7 @@ __device__ inline float flash_sparse_weights_(float (&x)[4][4], float* top, floa
     #pragma unroll
     for (int i = 0; i < 16; i++) {
         float& one = x[i / 4][i % 4];
-        one = flash_sparse_column_(i / 4, i % 4) < n ? one * scale : -INFINITY;
+        one = tile_rows_column(i / 4, i % 4) < n ? one * scale : -INFINITY;
         most = one > most ? one : most;
     }
     most = tile_quad_max(most);
@@ -205,7 +111,7 @@ flash_sparse_forward_kernel(bf16* out, float* max, float* inv, const float* sink
     bf16 *q_tile = sparse_tiles, *k_tile = q_tile + FLASH_SPARSE_HEADS * W;
     float* dots = (float*)(k_tile + 2 * TILE);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, head = blockIdx.y * FLASH_SPARSE_HEADS;
-    const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head), h = flash_sparse_row_(), d = in.s.d;
+    const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head), h = tile_rows_row(), d = in.s.d;
     const size_t row = (size_t)blockIdx.x * in.s.H + head;
     const SparseSeen see = sparse_seen_(in, blockIdx.x);
     const float sink = h < n_heads ? sinks[head + h] : 0.0f;
@@ -222,15 +128,15 @@ flash_sparse_forward_kernel(bf16* out, float* max, float* inv, const float* sink
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
         if (k0 + KEYS < see.n_keys) { flash_sparse_load_<W>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d); }
         flash_sparse_find_(chunks[stage], in, see, k0 + 2 * KEYS);
-        flash_sparse_dots_<W, KEYS>(dots + warp % 2 * FLASH_SPARSE_HEADS * KEYS, q_tile, warp / 4 * 32, keys,
+        tile_rows_dots<W, KEYS>(dots + warp % 2 * FLASH_SPARSE_HEADS * KEYS, q_tile, warp / 4 * 32, keys,
                                     warp / 2 % 2 * 32, warp % 2);
         __syncthreads();
         float x[KEYS / 16][4];
-        flash_sparse_read_<KEYS>(x, dots);
+        tile_rows_read<KEYS>(x, dots);
         const float shrink = flash_sparse_weights_(x, &top, &total, see.n_keys - k0, in.s.scale);
-        flash_sparse_write_<KEYS>(dots, x);
+        tile_rows_write<KEYS>(dots, x);
         if (lane % 4 == 0) { factors[h] = shrink; }
-        if (__syncthreads_or(shrink < 1.0f)) { flash_sparse_scale_(sums, factors); }
+        if (__syncthreads_or(shrink < 1.0f)) { tile_rows_scale(sums, factors); }
         tile_add_product_of<2 * KEYS, W, KEYS / 16, 0>(sums, (bf16*)dots, 0, keys, warp * (W / 64));
     }
     total = 1.0f / (tile_quad_sum(total) + kernel_exp(sink - top));
@@ -238,8 +144,8 @@ flash_sparse_forward_kernel(bf16* out, float* max, float* inv, const float* sink
     if (lane % 4 == 0) { factors[h] = total; }
     if (lane % 4 == 0 && h < n_heads) { max[row + h] = top, inv[row + h] = total; }
     __syncthreads();
-    flash_sparse_scale_(sums, factors);
-    flash_sparse_store_<W>(out + row * d, n_heads, d, q_tile, sums);
+    tile_rows_scale(sums, factors);
+    tile_rows_store<W>(out + row * d, (size_t)d, n_heads, d, q_tile, sums);
 }
 
 // ---- backward: positions ----
@@ -266,7 +172,7 @@ __device__ inline void flash_sparse_add_D_(FlashSparseRow* of, const float (&x)[
                                            float scale) {
     #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (flash_sparse_column_(i / 4, i % 4) >= n) { continue; }
+        if (tile_rows_column(i / 4, i % 4) >= n) { continue; }
         of->D += kernel_exp(x[i / 4][i % 4] * scale - of->max) * of->inv * y[i / 4][i % 4];
     }
 }
@@ -277,7 +183,7 @@ __device__ inline void flash_sparse_gradients_(float (&x)[2][4], float (&y)[2][4
                                                float scale) {
     #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const int exists = flash_sparse_column_(i / 4, i % 4) < n;
+        const int exists = tile_rows_column(i / 4, i % 4) < n;
         const float weight = exists ? kernel_exp(x[i / 4][i % 4] * scale - of.max) * of.inv : 0.0f;
         x[i / 4][i % 4] = weight;
         y[i / 4][i % 4] = exists ? weight * (y[i / 4][i % 4] - of.D) * scale : 0.0f;
@@ -296,7 +202,7 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
     bf16 *q_tile = sparse_tiles, *dout_tile = q_tile + FLASH_SPARSE_HEADS * W;
     bf16* k_tile = dout_tile + FLASH_SPARSE_HEADS * W;
     float *dots = (float*)(k_tile + 2 * TILE), *dout_dots = dots + 2 * DOTS;
-    const int warp = threadIdx.x / WARP, first = warp * (W / 64), h = flash_sparse_row_(), d = in.s.d;
+    const int warp = threadIdx.x / WARP, first = warp * (W / 64), h = tile_rows_row(), d = in.s.d;
     const int n = given.first + blockIdx.x, head = blockIdx.y * FLASH_SPARSE_HEADS;
     const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head);
     const size_t row = (size_t)n * in.s.H + head;
@@ -319,20 +225,20 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
         if (step + 1 < 2 * n_chunks) { flash_sparse_load_<W>(k_tile + (1 - stage) * TILE, chunks[1 - stage], d); }
         flash_sparse_find_(chunks[stage], in, see, (step + 2) % n_chunks * KEYS);
-        flash_sparse_dots_<W, KEYS>(dots + warp / 4 * 2 * DOTS + warp % 2 * DOTS, warp < 4 ? q_tile : dout_tile,
+        tile_rows_dots<W, KEYS>(dots + warp / 4 * 2 * DOTS + warp % 2 * DOTS, warp < 4 ? q_tile : dout_tile,
                                     warp / 2 % 2 * 32, keys, 0, warp % 2);
         __syncthreads();
         float x[KEYS / 16][4], y[KEYS / 16][4];
-        flash_sparse_read_<KEYS>(x, dots);
-        flash_sparse_read_<KEYS>(y, dout_dots);
+        tile_rows_read<KEYS>(x, dots);
+        tile_rows_read<KEYS>(y, dout_dots);
         if (step < n_chunks) {
             flash_sparse_add_D_(&of, x, y, see.n_keys - k0, in.s.scale);
             if (step == n_chunks - 1) { of.D = tile_quad_sum(of.D); }
             continue;
         }
         flash_sparse_gradients_(x, y, of, see.n_keys - k0, in.s.scale);
-        flash_sparse_write_<KEYS>(dots, x);
-        flash_sparse_write_<KEYS>(dout_dots, y);
+        tile_rows_write<KEYS>(dots, x);
+        tile_rows_write<KEYS>(dout_dots, y);
         __syncthreads();
         bf16 *att_tile = (bf16*)dots, *ds_tile = (bf16*)dout_dots;
         tile_add_product_of<2 * KEYS, W, KEYS / 16, 0>(sums, ds_tile, 0, keys, first);
@@ -340,10 +246,12 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
         tile_set_zero(gives);
         tile_add_product_of<2 * KEYS, W, FLASH_SPARSE_HEADS / 16, 1>(gives, ds_tile, 0, q_tile, first);
         tile_add_product_of<2 * KEYS, W, FLASH_SPARSE_HEADS / 16, 1>(gives, att_tile, 0, dout_tile, first);
-        flash_sparse_store_<W>(flash_sparse_given_(given, n, blockIdx.y, k0, d), see.n_keys - k0, d, keys, gives);
+        tile_rows_store<W>(flash_sparse_given_(given, n, blockIdx.y, k0, d), (size_t)d, see.n_keys - k0, d, keys,
+                           gives);
     }
     if (threadIdx.x % 4 == 0 && h < n_heads) { D[row + h] = of.D; }
-    flash_sparse_store_<W>(dq + row * d, n_heads, d, q_tile, sums);  // since the last barrier a warp reads its channels
+    // since the last barrier a warp reads its channels
+    tile_rows_store<W>(dq + row * d, (size_t)d, n_heads, d, q_tile, sums);
 }
 
 // ---- backward: keys ----
@@ -421,7 +329,7 @@ flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, Sparse
     float* to = mass + (size_t)n * topk;
     for (int k = t + (goes_on ? see.n_keys : 0); k < topk; k += FLASH_SPARSE_THREADS) { to[k] = 0.0f; }
     for (int head = 0; see.n_keys > 0 && head < in.s.H; head += FLASH_SPARSE_HEADS) {
-        const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head), h = flash_sparse_row_();
+        const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head), h = tile_rows_row();
         const size_t row = (size_t)n * in.s.H + head;
         const float top = h < n_heads ? max[row + h] : 0.0f, factor = h < n_heads ? inv[row + h] : 0.0f;
         flash_sparse_find_(chunks[0], in, see, 0);
@@ -434,17 +342,17 @@ flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, Sparse
             __syncthreads();
             if (k0 + KEYS < see.n_keys) { flash_sparse_load_<W>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d); }
             flash_sparse_find_(chunks[stage], in, see, k0 + 2 * KEYS);
-            flash_sparse_dots_<W, KEYS>(dots + warp % 2 * FLASH_SPARSE_HEADS * KEYS, q_tile, warp / 4 * 32,
+            tile_rows_dots<W, KEYS>(dots + warp % 2 * FLASH_SPARSE_HEADS * KEYS, q_tile, warp / 4 * 32,
                                         k_tile + stage * TILE, warp / 2 % 2 * 32, warp % 2);
             __syncthreads();
             float x[KEYS / 16][4], sum = 0.0f;
-            flash_sparse_read_<KEYS>(x, dots);
+            tile_rows_read<KEYS>(x, dots);
             __syncwarp();  // the sums of a warp's rows take the place of the first
             #pragma unroll
             for (int i = 0; i < 16; i++) {
                 float one = kernel_exp(x[i / 4][i % 4] * in.s.scale - top) * factor;
                 for (int step = 4; step < WARP; step *= 2) { one += __shfl_xor_sync(ALL_LANES, one, step); }
-                if (t % WARP < 4) { dots[warp * ROWS * KEYS + flash_sparse_column_(i / 4, i % 4)] = one; }
+                if (t % WARP < 4) { dots[warp * ROWS * KEYS + tile_rows_column(i / 4, i % 4)] = one; }
             }
             __syncthreads();
             for (int r = 0; r < FLASH_SPARSE_HEADS && t < KEYS; r += ROWS) { sum += dots[r * KEYS + t]; }

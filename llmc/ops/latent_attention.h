@@ -32,6 +32,7 @@ Cost:   2*(dn + dr + dv) flops for each head, position and key it sees, backward
             N 512, H 8, dn 48, dr 16, dv 64     all keys 2.3, 7.2    256 at random 2.4, 7.4
             N 2048, the same                    all keys 31, 101     256 at random 33, 102
             N 512, H 8, dn 192, dr 64, dv 256   all keys 7.5, 28
+        CUDA: latent_attention_kernels.h, and flash_latent.h for bf16; not measured on a GPU.
 Order:  sums over channels, keys, positions and heads chain ascending from 0, products by madd; the score is its
         finished chain times the scale.
 Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the choice)

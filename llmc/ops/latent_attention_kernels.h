@@ -1,20 +1,24 @@
 /*
-CUDA kernels of latent_attention.h. A block has LATENT_TILE neighbouring positions of one head and goes over all keys
-that any of them sees, LATENT_CHUNK at a time: neighbours choose much the same, so what is loaded is shared by many.
-Which keys a tile sees, and by whom each is seen, a bit for each position, is found once for all heads
-(latent_join_kernel). Scores are not kept: each pass makes them anew, so that no scratch grows with what is seen.
+CUDA kernels of latent_attention.h, on CUDA cores; bf16 goes to tensor cores where it can (flash_latent.h). A block has
+LATENT_TILE neighbouring positions of one head and goes over all keys that any of them sees, LATENT_CHUNK at a time:
+neighbours choose much the same, so what is loaded is shared by many. Which keys these are is found once for all heads
+(latent_inputs.h). Scores are not kept: each pass makes them anew, so that no scratch grows with what is seen.
     forward    EXACT: a pass for max, one for the total, one for out. Otherwise one, online (flash_attention.h)
     mass       a block has a tile of positions and goes from head to head with each chunk
     backward   positions: a pass for D, one for dq. Then keys, the other way round: a block has a tile of keys and goes
-               over the positions that see any of them (inverse_lists.h), for dk and dv. No atomics on floats
+               over the positions that see any of them, for dk and dv. No atomics on floats
     dturning   what each head has of it is kept, and added last
 Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flops (EXACT: twice the scores more),
-        backward twice that and the scores and datt twice again, mass 2 (dn + dr). Beside the tensors, with lists: 8
-        bytes for each number on them, 12 backward; backward 4 (1 + dr) bytes for each head and position.
-        A thread has two rows and four columns of a product, and takes four channels of six rows at a time from shared
-        memory: 32 multiply-adds for six loads of 16 bytes. Shared memory is 24 KiB for forward and 33 KiB for
-        backward, and 128 bytes more for each channel of the sums of a tile: dv, dn + dr, or both of keys.
-        By ptxas of CUDA 13.0 for sm_90 no kernel spills (doc/gpu/ptxas.md); not measured on a GPU.
+        backward four times that and 2 (dn + dr), mass 2 (dn + dr). Beside the tensors and what lists take, backward has
+        4 (1 + dr) bytes for each head and position. A thread has two rows and four columns of a product, and takes four
+        channels of six rows at a time from shared memory: 32 multiply-adds for six loads of 16 bytes. By ptxas of CUDA
+        13.0 for sm_90, without spills:
+                         registers, bf16     shared memory
+            forward            80            24 KiB and 128 bytes for each channel of values
+            mass              116            15 KiB
+            positions         120            24 KiB (EXACT 33) and 128 bytes for each channel of keys
+            keys               96            33 KiB and 128 bytes for each channel of keys and of values
+        Not measured on a GPU.
 Order:  EXACT builds have the chains of the plain loops. Otherwise totals and D are sums along trees over a tile's
         threads, a key that a position does not see has a weight of 0 there, and everything else is the same chain. An
         Inf or NaN then reaches the positions of tiles that see it, and no others.
@@ -22,13 +26,12 @@ Order:  EXACT builds have the chains of the plain loops. Otherwise totals and D 
 #ifndef LLMC_LATENT_ATTENTION_KERNELS_H
 #define LLMC_LATENT_ATTENTION_KERNELS_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // to_float, from_float, kernel_exp, lane_sum
-#include "inverse_lists.h"   // inverse_lists, inverse_lists_find_
-#include "latent_shape.h"    // LatentShape, Places
-#include "sparse_shape.h"    // sparse_list_length
+#include "../core/kernel.h"  // to_float, from_float, kernel_exp, pack_load, load_floats
+#include "flash_latent.h"    // flash_latent_forward, flash_latent_backward, flash_latent_mass: bf16
+#include "latent_inputs.h"   // LatentInputsOf, LatentSight, latent_see, latent_next, latent_find
 
 enum {
-    LATENT_TILE = 32,      // rows of a block: positions, or keys whose gradients it sums; bits of a word...
+    LATENT_TILE = WARP,    // rows of a block: positions, or keys whose gradients it sums...
     LATENT_CHUNK = 64,     // ...with so many of what they see at a time...
     LATENT_THREADS = 256,  // ...by so many threads, each of which has two rows and every 16th column of a product
     LATENT_DEPTH = 32,     // channels that are in shared memory at a time
@@ -37,165 +40,20 @@ enum {
     LATENT_OF = 4          // columns of a thread
 };
 
-// ---- who sees whom ----
-
-// Rows, of N, see items. Positions see keys, or, in backward, keys the positions by which they are seen
-struct LatentSight {
-    int N, of_keys;
-    Places places;
-    const int *lists, *offsets;  // list i: lists[offsets[i]] .. ; offsets NULL: topk numbers at most. lists NULL: a row
-    int topk;                    // sees items that follow each other
-    int *items, *counts;         // what the rows of a tile see, ascending: from where the tile's first list begins
-    unsigned* seen_by;           // of each item: bit i, row i of the tile
-};
-
-struct LatentRange {
-    size_t begin, end;
-};
-
-// of row i: places on the lists
-__device__ inline LatentRange latent_list_(const LatentSight& see, int i) {
-    const LatentRange none = {0, 0};
-    if (i >= see.N) { return none; }
-    if (see.offsets) {
-        const LatentRange of_key = {(size_t)see.offsets[i], (size_t)see.offsets[i + 1]};
-        return of_key;
-    }
-    const size_t first = (size_t)i * see.topk;
-    const LatentRange of_position = {first, first + (size_t)sparse_list_length(see.lists + first, see.topk)};
-    return of_position;
-}
-
-// of row i without lists: items
-__device__ inline LatentRange latent_range_(const LatentSight& see, int i) {
-    LatentRange range = {0, 0};
-    if (i >= see.N) { return range; }
-    range.begin = (size_t)(see.of_keys ? i : see.places.first_key[i]);
-    range.end = see.of_keys ? (size_t)see.places.behind[i] : range.begin + (size_t)see.places.t[i] + 1;
-    return range;
-}
-
-enum { LATENT_JOIN = LATENT_TILE * WARP };  // numbers at a time, and threads: a warp has a list
-
-// The lists of a tile become one. block is (LATENT_JOIN), grid (tiles). Bits in any order are the same
-__global__ static void __launch_bounds__(LATENT_JOIN) latent_join_kernel(LatentSight see) {
-    __shared__ unsigned words[LATENT_JOIN];
-    __shared__ int next[LATENT_TILE], found[LATENT_TILE];
-    const int t = threadIdx.x, warp = t / WARP, lane = t % WARP;
-    const size_t first = latent_list_(see, blockIdx.x * LATENT_TILE).begin;
-    const LatentRange list = latent_list_(see, blockIdx.x * LATENT_TILE + warp);
-    size_t at = list.begin, place = first;
-    for (;;) {
-        words[t] = 0;
-        if (lane == 0) { next[warp] = at < list.end ? see.lists[at] : INT_MAX; }
-        __syncthreads();
-        int low = next[lane];
-        for (int step = WARP / 2; step > 0; step /= 2) { low = min(low, __shfl_xor_sync(ALL_LANES, low, step)); }
-        if (low == INT_MAX) { break; }
-        for (int n = WARP; n == WARP; at += n) {
-            const int item = at + lane < list.end ? see.lists[at + lane] : INT_MAX, is_in = item - low < LATENT_JOIN;
-            if (is_in) { atomicOr(&words[item - low], 1u << warp); }
-            n = __popc(__ballot_sync(ALL_LANES, is_in));
-        }
-        __syncthreads();
-        const unsigned word = words[t], votes = __ballot_sync(ALL_LANES, word != 0);
-        if (lane == 0) { found[warp] = __popc(votes); }
-        __syncthreads();
-        size_t to = place + (size_t)__popc(votes & ((1u << lane) - 1));
-        for (int w = 0; w < LATENT_TILE; w++) {
-            to += w < warp ? (size_t)found[w] : 0;
-            place += (size_t)found[w];
-        }
-        if (word) { see.items[to] = low + t, see.seen_by[to] = word; }
-    }
-    if (t == 0) { see.counts[blockIdx.x] = (int)(place - first); }
-}
-
-// of a block: its rows from `row` on, of which n_rows exist, and what they see
+// what a block shares: channels of its rows and of a chunk of items, and which items these are
 struct LatentTile {
-    float x[LATENT_TILE][LATENT_ROW], y[LATENT_CHUNK][LATENT_ROW];  // channels of the rows, of a chunk of items
-    int item[LATENT_CHUNK];                  // each is one that exists
-    unsigned seen_by[LATENT_CHUNK];          // 0: the chunk has no such item
-    int begin[LATENT_TILE], end[LATENT_TILE];  // without lists: items of a row
+    float x[LATENT_TILE][LATENT_ROW], y[LATENT_CHUNK][LATENT_ROW];
+    LatentChunk<1, LATENT_CHUNK> chunk;
+    LatentEnds<1> ends;
 };
+typedef LatentSeen<1> LatentSeen_;
 
-struct LatentSeen {
-    int row, n_rows, low, n;  // items: n of them, without lists from `low` on
-    size_t first;             // ... with lists from there
-};
-
-__device__ inline LatentSeen latent_see_(LatentTile& tile, const LatentSight& see, int number) {
-    LatentSeen x = {number * LATENT_TILE, min(LATENT_TILE, see.N - number * LATENT_TILE), INT_MAX, 0, 0};
-    if (see.lists) {
-        x.first = latent_list_(see, x.row).begin, x.n = see.counts[number];
-        return x;
-    }
-    int high = 0;
-    if (threadIdx.x < LATENT_TILE) {
-        const LatentRange range = latent_range_(see, x.row + (int)threadIdx.x);
-        tile.begin[threadIdx.x] = (int)range.begin, tile.end[threadIdx.x] = (int)range.end;
-    }
-    __syncthreads();
-    for (int i = 0; i < x.n_rows; i++) { x.low = min(x.low, tile.begin[i]), high = max(high, tile.end[i]); }
-    x.n = high - x.low;
-    return x;
-}
-
-// the items k0 .. of those; is there one that a row sees?
-__device__ inline int latent_find_(LatentTile& tile, const LatentSight& see, const LatentSeen& x, int k0) {
-    const int k = k0 + (int)threadIdx.x;
-    unsigned by = 0;
+// the items from place k0 on
+__device__ inline void latent_find_(LatentTile& tile, const LatentSight& see, const LatentSeen_& seen, int k0) {
     __syncthreads();  // the chunk before has been used
-    if (threadIdx.x < LATENT_CHUNK) {
-        int item = 0;
-        if (see.lists) {
-            item = see.items[x.first + (k < x.n ? k : 0)], by = k < x.n ? see.seen_by[x.first + k] : 0;
-        } else {
-            for (int i = 0; i < LATENT_TILE; i++) {
-                by |= (unsigned)(tile.begin[i] <= x.low + k && x.low + k < tile.end[i]) << i;
-            }
-            item = by ? x.low + k : tile.begin[0];
-        }
-        tile.item[threadIdx.x] = item, tile.seen_by[threadIdx.x] = by;
-    }
-    return __syncthreads_or(by != 0);
+    latent_find<LATENT_THREADS>(tile.chunk, see, seen, k0);
+    __syncthreads();
 }
-
-// ---- rows of channels ----
-
-// channels of row i of one head: those of `from`, then, of keys, those that turn
-template <typename X>
-struct LatentRowsOf {
-    const X *from, *turning;
-    size_t row, turning_row;
-    int n, n_from;  // channels, of `from`
-    __device__ const X* channel(int c) const { return c < n_from ? from + c : turning + (c - n_from); }
-    __device__ size_t stride(int c) const { return c < n_from ? row : turning_row; }
-};
-
-template <typename X>
-struct LatentInputsOf {
-    const X *q, *kv, *turning, *dout;
-    const float *max, *inv, *D;
-    LatentShape s;
-    __device__ LatentRowsOf<X> queries(int h) const {
-        const LatentRowsOf<X> x = {q + h * latent_q_(&s), NULL, s.H * latent_q_(&s), 0, s.dn + s.dr, s.dn + s.dr};
-        return x;
-    }
-    __device__ LatentRowsOf<X> keys(int h) const {
-        const LatentRowsOf<X> x = {kv + h * latent_kv_(&s), turning, s.H * latent_kv_(&s), (size_t)s.dr, s.dn + s.dr,
-                                   s.dn};
-        return x;
-    }
-    __device__ LatentRowsOf<X> values(int h) const {
-        const LatentRowsOf<X> x = {kv + h * latent_kv_(&s) + s.dn, NULL, s.H * latent_kv_(&s), 0, s.dv, s.dv};
-        return x;
-    }
-    __device__ LatentRowsOf<X> gradients(int h) const {
-        const LatentRowsOf<X> x = {dout + (size_t)h * s.dv, NULL, (size_t)s.H * s.dv, 0, s.dv, s.dv};
-        return x;
-    }
-};
 
 // ---- products of the rows of a tile with a chunk of what they see ----
 
@@ -203,9 +61,9 @@ struct LatentInputsOf {
 __device__ inline int latent_row_() { return threadIdx.x / LATENT_LANES * 2; }
 __device__ inline int latent_column_() { return threadIdx.x % LATENT_LANES; }
 
-// sums = x times y, chains over channels
+// sums = x times y, chains over channels; rows of x from `first` on, n_rows of which exist
 template <typename X>
-__device__ inline void latent_dots_(float (&sums)[2][LATENT_OF], LatentTile& tile, const LatentSeen& of,
+__device__ inline void latent_dots_(float (&sums)[2][LATENT_OF], LatentTile& tile, int first, int n_rows,
                                     const LatentRowsOf<X>& x, const LatentRowsOf<X>& y) {
     const int ROWS = LATENT_THREADS / LATENT_DEPTH;
     const int lane = threadIdx.x % LATENT_DEPTH, row = threadIdx.x / LATENT_DEPTH;
@@ -213,16 +71,16 @@ __device__ inline void latent_dots_(float (&sums)[2][LATENT_OF], LatentTile& til
     for (int c0 = 0; c0 < x.n; c0 += LATENT_DEPTH) {
         const int c = c0 + lane, exists = c < x.n;
         const X *from_x = x.channel(exists ? c : 0), *from_y = y.channel(exists ? c : 0);
-        const size_t stride_x = x.stride(exists ? c : 0), stride_y = y.stride(exists ? c : 0);
+        const unsigned stride_x = x.stride(exists ? c : 0), stride_y = y.stride(exists ? c : 0);
         __syncthreads();  // the channels before have been used
         #pragma unroll
         for (int i = row; i < LATENT_TILE; i += ROWS) {  // behind the last channel -0 * 0, which changes no bit
-            const size_t at = (size_t)(of.row + min(i, of.n_rows - 1));
-            tile.x[i][lane] = exists ? to_float(from_x[at * stride_x]) : -0.0f;
+            const size_t at = latent_offset(first + min(i, n_rows - 1), stride_x);
+            tile.x[i][lane] = exists ? to_float(from_x[at]) : -0.0f;
         }
         #pragma unroll
         for (int i = row; i < LATENT_CHUNK; i += ROWS) {
-            tile.y[i][lane] = exists ? to_float(from_y[(size_t)tile.item[i] * stride_y]) : 0.0f;
+            tile.y[i][lane] = exists ? to_float(from_y[latent_offset(tile.chunk.item[i], stride_y)]) : 0.0f;
         }
         __syncthreads();
         #pragma unroll 4
@@ -262,7 +120,7 @@ __device__ inline void latent_put_(LatentWeights& weights, const float (&x)[2][L
 }
 
 __device__ inline int latent_sees_(const LatentTile& tile, int i, int j) {
-    return tile.seen_by[latent_column_() + j * LATENT_LANES] >> (latent_row_() + i) & 1;
+    return latent_sees(tile.chunk, latent_row_() + i, latent_column_() + j * LATENT_LANES);
 }
 
 // sums (LATENT_TILE, y.n) of which each row shrinks first, += weights of the n items times y. Neighbouring threads have
@@ -273,14 +131,14 @@ __device__ inline void latent_gather_(float* sums, const LatentWeights& weights,
     const int COLUMNS = 64, ROWS = LATENT_TILE / (LATENT_THREADS / COLUMNS), row = threadIdx.x / COLUMNS * ROWS;
     for (int c = threadIdx.x % COLUMNS; c < y.n; c += COLUMNS) {
         const X* from = y.channel(c);
-        const size_t stride = y.stride(c);
+        const unsigned stride = y.stride(c);
         float sum[ROWS];
         for (int i = 0; i < ROWS; i++) { sum[i] = sums[(row + i) * y.n + c] * (shrink ? shrink[row + i] : 1.0f); }
         #pragma unroll 4
         for (int k = 0; k < n; k++) {
-            const float one = to_float(from[(size_t)tile.item[k] * stride]);
+            const float one = to_float(from[latent_offset(tile.chunk.item[k], stride)]);
             const Pack<float, ROWS> w = load_floats<ROWS>(&weights[k][row]);
-            const unsigned by = tile.seen_by[k] >> row;
+            const unsigned by = tile.chunk.seen_by[k][0] >> row;
             for (int i = 0; i < ROWS; i++) { sum[i] = latent_madd_(w.x[i], one, sum[i], by >> i); }
         }
         for (int i = 0; i < ROWS; i++) { sums[(row + i) * y.n + c] = sum[i]; }
@@ -325,7 +183,7 @@ __device__ inline void latent_softmax_(LatentWeights& weights, LatentStatistics_
     float top = of.top[threadIdx.x], total = of.total[threadIdx.x];
     for (int k = 0; k < n; k++) {
         const float one = weights[k][threadIdx.x];
-        if (!(tile.seen_by[k] >> threadIdx.x & 1)) { continue; }
+        if (!(tile.chunk.seen_by[k][0] >> threadIdx.x & 1)) { continue; }
         if (pass == 0) { top = one > top ? one : top; } else { total += one; }
     }
     of.top[threadIdx.x] = top, of.total[threadIdx.x] = total;
@@ -368,29 +226,30 @@ latent_forward_kernel(X* out, float* max, float* inv, LatentInputsOf<X> in, Late
     __shared__ alignas(16) LatentWeights weights;
     __shared__ LatentStatistics_ of;
     const int t = threadIdx.x, h = blockIdx.y, dv = in.s.dv;
-    const LatentSeen seen = latent_see_(tile, see, gridDim.x - 1 - blockIdx.x);  // what sees most comes first
+    const LatentSeen_ seen = latent_see(tile.ends, see, gridDim.x - 1 - blockIdx.x);  // what sees most comes first
+    const int n_rows = seen.n_rows(see);
     if (t < LATENT_TILE) { of.top[t] = -10000.0f, of.total[t] = 0.0f; }
     for (int i = t; i < LATENT_TILE * dv; i += LATENT_THREADS) { sums[i] = 0.0f; }
     for (int pass = 0; pass < LATENT_PASSES; pass++) {
-        for (int k0 = 0; k0 < seen.n; k0 += LATENT_CHUNK) {
-            const int n = min(LATENT_CHUNK, seen.n - k0);
+        for (int k0 = latent_next(see, seen, 0); k0 < seen.end; k0 = latent_next(see, seen, k0 + LATENT_CHUNK)) {
+            const int n = min(LATENT_CHUNK, seen.end - k0);
             float x[2][LATENT_OF];
-            if (!latent_find_(tile, see, seen, k0)) { continue; }
-            latent_dots_(x, tile, seen, in.queries(h), in.keys(h));
+            latent_find_(tile, see, seen, k0);
+            latent_dots_(x, tile, seen.row, n_rows, in.queries(h), in.keys(h));
             for (int i = 0; i < 2 * LATENT_OF; i++) { x[i / LATENT_OF][i % LATENT_OF] *= in.s.scale; }
             latent_softmax_(weights, of, tile, x, n, pass);
             if (pass < LATENT_PASSES - 1) { continue; }
             latent_gather_(sums, weights, tile, in.values(h), n, LATENT_PASSES == 1 ? of.shrink : NULL);
         }
         __syncthreads();
-        if (t < seen.n_rows && pass == (LATENT_PASSES == 1 ? 0 : 1)) {  // from here on total is inv
+        if (t < n_rows && pass == (LATENT_PASSES == 1 ? 0 : 1)) {  // from here on total is inv
             const size_t row = (size_t)(seen.row + t) * in.s.H + h;
             of.total[t] = of.total[t] == 0.0f ? 0.0f : 1.0f / of.total[t];
             max[row] = of.top[t], inv[row] = of.total[t];
         }
         __syncthreads();
     }
-    for (int i = t; i < seen.n_rows * dv; i += LATENT_THREADS) {
+    for (int i = t; i < n_rows * dv; i += LATENT_THREADS) {
         const size_t at = ((size_t)(seen.row + i / dv) * in.s.H + h) * dv + i % dv;
         out[at] = from_float<X>(LATENT_PASSES == 1 ? sums[i] * of.total[i / dv] : sums[i]);
     }
@@ -399,11 +258,9 @@ latent_forward_kernel(X* out, float* max, float* inv, LatentInputsOf<X> in, Late
 // ---- mass ----
 
 // where on the lists stands the item that row i of this thread sees as its column j?
-__device__ inline size_t latent_place_(const LatentTile& tile, const LatentSight& see, const LatentSeen& seen, int i,
+__device__ inline size_t latent_place_(const LatentTile& tile, const LatentSight& see, const LatentSeen_& seen, int i,
                                        int j) {
-    const LatentRange list = latent_list_(see, seen.row + latent_row_() + i);
-    const int item = tile.item[latent_column_() + j * LATENT_LANES];
-    return list.begin + (size_t)inverse_lists_find_(see.lists + list.begin, (int)(list.end - list.begin), item);
+    return latent_place(see, seen.row + latent_row_() + i, tile.chunk.item[latent_column_() + j * LATENT_LANES]);
 }
 
 // block is (LATENT_THREADS), grid (tiles of positions, LATENT_STEPS): a block has every LATENT_STEPS-th chunk
@@ -412,33 +269,38 @@ template <typename X>
 __global__ void __launch_bounds__(LATENT_THREADS, 2)
 latent_mass_kernel(float* mass, LatentInputsOf<X> in, LatentSight see, int goes_on) {
     __shared__ alignas(16) LatentTile tile;
-    const LatentSeen seen = latent_see_(tile, see, gridDim.x - 1 - blockIdx.x);
+    const LatentSeen_ seen = latent_see(tile.ends, see, gridDim.x - 1 - blockIdx.x);
+    const int n_rows = seen.n_rows(see);
     const int topk = in.s.topk, H = in.s.H;
-    for (int i = 0; i < seen.n_rows && blockIdx.y == 0; i++) {
-        const LatentRange list = latent_list_(see, seen.row + i);
+    for (int i = 0; i < n_rows && blockIdx.y == 0; i++) {
+        const LatentRange list = latent_list(see, seen.row + i);
         const size_t end = (size_t)(seen.row + i + 1) * topk;
         for (size_t k = list.end + threadIdx.x; k < end; k += LATENT_THREADS) { mass[k] = 0.0f; }
     }
-    for (int k0 = blockIdx.y * LATENT_CHUNK; k0 < seen.n; k0 += LATENT_STEPS * LATENT_CHUNK) {
+    for (int k0 = blockIdx.y * LATENT_CHUNK; k0 < seen.end; k0 += LATENT_STEPS * LATENT_CHUNK) {
         float total[2][LATENT_OF] = {};
         latent_find_(tile, see, seen, k0);
+        #pragma unroll
         for (int i = 0; i < 2 && goes_on; i++) {
+            #pragma unroll
             for (int j = 0; j < LATENT_OF; j++) {
                 if (latent_sees_(tile, i, j)) { total[i][j] = mass[latent_place_(tile, see, seen, i, j)]; }
             }
         }
         for (int h = 0; h < H; h++) {
             float x[2][LATENT_OF];
-            latent_dots_(x, tile, seen, in.queries(h), in.keys(h));
+            latent_dots_(x, tile, seen.row, n_rows, in.queries(h), in.keys(h));
             for (int i = 0; i < 2; i++) {
-                const size_t row = (size_t)(seen.row + min(latent_row_() + i, seen.n_rows - 1)) * H + h;
+                const size_t row = (size_t)(seen.row + min(latent_row_() + i, n_rows - 1)) * H + h;
                 const float top = in.max[row], factor = in.inv[row];
                 for (int j = 0; j < LATENT_OF; j++) {
                     total[i][j] += kernel_exp(x[i][j] * in.s.scale - top) * factor;
                 }
             }
         }
+        #pragma unroll
         for (int i = 0; i < 2; i++) {
+            #pragma unroll
             for (int j = 0; j < LATENT_OF; j++) {
                 if (latent_sees_(tile, i, j)) { mass[latent_place_(tile, see, seen, i, j)] = total[i][j]; }
             }
@@ -458,7 +320,7 @@ __device__ inline void latent_add_D_(float* D, LatentWeights& att, LatentWeights
     if (threadIdx.x >= LATENT_TILE) { return; }
     float sum = D[threadIdx.x];
     for (int k = 0; k < n; k++) {
-        sum = latent_madd_(att[k][threadIdx.x], datt[k][threadIdx.x], sum, tile.seen_by[k] >> threadIdx.x);
+        sum = latent_madd_(att[k][threadIdx.x], datt[k][threadIdx.x], sum, tile.chunk.seen_by[k][0] >> threadIdx.x);
     }
     D[threadIdx.x] = sum;
 #else
@@ -481,21 +343,22 @@ latent_positions_kernel(X* dq, float* D, LatentInputsOf<X> in, LatentSight see) 
     __shared__ alignas(16) LatentWeights att, ds;
     __shared__ float D_of[LATENT_TILE];
     const int t = threadIdx.x, h = blockIdx.y, Q = in.s.dn + in.s.dr;
-    const LatentSeen seen = latent_see_(tile, see, gridDim.x - 1 - blockIdx.x);
+    const LatentSeen_ seen = latent_see(tile.ends, see, gridDim.x - 1 - blockIdx.x);
+    const int n_rows = seen.n_rows(see);
     float top[2], factor[2];
     for (int i = 0; i < 2; i++) {
-        const size_t row = (size_t)(seen.row + min(latent_row_() + i, seen.n_rows - 1)) * in.s.H + h;
+        const size_t row = (size_t)(seen.row + min(latent_row_() + i, n_rows - 1)) * in.s.H + h;
         top[i] = in.max[row], factor[i] = in.inv[row];
     }
     if (t < LATENT_TILE) { D_of[t] = 0.0f; }
     for (int i = t; i < LATENT_TILE * Q; i += LATENT_THREADS) { sums[i] = 0.0f; }
     for (int pass = 0; pass < 2; pass++) {  // D, then what needs it
-        for (int k0 = 0; k0 < seen.n; k0 += LATENT_CHUNK) {
-            const int n = min(LATENT_CHUNK, seen.n - k0);
+        for (int k0 = latent_next(see, seen, 0); k0 < seen.end; k0 = latent_next(see, seen, k0 + LATENT_CHUNK)) {
+            const int n = min(LATENT_CHUNK, seen.end - k0);
             float x[2][LATENT_OF], y[2][LATENT_OF];
-            if (!latent_find_(tile, see, seen, k0)) { continue; }
-            latent_dots_(x, tile, seen, in.queries(h), in.keys(h));
-            latent_dots_(y, tile, seen, in.gradients(h), in.values(h));
+            latent_find_(tile, see, seen, k0);
+            latent_dots_(x, tile, seen.row, n_rows, in.queries(h), in.keys(h));
+            latent_dots_(y, tile, seen.row, n_rows, in.gradients(h), in.values(h));
             for (int i = 0; i < 2; i++) {
                 for (int j = 0; j < LATENT_OF; j++) {
                     const float weight = kernel_exp(x[i][j] * in.s.scale - top[i]) * factor[i];
@@ -517,14 +380,14 @@ latent_positions_kernel(X* dq, float* D, LatentInputsOf<X> in, LatentSight see) 
         }
         __syncthreads();
     }
-    if (t < seen.n_rows) { D[(size_t)(seen.row + t) * in.s.H + h] = D_of[t]; }
-    for (int i = t; i < seen.n_rows * Q; i += LATENT_THREADS) {
+    if (t < n_rows) { D[(size_t)(seen.row + t) * in.s.H + h] = D_of[t]; }
+    for (int i = t; i < n_rows * Q; i += LATENT_THREADS) {
         dq[((size_t)(seen.row + i / Q) * in.s.H + h) * Q + i % Q] = from_float<X>(sums[i]);
     }
 }
 
-// of_turning (H, n_keys, dr), n_keys the rows of `see`. block is (LATENT_THREADS), grid (tiles of keys, heads); LATENT_TILE * (dn + dr + dv) floats of
-// shared memory
+// of_turning (H, n_keys, dr), n_keys the rows of `see`. block is (LATENT_THREADS), grid (tiles of keys, heads);
+// LATENT_TILE * (dn + dr + dv) floats of shared memory
 template <typename X>
 __global__ void __launch_bounds__(LATENT_THREADS, 2)
 latent_keys_kernel(X* dkv, float* of_turning, LatentInputsOf<X> in, LatentSight see) {
@@ -532,17 +395,18 @@ latent_keys_kernel(X* dkv, float* of_turning, LatentInputsOf<X> in, LatentSight 
     __shared__ alignas(16) LatentTile tile;
     __shared__ alignas(16) LatentWeights att, ds;
     const int t = threadIdx.x, h = blockIdx.y, dn = in.s.dn, dr = in.s.dr, dv = in.s.dv, Q = dn + dr, KV = dn + dv;
-    const LatentSeen seen = latent_see_(tile, see, blockIdx.x);  // the first keys are seen by most
+    const LatentSeen_ seen = latent_see(tile.ends, see, blockIdx.x);  // the first keys are seen by most
+    const int n_rows = seen.n_rows(see);
     float* of_values = sums + LATENT_TILE * Q;
     for (int i = t; i < LATENT_TILE * (Q + dv); i += LATENT_THREADS) { sums[i] = 0.0f; }
-    for (int k0 = 0; k0 < seen.n; k0 += LATENT_CHUNK) {
-        const int n = min(LATENT_CHUNK, seen.n - k0);
+    for (int k0 = latent_next(see, seen, 0); k0 < seen.end; k0 = latent_next(see, seen, k0 + LATENT_CHUNK)) {
+        const int n = min(LATENT_CHUNK, seen.end - k0);
         float x[2][LATENT_OF], y[2][LATENT_OF];
-        if (!latent_find_(tile, see, seen, k0)) { continue; }
-        latent_dots_(x, tile, seen, in.keys(h), in.queries(h));
-        latent_dots_(y, tile, seen, in.values(h), in.gradients(h));
+        latent_find_(tile, see, seen, k0);
+        latent_dots_(x, tile, seen.row, n_rows, in.keys(h), in.queries(h));
+        latent_dots_(y, tile, seen.row, n_rows, in.values(h), in.gradients(h));
         for (int j = 0; j < LATENT_OF; j++) {
-            const size_t row = (size_t)tile.item[latent_column_() + j * LATENT_LANES] * in.s.H + h;
+            const size_t row = (size_t)tile.chunk.item[latent_column_() + j * LATENT_LANES] * in.s.H + h;
             const float top = in.max[row], factor = in.inv[row], D = in.D[row];
             for (int i = 0; i < 2; i++) {
                 const float weight = kernel_exp(x[i][j] * in.s.scale - top) * factor;
@@ -557,12 +421,12 @@ latent_keys_kernel(X* dkv, float* of_turning, LatentInputsOf<X> in, LatentSight 
         latent_gather_(of_values, att, tile, in.gradients(h), n, NULL);
     }
     __syncthreads();
-    for (int i = t; i < seen.n_rows * KV; i += LATENT_THREADS) {
+    for (int i = t; i < n_rows * KV; i += LATENT_THREADS) {
         const int row = i / KV, c = i % KV;
         const float sum = c < dn ? sums[row * Q + c] : of_values[row * dv + c - dn];
         dkv[((size_t)(seen.row + row) * in.s.H + h) * KV + c] = from_float<X>(sum);
     }
-    for (int i = t; i < seen.n_rows * dr; i += LATENT_THREADS) {
+    for (int i = t; i < n_rows * dr; i += LATENT_THREADS) {
         of_turning[((size_t)h * see.N + seen.row) * dr + i] = sums[i / dr * Q + dn + i % dr];
     }
 }
@@ -584,8 +448,6 @@ __global__ void latent_turned_kernel(X* dturning, const float* turning, size_t n
 
 // ---- launches ----
 
-static inline unsigned latent_tiles_(int N) { return (unsigned)ceil_div(N, LATENT_TILE); }
-
 // of the sums of a tile, of so many channels
 static inline int latent_shared_bytes_(int channels, const Device* dev) {
     const int n_bytes = (int)sizeof(float) * LATENT_TILE * channels, room = 36 << 10;
@@ -595,59 +457,16 @@ static inline int latent_shared_bytes_(int channels, const Device* dev) {
     return n_bytes;
 }
 
-// ints of scratch: what tiles of N rows see, which have so many numbers on their lists in all; 0: no lists
-static inline size_t latent_sight_ints_(int N, size_t numbers) { return latent_tiles_(N) + 2 * numbers; }
-
-// numbers on lists that may be as long as topk, in whole tiles
-static inline size_t latent_numbers_(int N, int topk) { return (size_t)latent_tiles_(N) * LATENT_TILE * (size_t)topk; }
-
-// of positions
-template <typename X>
-static inline LatentSight latent_sight_(int* room, const int* chosen, const LatentInputsOf<X>& in,
-                                        const Places* places, const Device* dev) {
-    const size_t n = latent_numbers_(in.s.N, chosen ? in.s.topk : 0);
-    LatentSight see;
-    see.N = in.s.N, see.of_keys = 0, see.places = *places, see.topk = in.s.topk;
-    see.lists = chosen, see.offsets = NULL;
-    see.items = room, see.seen_by = (unsigned*)(room + n), see.counts = room + 2 * n;
-    if (chosen) {
-        latent_join_kernel<<<latent_tiles_(see.N), LATENT_JOIN, 0, dev->stream>>>(see);
-        cudaCheck(cudaGetLastError());
-    }
-    return see;
-}
-
-// ... of n_keys keys, in the same room; lists: n_keys + 1 + N * topk ints
-static inline LatentSight latent_turned_(LatentSight see, int* lists, int n_keys, const Device* dev) {
-    const int N = see.N;
-    see.of_keys = 1, see.N = n_keys;
-    if (see.lists) {
-        inverse_lists(lists, lists + n_keys + 1, NULL, NULL, see.lists, N, see.topk, n_keys, dev);
-        see.offsets = lists, see.lists = lists + n_keys + 1;
-        latent_join_kernel<<<latent_tiles_(n_keys), LATENT_JOIN, 0, dev->stream>>>(see);
-        cudaCheck(cudaGetLastError());
-    }
-    return see;
-}
-
-template <typename X>
-static inline LatentInputsOf<X> latent_inputs_(const X* q, const X* kv, const X* turning, const X* dout,
-                                               const float* max, const float* inv, const float* D,
-                                               const LatentShape* s) {
-    LatentInputsOf<X> in;
-    in.q = q, in.kv = kv, in.turning = turning, in.dout = dout, in.max = max, in.inv = inv, in.D = D, in.s = *s;
-    return in;
-}
-
 template <typename X>
 static inline void latent_attention_forward(X* out, float* max, float* inv, const X* q, const X* kv, const X* turning,
                                             const int* chosen, const LatentShape* s, const Places* places,
                                             const Device* dev) {
     if (s->N == 0) { return; }
-    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints_(s->N, latent_numbers_(s->N, chosen ? s->topk : 0)));
-    const LatentInputsOf<X> in = latent_inputs_<X>(q, kv, turning, NULL, NULL, NULL, NULL, s);
-    const LatentSight see = latent_sight_(room, chosen, in, places, dev);
-    const dim3 grid(latent_tiles_(s->N), (unsigned)s->H);
+    const LatentInputsOf<X> in = latent_inputs<X>(q, kv, turning, NULL, NULL, NULL, NULL, s);
+    if (flash_latent_forward(out, max, inv, in, chosen, places, dev)) { return; }
+    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints(s->N, s->N, chosen ? s->topk : 0, 1));
+    const LatentSight see = latent_sight<1>(room, chosen, s, places, dev);
+    const dim3 grid(latent_tiles(s->N, 1), (unsigned)s->H);
     const int n_bytes = latent_shared_bytes_(s->dv, dev);
     cudaCheck(cudaFuncSetAttribute(latent_forward_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     latent_forward_kernel<X><<<grid, LATENT_THREADS, n_bytes, dev->stream>>>(out, max, inv, in, see);
@@ -659,31 +478,49 @@ static inline void latent_attention_mass(float* mass, const X* q, const X* kv, c
                                          const float* inv, const int* chosen, int goes_on, const LatentShape* s,
                                          const Places* places, const Device* dev) {
     if (s->N == 0) { return; }
-    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints_(s->N, latent_numbers_(s->N, s->topk)));
-    const LatentInputsOf<X> in = latent_inputs_<X>(q, kv, turning, NULL, max, inv, NULL, s);
-    const LatentSight see = latent_sight_(room, chosen, in, places, dev);
-    const dim3 grid(latent_tiles_(s->N), LATENT_STEPS);
+    const LatentInputsOf<X> in = latent_inputs<X>(q, kv, turning, NULL, max, inv, NULL, s);
+    if (flash_latent_mass(mass, in, chosen, goes_on, places, dev)) { return; }
+    int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints(s->N, s->N, s->topk, 1));
+    const LatentSight see = latent_sight<1>(room, chosen, s, places, dev);
+    const dim3 grid(latent_tiles(s->N, 1), LATENT_STEPS);
     latent_mass_kernel<X><<<grid, LATENT_THREADS, 0, dev->stream>>>(mass, in, see, goes_on);
     cudaCheck(cudaGetLastError());
 }
 
-// floats of backward's scratch: D, what heads have of dturning, and their sums; then ints; topk 0: no lists
+// floats of backward's scratch: D, what heads have of dturning, and their sums
 static inline size_t latent_backward_floats_(const LatentShape* s, int n_keys) {
     return (size_t)s->N * (size_t)s->H + (size_t)n_keys * ((size_t)s->H + 1) * (size_t)s->dr;
 }
-static inline size_t latent_backward_sight_(const LatentShape* s, int n_keys, int topk) {
-    return latent_sight_ints_(s->N > n_keys ? s->N : n_keys, latent_numbers_(s->N, topk));
-}
-static inline size_t latent_backward_ints_(const LatentShape* s, int n_keys, int topk) {
+// ... and ints; topk 0: no lists
+static inline size_t latent_backward_ints_(const LatentShape* s, int n_keys, int topk, int words) {
     const size_t turned = topk > 0 ? (size_t)n_keys + 1 + (size_t)s->N * (size_t)topk : 0;
-    return latent_backward_sight_(s, n_keys, topk) + turned;
+    return latent_sight_ints(s->N, n_keys, topk, words) + turned;
 }
 
 // scratch of a training step of N positions, for the account of memory
 static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, const Device* dev) {
     (void)dev;
-    return (double)sizeof(float) *
-           (double)(latent_backward_floats_(s, n_keys) + latent_backward_ints_(s, n_keys, s->topk));
+    const size_t n_ints = latent_backward_ints_(s, n_keys, s->topk, FLASH_LATENT_WORDS);
+    return (double)sizeof(float) * (double)(latent_backward_floats_(s, n_keys) + n_ints);
+}
+
+// on CUDA cores
+template <typename X>
+static inline void latent_backward_(X* dq, X* dkv, float* D, float* heads, const LatentInputsOf<X>& in, int* room,
+                                    int* lists, const int* chosen, int n_keys, const Places* places,
+                                    const Device* dev) {
+    const LatentShape* s = &in.s;
+    const LatentSight see = latent_sight<1>(room, chosen, s, places, dev);
+    const dim3 grid(latent_tiles(s->N, 1), (unsigned)s->H);
+    const int n_bytes = latent_shared_bytes_(s->dn + s->dr, dev);
+    const int n_both = latent_shared_bytes_(s->dn + s->dr + s->dv, dev);
+    cudaCheck(cudaFuncSetAttribute(latent_positions_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
+    cudaCheck(cudaFuncSetAttribute(latent_keys_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_both));
+    latent_positions_kernel<X><<<grid, LATENT_THREADS, n_bytes, dev->stream>>>(dq, D, in, see);
+    const LatentSight turned = latent_turned<1>(see, lists, n_keys, dev);
+    const dim3 grid_of_keys(latent_tiles(n_keys, 1), (unsigned)s->H);
+    latent_keys_kernel<X><<<grid_of_keys, LATENT_THREADS, n_both, dev->stream>>>(dkv, heads, in, turned);
+    cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
@@ -700,26 +537,18 @@ static inline LatentBackwardOf<X> latent_backward_begin(X* dq, X* dkv, X* dturni
                                                         const X* kv, const X* turning, const float* max,
                                                         const float* inv, const int* chosen, int n_keys,
                                                         const LatentShape* s, const Places* places, const Device* dev) {
+    LatentInputsOf<X> in = latent_inputs<X>(q, kv, turning, dout, max, inv, NULL, s);
+    const int by_tensor_cores = flash_latent_fits(dq, dkv, in, dev), words = by_tensor_cores ? FLASH_LATENT_WORDS : 1;
     const int topk = chosen ? s->topk : 0;
-    const size_t n_floats = latent_backward_floats_(s, n_keys), n = (size_t)n_keys * s->dr;
-    const size_t n_ints = latent_backward_ints_(s, n_keys, topk);
+    const size_t n_floats = latent_backward_floats_(s, n_keys), n_ints = latent_backward_ints_(s, n_keys, topk, words);
     float* D = device_workspace(dev, sizeof(float) * (n_floats + n_ints));
-    float *heads = D + (size_t)s->N * s->H, *sums = heads + (size_t)s->H * n;
-    int *room = (int*)(D + n_floats), *lists = room + latent_backward_sight_(s, n_keys, topk);
+    float *heads = D + (size_t)s->N * s->H, *sums = heads + (size_t)s->H * n_keys * s->dr;
+    int *room = (int*)(D + n_floats), *lists = room + latent_sight_ints(s->N, n_keys, topk, words);
     const LatentBackwardOf<X> b = {dturning, sums, heads, s->H, n_keys, s->dr};
     if (s->N == 0) { return b; }
-    const LatentInputsOf<X> in = latent_inputs_(q, kv, turning, dout, max, inv, D, s);
-    const LatentSight see = latent_sight_(room, chosen, in, places, dev);
-    const dim3 grid(latent_tiles_(s->N), (unsigned)s->H);
-    const int n_bytes = latent_shared_bytes_(s->dn + s->dr, dev);
-    cudaCheck(cudaFuncSetAttribute(latent_positions_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
-    latent_positions_kernel<X><<<grid, LATENT_THREADS, n_bytes, dev->stream>>>(dq, D, in, see);
-    const LatentSight turned = latent_turned_(see, lists, n_keys, dev);
-    const int n_both = latent_shared_bytes_(s->dn + s->dr + s->dv, dev);
-    cudaCheck(cudaFuncSetAttribute(latent_keys_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_both));
-    const dim3 grid_of_keys(latent_tiles_(n_keys), (unsigned)s->H);
-    latent_keys_kernel<X><<<grid_of_keys, LATENT_THREADS, n_both, dev->stream>>>(dkv, heads, in, turned);
-    cudaCheck(cudaGetLastError());
+    in.D = D;
+    if (by_tensor_cores) { flash_latent_backward(dq, dkv, D, heads, in, room, lists, chosen, n_keys, places, dev); }
+    else { latent_backward_(dq, dkv, D, heads, in, room, lists, chosen, n_keys, places, dev); }
     return b;
 }
 

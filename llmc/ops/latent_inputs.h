@@ -1,0 +1,295 @@
+/*
+What the kernels of latent attention share, those on CUDA cores (latent_attention_kernels.h) and those on tensor cores
+(flash_latent.h): who sees whom, tile by tile, and rows of channels.
+    rows     a tile of 32 * WORDS neighbours: positions, or, in backward, keys
+    items    what the rows of a tile see: of positions keys, of keys the positions by which they are seen. Each has a
+             bit for each row. With lists they are found once for all heads (latent_join_kernel); without, a row sees
+             items that follow each other, and tiles step over gaps, as between the texts of a cache
+A block goes over its items a chunk at a time:
+    for (int k = latent_next(seen, 0); k < seen.end; k = latent_next(seen, k + KEYS)) { latent_find(...); ... }
+Cost:   with lists 4 (1 + WORDS) bytes for each number on them, and backward 4 more; a tile reads its lists once.
+*/
+#ifndef LLMC_LATENT_INPUTS_H
+#define LLMC_LATENT_INPUTS_H
+#ifdef __CUDACC__
+#include "../core/kernel.h"  // WARP, ALL_LANES
+#include "inverse_lists.h"   // inverse_lists, inverse_lists_find_
+#include "latent_shape.h"    // LatentShape, Places
+#include "sparse_shape.h"    // sparse_list_length
+
+// Rows, of N, see items
+struct LatentSight {
+    int N, of_keys;
+    Places places;
+    const int *lists, *offsets;  // list i: lists[offsets[i]] ..; offsets NULL: topk numbers at most. lists NULL: a row
+    int topk;                    // sees items that follow each other
+    int *items, *counts;         // of a tile, ascending: from where its first list begins
+    unsigned* seen_by;           // (items, WORDS) bit i of a word: row i of 32
+};
+
+struct LatentRange {
+    size_t begin, end;
+};
+
+// of row i, one that exists: places on the lists
+__device__ inline size_t latent_first(const LatentSight& see, int i) {
+    return see.offsets ? (size_t)see.offsets[i] : (size_t)i * see.topk;
+}
+// ... or one that does not
+__device__ inline LatentRange latent_list(const LatentSight& see, int i) {
+    LatentRange range = {0, 0};
+    if (i >= see.N) { return range; }
+    range.begin = latent_first(see, i);
+    range.end = see.offsets ? (size_t)see.offsets[i + 1]
+                            : range.begin + (size_t)sparse_list_length(see.lists + range.begin, see.topk);
+    return range;
+}
+
+// where an item is on the list of row i
+__device__ inline size_t latent_place(const LatentSight& see, int i, int item) {
+    const LatentRange list = latent_list(see, i);
+    return list.begin + (size_t)inverse_lists_find_(see.lists + list.begin, (int)(list.end - list.begin), item);
+}
+
+// ---- lists of a tile become one ----
+
+enum { LATENT_JOIN = WARP * WARP };  // numbers at a time, and threads: a warp has a list for each word
+
+// of a warp: how far it is on its lists
+template <int WORDS>
+struct LatentLists_ {
+    size_t at[WORDS], end[WORDS];
+};
+
+// the smallest number that is left on the lists of the block; next: one for each warp
+template <int WORDS>
+__device__ inline int latent_lowest_(int* next, const LatentSight& see, const LatentLists_<WORDS>& of) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int low = INT_MAX;
+    for (int w = 0; w < WORDS; w++) { low = of.at[w] < of.end[w] ? min(low, see.lists[of.at[w]]) : low; }
+    if (lane == 0) { next[warp] = low; }
+    __syncthreads();
+    low = next[lane];
+    for (int step = WARP / 2; step > 0; step /= 2) { low = min(low, __shfl_xor_sync(ALL_LANES, low, step)); }
+    return low;
+}
+
+// block is (LATENT_JOIN), grid (tiles). Bits in any order are the same
+template <int WORDS>
+__global__ void __launch_bounds__(LATENT_JOIN) latent_join_kernel(LatentSight see) {
+    __shared__ unsigned words[LATENT_JOIN][WORDS];
+    __shared__ int next[WARP], found[WARP];
+    const int t = threadIdx.x, warp = t / WARP, lane = t % WARP, row = blockIdx.x * WARP * WORDS;
+    const size_t first = latent_list(see, row).begin;
+    size_t place = first;
+    LatentLists_<WORDS> of;
+    for (int w = 0; w < WORDS; w++) {
+        const LatentRange list = latent_list(see, row + w * WARP + warp);
+        of.at[w] = list.begin, of.end[w] = list.end;
+    }
+    for (int low; (low = latent_lowest_(next, see, of)) < INT_MAX;) {
+        for (int w = 0; w < WORDS; w++) { words[t][w] = 0; }
+        __syncthreads();
+        for (int w = 0; w < WORDS; w++) {
+            for (int n = WARP; n == WARP; of.at[w] += n) {
+                const int item = of.at[w] + lane < of.end[w] ? see.lists[of.at[w] + lane] : INT_MAX;
+                const int is_in = item - low < LATENT_JOIN;
+                if (is_in) { atomicOr(&words[item - low][w], 1u << warp); }
+                n = __popc(__ballot_sync(ALL_LANES, is_in));
+            }
+        }
+        __syncthreads();
+        unsigned any = 0;
+        for (int w = 0; w < WORDS; w++) { any |= words[t][w]; }
+        const unsigned votes = __ballot_sync(ALL_LANES, any != 0);
+        if (lane == 0) { found[warp] = __popc(votes); }
+        __syncthreads();
+        size_t to = place + (size_t)__popc(votes & ((1u << lane) - 1));
+        for (int w = 0; w < WARP; w++) {
+            to += w < warp ? (size_t)found[w] : 0;
+            place += (size_t)found[w];
+        }
+        if (any) {
+            see.items[to] = low + t;
+            for (int w = 0; w < WORDS; w++) { see.seen_by[to * WORDS + w] = words[t][w]; }
+        }
+    }
+    if (t == 0) { see.counts[blockIdx.x] = (int)(place - first); }
+}
+
+// ---- what a tile sees ----
+
+// in shared memory, without lists: items of its rows
+template <int WORDS>
+struct LatentEnds {
+    int begin[WARP * WORDS], end[WARP * WORDS];
+};
+
+template <int WORDS>
+struct LatentSeen {
+    const LatentEnds<WORDS>* ends;
+    int row, end;  // its first row; of the places k of items
+    __device__ int n_rows(const LatentSight& see) const { return min(WARP * WORDS, see.N - row); }  // that exist
+};
+
+// tile `number`
+template <int WORDS>
+__device__ inline LatentSeen<WORDS> latent_see(LatentEnds<WORDS>& ends, const LatentSight& see, int number) {
+    const int first = number * WARP * WORDS, t = threadIdx.x, i = first + t;
+    LatentSeen<WORDS> x = {&ends, first, see.lists ? see.counts[number] : 0};
+    if (t < WARP * WORDS) {
+        ends.begin[t] = ends.end[t] = 0;
+        if (!see.lists && i < see.N) {
+            ends.begin[t] = see.of_keys ? i : see.places.first_key[i];
+            ends.end[t] = see.of_keys ? see.places.behind[i] : see.places.first_key[i] + see.places.t[i] + 1;
+        }
+    }
+    __syncthreads();
+    for (int w = 0; w < WORDS; w++) { x.end = max(x.end, ends.end[w * WARP + t % WARP]); }
+    for (int step = WARP / 2; step > 0; step /= 2) { x.end = max(x.end, __shfl_xor_sync(ALL_LANES, x.end, step)); }
+    return x;
+}
+
+// the first place from k on with an item that a row sees, or x.end
+template <int WORDS>
+__device__ inline int latent_next(const LatentSight& see, const LatentSeen<WORDS>& x, int k) {
+    int next = x.end;
+    if (see.lists) { return k; }
+    for (int i = threadIdx.x % WARP; i < WARP * WORDS; i += WARP) {
+        next = k < x.ends->end[i] ? min(next, max(k, x.ends->begin[i])) : next;
+    }
+    for (int step = WARP / 2; step > 0; step /= 2) { next = min(next, __shfl_xor_sync(ALL_LANES, next, step)); }
+    return next;
+}
+
+// in shared memory
+template <int WORDS, int KEYS>
+struct LatentChunk {
+    int item[KEYS];                // each is one that exists
+    unsigned seen_by[KEYS][WORDS]; // 0: the chunk has no such item
+};
+
+template <int WORDS, int KEYS>
+__device__ inline int latent_sees(const LatentChunk<WORDS, KEYS>& chunk, int row, int k) {
+    return chunk.seen_by[k][row / WARP] >> row % WARP & 1;
+}
+
+// the items from place k0 on; a __syncthreads later all threads of the block, THREADS, know them
+template <int THREADS, int WORDS, int KEYS>
+__device__ inline void latent_find(LatentChunk<WORDS, KEYS>& chunk, const LatentSight& see, const LatentSeen<WORDS>& x,
+                                   int k0) {
+    const int t = threadIdx.x;
+    if (see.lists) {
+        const int k = min(k0 + t, x.end - 1);
+        if (t >= KEYS) { return; }
+        const size_t at = latent_first(see, x.row) + (size_t)k;
+        chunk.item[t] = k >= 0 ? see.items[at] : 0;
+        for (int w = 0; w < WORDS; w++) { chunk.seen_by[t][w] = k == k0 + t ? see.seen_by[at * WORDS + w] : 0; }
+        return;
+    }
+    #pragma unroll
+    for (int k = t / WARP; k < KEYS; k += THREADS / WARP) {
+        unsigned any = 0, by[WORDS];
+        for (int w = 0; w < WORDS; w++) {
+            const int i = w * WARP + t % WARP;
+            by[w] = __ballot_sync(ALL_LANES, x.ends->begin[i] <= k0 + k && k0 + k < x.ends->end[i]);
+            any |= by[w];
+        }
+        if (t % WARP > 0) { continue; }
+        chunk.item[k] = any ? k0 + k : x.ends->begin[0];
+        for (int w = 0; w < WORDS; w++) { chunk.seen_by[k][w] = by[w]; }
+    }
+}
+
+// ---- rows of channels ----
+
+// channels of row i of one head: those of `from`, then, of keys, those that turn
+template <typename X>
+struct LatentRowsOf {
+    const X *from, *turning;
+    int row, turning_row;  // elements from one row to the next
+    int n, n_from;         // channels, of `from`
+    __device__ const X* channel(int c) const { return c < n_from ? from + c : turning + (c - n_from); }
+    __device__ unsigned stride(int c) const { return (unsigned)(c < n_from ? row : turning_row); }
+};
+
+// of row i
+__device__ inline size_t latent_offset(int i, unsigned stride) { return (size_t)(unsigned)i * stride; }
+
+template <typename X>
+struct LatentInputsOf {
+    const X *q, *kv, *turning, *dout;
+    const float *max, *inv, *D;
+    LatentShape s;
+    __device__ LatentRowsOf<X> queries(int h) const {
+        const int Q = s.dn + s.dr;
+        const LatentRowsOf<X> x = {q + h * Q, NULL, s.H * Q, 0, Q, Q};
+        return x;
+    }
+    __device__ LatentRowsOf<X> keys(int h) const {
+        const int KV = s.dn + s.dv;
+        const LatentRowsOf<X> x = {kv + h * KV, turning, s.H * KV, s.dr, s.dn + s.dr, s.dn};
+        return x;
+    }
+    __device__ LatentRowsOf<X> values(int h) const {
+        const int KV = s.dn + s.dv;
+        const LatentRowsOf<X> x = {kv + h * KV + s.dn, NULL, s.H * KV, 0, s.dv, s.dv};
+        return x;
+    }
+    __device__ LatentRowsOf<X> gradients(int h) const {
+        const LatentRowsOf<X> x = {dout + h * s.dv, NULL, s.H * s.dv, 0, s.dv, s.dv};
+        return x;
+    }
+};
+
+// ---- scratch, on the host ----
+
+static inline unsigned latent_tiles(int N, int words) { return (unsigned)ceil_div(N, WARP * words); }
+
+// ints of scratch: what tiles of N positions with topk numbers each see, 0: no lists, or tiles of n_keys keys
+static inline size_t latent_sight_ints(int N, int n_keys, int topk, int words) {
+    const size_t numbers = (size_t)latent_tiles(N, words) * WARP * words * topk;
+    return latent_tiles(N > n_keys ? N : n_keys, words) + (1 + (size_t)words) * numbers;
+}
+
+template <int WORDS>
+static inline void latent_join_(const LatentSight& see, const Device* dev) {
+    latent_join_kernel<WORDS><<<latent_tiles(see.N, WORDS), LATENT_JOIN, 0, dev->stream>>>(see);
+    cudaCheck(cudaGetLastError());
+}
+
+// of positions
+template <int WORDS>
+static inline LatentSight latent_sight(int* room, const int* chosen, const LatentShape* s, const Places* places,
+                                       const Device* dev) {
+    const size_t n = (size_t)latent_tiles(s->N, WORDS) * WARP * WORDS * (chosen ? s->topk : 0);
+    LatentSight see;
+    see.N = s->N, see.of_keys = 0, see.places = *places, see.topk = s->topk;
+    see.lists = chosen, see.offsets = NULL;
+    see.items = room, see.seen_by = (unsigned*)(room + n), see.counts = room + (1 + WORDS) * n;
+    if (chosen) { latent_join_<WORDS>(see, dev); }
+    return see;
+}
+
+// ... of n_keys keys, in the same room; lists: n_keys + 1 + N * topk ints
+template <int WORDS>
+static inline LatentSight latent_turned(LatentSight see, int* lists, int n_keys, const Device* dev) {
+    if (see.lists) { inverse_lists(lists, lists + n_keys + 1, NULL, NULL, see.lists, see.N, see.topk, n_keys, dev); }
+    see.of_keys = 1, see.N = n_keys;
+    if (see.lists) {
+        see.offsets = lists, see.lists = lists + n_keys + 1;
+        latent_join_<WORDS>(see, dev);
+    }
+    return see;
+}
+
+template <typename X>
+static inline LatentInputsOf<X> latent_inputs(const X* q, const X* kv, const X* turning, const X* dout,
+                                              const float* max, const float* inv, const float* D,
+                                              const LatentShape* s) {
+    LatentInputsOf<X> in;
+    in.q = q, in.kv = kv, in.turning = turning, in.dout = dout, in.max = max, in.inv = inv, in.D = D, in.s = *s;
+    return in;
+}
+#endif  // __CUDACC__
+#endif  // LLMC_LATENT_INPUTS_H
