@@ -76,7 +76,7 @@ help:
 	@echo "make train_qwen3 Qwen2.5, Qwen3, Mistral, Llama: the same"
 	@echo "make train_qwen36  Qwen3.6: the same"
 	@echo "make train_deepseek_v4  DeepSeek V4: the same"
-	@echo "make train_glm5 CPU=1  GLM-5, on CPUs"
+	@echo "make train_glm5  GLM-5: the same"
 	@echo "make tools       build dev/tools/tokenize and dev/tools/inspect: each has --help"
 	@echo "make train_gpt2cu   the trainer for GPUs: PRECISION=bf16|fp32|exact; or CPU=1"
 	@echo "make cuda        build all for GPUs (make setup-cuda, doc/gpu/README.md)"
