@@ -3,7 +3,7 @@ GLM-5, GLM-5.1 and GLM-5.2: attention whose keys and values are made of one shor
 tokens that an indexer chooses (DSA), and experts. From a Hugging Face folder to a Hugging Face folder. Read
 train_qwen3.cu first: experts, and what a run does beside the model, are explained there.
 
-The model: token embedding, L blocks of
+The model (doc/glm5.md): token embedding, L blocks of
     r = r + attention(norm(r))   latent_layer.h; layers without an indexer see what the last one before them that has
                                  one has chosen (IndexShare)
     r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
@@ -832,7 +832,7 @@ static void glm5_options(Run* r) {
     options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
                    "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of GLM-5, with sizes of your "
-                   "own");
+                   "own: doc/glm5.md lists its keys");
 }
 
 // what was typed instead of what config.json says

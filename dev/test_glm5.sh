@@ -375,7 +375,7 @@ adapters() {
     go "${tune[@]}" --lora-targets all-linear --lora-parameters mlp.experts.gate_up_proj,mlp.gate.weight --run wide
     check "--lora-targets all-linear, experts and routers: no indexer, no module, nor MLPs and shared experts, which PEFT takes for experts" test "$(has wide 'shared_experts\..*lora_B') $(has wide 'layers\.0\.mlp\..*lora_B') $(has wide indexer) $(has wide 'layers\.4') $(has wide 'mlp\.(experts|gate)\..*lora_B')" = "0 0 0 0 6"
     go "${tune[@]}" --lora-targets gate_proj --steps 1 --run named
-    check "... where they are named, a line says so" test "$(has named 'layers\.0\.mlp\.gate_proj\.lora_B') $(grep -c '^train_glm5: --lora-targets: .*layers.0.mlp.gate_proj and its like are called as experts' modules are: PEFT 0.21 cannot load their adapters$' err)" = "1 1"
+    check "... where they are named, a line says so" test "$(has named 'layers\.0\.mlp\.gate_proj\.lora_B') $(grep -c '^train_glm5: --lora-targets: .*layers.0.mlp.gate_proj and its like are called as experts. modules are: PEFT 0.21 cannot load their adapters$' err)" = "1 1"
     rm -rf named
     go "${tune[@]}" --lora-targets kv_b_proj,o_proj --steps 1 --run named
     check "--lora-targets kv_b_proj,o_proj: these" test "$(has named '(kv_b|\.o)_proj\.lora_B') $(has named lora_B)" = "8 8"
