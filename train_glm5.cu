@@ -70,6 +70,7 @@ typedef struct {
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
     int indexer;        // how indexers learn: config.indexer, but in a validation off
     int absorbs;        // texts are generated from a cache of short vectors
+    struct { int *keys, *experts; } given[CONFIG_MAX_LAYERS + 1];  // of each layer: --inject; NULL: it chooses itself
 } Glm5;
 
 // what --recompute leaves out in forward: each level what those before leave out, too
@@ -236,6 +237,7 @@ static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, in
     const int n = adapters_place(&glm->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
     glm->config = glm->whole = *c;
     glm->indexer = c->indexer;
+    memset(glm->given, 0, sizeof glm->given);
     m->learns_mtp = learns_mtp;
     m->learns_index = trains_index, m->index_ratio = 1;  // every position is an entry
     model_layout(m, n + parameter_table(m->table + n, &glm->whole));
@@ -307,6 +309,7 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     memset(&p, 0, sizeof p);
     p.size = latent_sizes(glm, acts->purpose, acts->how.cp);
     p.is_full = source == l, p.is_mtp = l == c->L;
+    p.given = glm->given[l].keys;
     p.a = a.attention, p.s = layer_statistics(acts, l).attention;
     p.chosen = layer_statistics(acts, source).attention.chosen;
     p.mass = layer_statistics(acts, source).attention.index_mass;
@@ -350,7 +353,7 @@ static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) 
                           linear(glm, acts, AT(expert_gate_up), NO_BIAS, l),
                           linear(glm, acts, AT(expert_down), NO_BIAS, l), router_bias(glm, l), NO_GRADIENTS,
                           NO_GRADIENTS, NO_GRADIENTS, acts->numbers ? acts->numbers + router_number(glm, l) : NULL, N,
-                          NULL};
+                          glm->given[l].experts};
     return p;
 }
 
@@ -779,6 +782,7 @@ typedef struct {
     Glm5 glm;                 // first
     Adapted adapted;          // activations, adapters, and options of both
     MtpOptions mtp;
+    const char* inject;
     IndexerOptions indexer;
     BalanceOptions balance;
 } Workplace;
@@ -794,6 +798,9 @@ static int recomputes_blocks(const Run* r) {
 static void glm5_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
+        {"out", "inject", "", OPTION_TEXT, &w->inject, "", 0, 0, "FILE",
+         "of --probe: the file of another probe, of this or another program: what indexers and routers have chosen "
+         "there, choice.<module>, they choose here, too", 0},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs and experts too, 3 whole "
          "blocks. Saves memory, changes no bit", 0},
@@ -901,6 +908,7 @@ static void glm5_freeze(Run* r) {
 static void glm5_check(Run* r) {
     Workplace* w = workplace(r);
     const Config* c = config_of(r);
+    options_refuse(*w->inject && !*r->o.probe, "inject", "is for --probe");
     options_refuse(w->indexer.alone && r->o.early_stop > 0 && r->T <= c->topk, "early-stop",
                    "with --indexer-alone no validation gets better in rows of which all positions are chosen: leave it "
                    "out, or give more --seq-len");
@@ -1092,6 +1100,68 @@ static int probed_losses(const Run* r, OtherLoss* others) {
     return n;
 }
 
+// ---- what layers choose in a probe, MTP's last ----
+
+static Choice choice_of(const Glm5* glm, int l, int of_experts, int T) {
+    const Config* c = &glm->config;
+    const LatentSizes s = latent_sizes(glm, TO_TRAIN);
+    Choice x = {"", l, of_experts ? c->k : latent_chosen(&s, T), of_experts ? c->E : 0, NULL, NULL};
+    snprintf(x.name, sizeof x.name, CHOICE_PREFIX "model.layers.%d.%s", l,
+             of_experts ? "mlp.gate" : "self_attn.indexer");
+    return x;
+}
+
+static int glm5_choices(const Run* r, Choice** list) {
+    const Workplace* w = workplace(r);
+    const Config* c = config_of(r);
+    const int L = layers_of(&w->glm, TO_TRAIN), B = r->probe.B, T = r->probe.T;
+    int n = 0;
+    *list = (Choice*)malloc_check(sizeof(Choice) * 2 * (size_t)L, "choices");
+    for (int l = 0; l < L; l++) {
+        if (c->indexers[l] == FULL_INDEXER) { (*list)[n++] = choice_of(&w->glm, l, 0, T); }
+        if (has_experts(c, l)) { (*list)[n++] = choice_of(&w->glm, l, 1, T); }
+    }
+    if (*w->inject) { choices_read(*list, n, w->inject, B, T); }
+    return n;
+}
+
+// where a pass leaves them; what it is told to choose
+static void open_choices(Run* r) {
+    Workplace* w = workplace(r);
+    Activations* acts = decoder_activations(r, TO_TRAIN);
+    const LatentSizes s = latent_sizes(&w->glm, TO_TRAIN);
+    const int has_lists = latent_has_lists(&s, r->probe.T, TO_TRAIN);
+    const size_t N = (size_t)r->probe.B * (size_t)r->probe.T;
+    for (int i = 0; i < r->n_choices; i++) {
+        Choice* x = &r->choices[i];
+        const int of_experts = x->n_experts > 0;
+        int** given = of_experts ? &w->glm.given[x->layer].experts : &w->glm.given[x->layer].keys;
+        const size_t n_bytes = sizeof(int) * N * (size_t)x->width;
+        if (of_experts) { x->chosen = expert_choices(&acts->experts, x->layer); }
+        else if (has_lists) { x->chosen = layer_statistics(acts, x->layer).attention.chosen; }
+        if (!x->given) { continue; }
+        *given = (int*)device_alloc(n_bytes, "choices");
+        device_upload(*given, x->given, n_bytes, &r->dev);
+        device_sync(&r->dev);
+    }
+}
+
+static void glm5_open(Run* r, Purpose purpose, int B, int T) {
+    decoder_open(r, purpose, B, T);
+    if (*r->o.probe) { open_choices(r); }
+}
+
+static void glm5_close(Run* r) {
+    Workplace* w = workplace(r);
+    const size_t N = (size_t)r->probe.B * (size_t)r->probe.T;
+    for (int i = 0; i < r->n_choices; i++) {
+        const Choice* x = &r->choices[i];
+        int* given = x->n_experts > 0 ? w->glm.given[x->layer].experts : w->glm.given[x->layer].keys;
+        if (given) { device_release(given, sizeof(int) * N * (size_t)x->width); }
+    }
+    decoder_close(r);
+}
+
 static void glm5_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
@@ -1153,6 +1223,9 @@ static Trainer glm5_trainer(void) {
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
     t.other_losses = probed_losses;
+    t.choices = glm5_choices;
+    t.open = glm5_open;
+    t.close = glm5_close;
     t.write_config = write_config;
     t.summary = glm5_summary;
     return t;

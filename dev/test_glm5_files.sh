@@ -2,13 +2,13 @@
 # Files of train_glm5 as its user meets them: official names, folders in fp8 of whose matrices no size is one of whole blocks, what is missing,
 # unknown, cut off. Against transformers they are held by dev/ref/check_hf.py --model glm5 --files-with, against PEFT by dev/ref/check_lora.py.
 #     dev/test_glm5_files.sh                 all parts
-#     dev/test_glm5_files.sh names fp8       some of them: names fp8 broken
+#     dev/test_glm5_files.sh names fp8       some of them: names fp8 broken choices
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-parts=${*:-names fp8 broken}
+parts=${*:-names fp8 broken choices}
 
 need_build trainer "CPU=1" train_glm5
 limit=60  # seconds of a run
@@ -201,6 +201,77 @@ broken() {
     edit hf/config.json some.json hidden_size 21
     rm -rf bad && cp -r hf bad && cp some.json bad/config.json
     refuse "a config.json of another model" 'tensor "model.embed_tokens.weight": expected 2 dimensions (257, 21), found 2 (257, 20): another model than config.json says' --from bad --generate x
+}
+
+# ---- choices of a probe, and those of another ----
+
+choices() {
+    local name i
+    echo "# choices of a probe"
+    rows >in
+    go "${start[@]}" --steps 20 --export-hf hf && go --from hf --probe in --probe-out before
+    check "a probe has what four indexers and four routers have chosen" test "$(tensors before '^choice\.' | cut -d' ' -f1 | xargs)" = "$(echo \
+        choice.model.layers.{0.self_attn.indexer,{1.mlp.gate,1.self_attn.indexer},2.mlp.gate,{3,4}.{mlp.gate,self_attn.indexer}})"
+    go --from hf --probe in --probe-out after --inject before && cmp before after
+    verdict $? "--inject: its own choices, the same bytes" "$(<err)"
+    # an indexer and the bias of a router decide on nothing but choices
+    rewrite hf moved 'import random; random.seed(1)
+for n, (d, s, x) in list(t.items()):
+    if "indexer" in n or "e_score" in n: t[n] = d, s, struct.pack(f"<{len(x) // 4}f", *(random.gauss(0, 0.3) for _ in range(len(x) // 4)))'
+    go --from moved --probe in --probe-out other && ! cmp -s <(tensors before choice) <(tensors other choice)
+    verdict $? "another indexer and other biases of routers: another choice" "$(<err)"
+    go --from hf --probe in --probe-out after --inject other && cmp other after && ! cmp -s before after
+    verdict $? "--inject of that: to the last bit its logits, loss and gradients" "$(<err)"
+    for i in 1 2 3; do
+        go --from hf --probe in --probe-out after --inject other --recompute $i --threads $i && cmp other after
+        verdict $? "... --recompute $i" "$(<err)"
+    done
+    mkdir folder && cp other folder/model.safetensors
+    theirs() { rewrite folder theirs "$1" && mv theirs/model.safetensors file; }  # PYTHON: what becomes of `other`
+    theirs 'import random
+for n, (d, s, x) in list(t.items()):
+    if "indexer" in n:
+        rows = struct.iter_unpack("<5i", x)  # as transformers has them: in any order, with positions that its mask hides
+        rows = [random.sample(y, 5) for y in ([*(v for v in y if v >= 0), *range(i % 19 + 1, i % 19 + 1 + y.count(-1))] for i, y in enumerate(rows))]
+        t[n] = "I32", s, b"".join(struct.pack("<5i", *y) for y in rows)
+    elif n.startswith("choice"): t[n] = "I64", s, b"".join(struct.pack("<2q", *y[::-1]) for y in struct.iter_unpack("<2i", x))
+    else: del t[n]'
+    go --from hf --probe in --probe-out after --inject file && cmp other after
+    verdict $? "lists as transformers has them, in any order, with positions that are not there yet, as I64: the same" "$(<err)"
+    theirs 't = {n: x for n, x in t.items() if "mlp.gate" in n}'
+    go --from hf --probe in --probe-out after --inject file
+    check "a file of experts alone: indexers choose for themselves" eval \
+        'cmp <(tensors after "choice.*gate") <(tensors other "choice.*gate") && cmp <(tensors after "choice.*0.self_attn") <(tensors before "choice.*0.self_attn")'
+    examples 1 5 "1 2 3 4 5" "2 3 4 5 6" >short
+    go --from hf --probe short --probe-out before && go --from hf --probe short --probe-out after --inject before && cmp before after
+    verdict $? "a row of no more positions than are chosen: the same bytes" "$(<err)"
+    check "... each sees all up to its own" test "$(tensors before choice.*0.self_attn | cut -d' ' -f2- | xargs)" = \
+        "0 -1 -1 -1 -1 0 1 -1 -1 -1 0 1 2 -1 -1 0 1 2 3 -1 0 1 2 3 4"
+    "$python" "$root/dev/ref/glm5.py" --from hf --probe short --probe-out truth 2>&1 && cmp <(tensors before .) <(tensors truth .)
+    verdict $? "... as dev/ref/glm5.py has it" "$(<err)"
+
+    echo "# choices that are refused"
+    local key=choice.model.layers.3.self_attn.indexer gate=choice.model.layers.2.mlp.gate
+    hidden() {  # PROMISE TEXT PYTHON
+        theirs "K, G = '$key', '$gate'; d, s, x = t[K]; e, u, y = t[G]; $3"
+        refuse "$1" "$2" --from hf --probe in --inject file
+    }
+    hidden "no choices" "file: expected tensors choice.<module>, as --probe writes them, found none" 't = {n: v for n, v in t.items() if n[0] != "c"}'
+    hidden "those of a layer that shares another's" "file: choice.model.layers.2.self_attn.indexer: this model chooses nothing there" \
+        't["choice.model.layers.2.self_attn.indexer"] = t[K]'
+    hidden "floats" "file: $key: expected I32 or I64 of shape (2, 19, 5), found F32 of shape (2, 19, 5)" 't[K] = "F32", s, x'
+    hidden "another batch" "file: $key: expected I32 or I64 of shape (2, 19, 5), found I32 of shape (1, 38, 5)" 't[K] = d, [1, 38, 5], x'
+    hidden "fewer than are chosen" "file: $key: expected I32 or I64 of shape (2, 19, 5), found I32 of shape (2, 19, 4)" 't[K] = d, [2, 19, 4], x[:608]'
+    hidden "more experts" "file: $gate: expected I32 or I64 of shape (2, 19, 2), found I32 of shape (2, 19, 5)" 't[G] = t[K]'
+    hidden "a position beyond the row" "file: $key: row 1, position 3: expected numbers 0..18, found 19" 't[K] = d, s, x[:440] + struct.pack("<i", 19) + x[444:]'
+    hidden "too few of those that are there" "file: $key: row 0, position 2: expected 3 different numbers 0..2, found 2" 't[K] = d, s, x[:40] + struct.pack("<5i", 0, 2, 9, -1, -1) + x[60:]'
+    hidden "one twice" "file: $key: row 0, position 7: expected 5 different numbers 0..7, found 4" 't[K] = d, s, x[:140] + struct.pack("<5i", 0, 2, 2, 6, 7) + x[160:]'
+    hidden "an expert twice" "file: $gate: row 0, position 0: expected 2 different numbers 0..3, found 1" 't[G] = e, u, struct.pack("<2i", 3, 3) + y[8:]'
+    hidden "an expert that is not there" "file: $gate: row 0, position 0: expected numbers 0..3, found -1" 't[G] = e, u, struct.pack("<2i", 3, -1) + y[8:]'
+    head -c 100 other >file
+    refuse "a file that is cut off" "file: " --from hf --probe in --inject file
+    refuse "no file" "nowhere: " --from hf --probe in --inject nowhere
+    refuse "--inject of a run" "--inject: is for --probe" "${start[@]}" --inject other
 }
 
 run_parts $parts

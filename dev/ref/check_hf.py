@@ -13,7 +13,9 @@ differs is in hf_models.py.
 
 The truth is the model of transformers in float64. The first two modes make tiny models with awkward sizes, gains that are
 not 1, biases that are not 0 and some targets that are not counted. The error is |x - truth| / |truth| in the L2 norm of
-each tensor; one line per class of tensors (layers.* is any layer) gives the worst over configs and layers.
+each tensor; one line per class of tensors (layers.* is any layer) gives the worst over configs and layers. Where layers
+choose, the choices of a probe are compared, too, and the smallest gap between scores is shown; of models in which a gap
+is less than the error of a float a trainer takes transformers' choices (--inject).
 --files-with compares logits: those of --probe on a folder with those of transformers on the same folder, in float64.
 Needs torch and transformers; without them it says "skipped" and exits with 0.
 """
@@ -65,7 +67,8 @@ def truth_of(kind, model, inputs, targets):
     losses = (loss, cross_entropy)
     out = {"logits": logits.detach(), **{name: x.detach().reshape(1) for name, x in zip(kind.LOSSES, losses)}}
     out.update({f"grad.{name}": gradient for name, gradient in kind.tensors(model, lambda p: p.grad).items()})
-    return out
+    choices, model.gap = kind.choices(model, inputs)
+    return {**out, **choices}
 
 
 def relative_error(x, truth):
@@ -88,9 +91,11 @@ class Table:
         self.worst.setdefault(tensor_class(name), 0.0)
         self.faults.setdefault(tensor_class(name), text)
 
-    def compare(self, found, truth, case=None):
-        """case: a name by which a line has its worst errors, or None"""
+    def compare(self, found, truth, case=None, gap=None):
+        """case: a name by which a line has its worst errors, and the smallest gap, or None"""
         of_case = self.by_case.setdefault(case, {})
+        if gap is not None:
+            of_case["gap"] = min(of_case.get("gap", gap), gap)
         for name in truth.keys() | found.keys():
             if name not in found:
                 self.fault(name, f"{name} is missing")
@@ -121,10 +126,10 @@ class Table:
         return int(failed > 0 or not self.worst)
 
 
-def check_program(kind, program, limits):
-    """Run the program on every case."""
+def check_program(kind, program, limits, near=()):
+    """Run the program on every case; in those that are near it takes transformers' choices, by --inject"""
     table = Table(limits)
-    for number, case in enumerate(kind.CASES):
+    for number, case in enumerate([*kind.CASES, *near]):
         torch.manual_seed(number)
         model, (inputs, targets) = kind.make_model(case), make_batch(case)
         with tempfile.TemporaryDirectory() as folder:
@@ -132,14 +137,19 @@ def check_program(kind, program, limits):
                                                                                   "out.safetensors"))
             model.save_pretrained(model_path)
             save_file({"inputs": inputs, "targets": targets}, batch_path)
-            run = subprocess.run([*program, "--from", model_path, "--probe", batch_path, "--probe-out", out_path],
+            truth, options = truth_of(kind, model, inputs, targets), []
+            if case in near:
+                options = ["--inject", os.path.join(folder, "choices")]
+                save_file({name: x.int() for name, x in truth.items() if name.startswith("choice.")}, options[1])
+            run = subprocess.run([*program, "--from", model_path, "--probe", batch_path, "--probe-out", out_path, *options],
                                  capture_output=True, text=True)
             if run.returncode != 0 or not os.path.exists(out_path):
                 print(f"{case}: exit status {run.returncode}\n{run.stdout}{run.stderr}".rstrip())
                 table.fault("logits", "the program failed")
                 continue
-            table.compare(kind.one_by_one(load_file(out_path)), truth_of(kind, model, inputs, targets),
-                          getattr(case, "name", None))
+            name = getattr(case, "name", None)
+            table.compare(kind.one_by_one(load_file(out_path)), truth, f"{name}, choices given" if options else name,
+                          model.gap)
     return table.report()
 
 
@@ -297,7 +307,7 @@ def main():
     if args.files_with:
         return check_files(kind, shlex.split(args.files_with))
     if args.probe_with:
-        return check_program(kind, shlex.split(args.probe_with), PROBE_LIMITS)
+        return check_program(kind, shlex.split(args.probe_with), PROBE_LIMITS, kind.NEAR)
     return check_program(kind, [sys.executable, os.path.join(HERE, kind.REFERENCE)], REFERENCE_LIMITS)
 
 

@@ -387,6 +387,19 @@ def of_leaf(leaf, cfg, name):
     return [a[name] for a in leaf["blocks"] if name in a] + ([leaf["mtp_" + name]] if cfg.mtp else [])
 
 
+def choices(acts, cfg):
+    """What indexers and routers choose, by the names of transformers' modules, MTP's last; (B, T, n)"""
+    blocks, out = list(acts["blocks"]), {}
+    if cfg.mtp:
+        blocks.append({name[4:]: x for name, x in acts.items() if name.startswith("mtp_")})
+    for l, a in enumerate(blocks):
+        if "index_chosen" in a:
+            out[f"model.layers.{l}.self_attn.indexer"] = a["index_chosen"]
+        if "experts" in a:
+            out[f"model.layers.{l}.mlp.gate"] = a["experts"].reshape(*acts["logits"].shape[:2], -1)
+    return {name: x.astype(np.int32) for name, x in out.items()}
+
+
 def level_biases(p, numbers, cfg):
     """Of the layers that have experts, and of MTP's"""
     counts, p = numbers["counts"], dict(p)
@@ -399,7 +412,7 @@ def level_biases(p, numbers, cfg):
 
 MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, numbers=numbers,
                       after_update=level_biases, fit=fit, losses=("loss", "cross_entropy"),
-                      other_losses=("mtp_loss", "index_loss"), count=count)
+                      other_losses=("mtp_loss", "index_loss"), count=count, choices=choices)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

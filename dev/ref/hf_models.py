@@ -18,6 +18,7 @@ from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV4Config, De
                           GlmMoeDsaForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM,
                           MixtralConfig, MixtralForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig)
 from transformers.models.deepseek_v4 import modeling_deepseek_v4
+from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa
 from transformers.models.llama import modeling_llama
 from transformers.models.mamba import modeling_mamba
 from transformers.models.mistral import modeling_mistral
@@ -72,12 +73,18 @@ class Architecture:
     HAS_BIN = False                  # has its trainer --export-bin?
     HEADS = ()                       # and --head?
     STYLES = STYLES                  # of tokenizers that AutoTokenizer has for this model_type
+    NEAR = ()                        # cases in which scores nearly tie: a trainer is told what transformers chooses
     FILLS = True                     # do texts of a batch that are filled up on the left say what each says alone?
 
     @staticmethod
     def more_loss(model):
         """What the last forward of the model adds to the cross entropy"""
         return 0.0
+
+    @staticmethod
+    def choices(model, inputs):
+        """What its layers choose, as a probe has it; and the smallest gap between what is chosen and what is not, or None"""
+        return {}, None
 
     @staticmethod
     def halve(model, dtype):
@@ -852,7 +859,9 @@ class Glm5(Architecture):
     VARIANTS = {"A": glm5_truth.A, "B": glm5_truth.B_, "C": glm5_truth.C_, "D": glm5_truth.D_,
                 "E": {**glm5_truth.A, "norm_topk_prob": False}, "F": {**glm5_truth.A, "attention_bias": True},
                 "G": glm5_truth.G_}
-    CASES = [*starmap(Case, product(VARIANTS, [320], [2], glm5_truth.LENGTHS, [0], [{}]))]
+    CASES = [*starmap(Case, product("AE", [320], [2], glm5_truth.LENGTHS, [3], [{}])),
+             *starmap(Case, product("BCDFG", [320], [2], glm5_truth.LENGTHS, [0], [{}]))]
+    NEAR = [Case("D", 320, 2, 64, 3, {}), Case("D", 320, 2, 100, 3, {})]  # a gap of 2.3e-8
 
     @classmethod
     def text_case(cls, V):
@@ -924,10 +933,38 @@ class Glm5(Architecture):
         found = {name: (of(p), p) for name, p in model.named_parameters()}
         return split_qwen_experts({name: torch.zeros_like(p) if x is None else x for name, (x, p) in found.items()})
 
+    @classmethod
+    def choices(cls, model, inputs):
+        """Of indexers and routers. A gap is relative to the smallest score that is chosen"""
+        chosen, gaps, topk = {}, [], torch.topk
+
+        def indexer(name, out):
+            x = torch.where(out <= torch.arange(out.shape[1])[:, None], out, inputs.shape[1]).sort().values
+            chosen[f"choice.{name}"] = torch.where(x < inputs.shape[1], x, -1)
+
+        def router(name, out):
+            chosen[f"choice.{name}"] = out[2].view(*inputs.shape, -1).sort().values
+
+        def watched(x, k, dim=-1, **how):
+            if x.shape[-1] > k and (k > 2 or x.dim() == 2):  # not the two best of each group, which are added up
+                last, other = topk(x, k + 1, dim=-1).values[..., -2:].unbind(-1)
+                gaps.append(((last - other) / last.abs())[other > -1e30].reshape(-1))
+            return topk(x, k, dim=dim, **how)
+
+        hooks = [module.register_forward_hook(lambda module, inputs, out, name=name, take=take: take(name, out))
+                 for kind, take in ((modeling_glm_moe_dsa.GlmMoeDsaIndexer, indexer),
+                                    (modeling_glm_moe_dsa.GlmMoeDsaTopkRouter, router))
+                 for name, module in model.named_modules() if isinstance(module, kind)]
+        with (torch.no_grad(), mock.patch.object(torch, "topk", watched), mock.patch.object(torch.Tensor, "topk", watched)):
+            cls.logits(model, inputs)
+        for hook in hooks:
+            hook.remove()
+        return {name: x.double() for name, x in chosen.items()}, torch.cat(gaps).min().item()
+
     @staticmethod
     def one_by_one(tensors):
-        """Each expert apart, without the gradients of biases of routers, which are 0"""
-        return {name: x for name, x in split_qwen_experts(tensors).items()
+        """Each expert apart, without the gradients of biases of routers, which are 0; choices as floats"""
+        return {name: x.float() for name, x in split_qwen_experts(tensors).items()
                 if not name.startswith("grad.") or not name.endswith("e_score_correction_bias") or x.any()}
 
     @staticmethod

@@ -113,6 +113,7 @@ class Model:
     count: Callable = lambda inputs, targets, cfg: int((targets >= 0).sum())  # counted targets of an update
     losses: tuple = ("loss",)  # of `numbers`, what a probe has; one that is not there is the same as "loss"
     other_losses: tuple = ()   # ... and what it has where they are there
+    choices: Callable = lambda acts, cfg: {}  # what layers choose, as a probe has it
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -269,6 +270,7 @@ def write_probe(model, cfg, p, inputs, targets, out_path):
     numbers = model.numbers([acts], count, cfg)
     out.update({name: numbers.get(name, numbers["loss"]).reshape(1) for name in model.losses})
     out.update({name: numbers[name].reshape(-1) for name in model.other_losses if name in numbers})
+    out.update({f"choice.{name}": x for name, x in model.choices(acts, cfg).items()})
     out.update({f"grad.{name}": x for name, x in to_disk(model, grads, cfg).items()})
     exact.write_safetensors(out_path, out, model.metadata(cfg))
 

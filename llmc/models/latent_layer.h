@@ -237,6 +237,7 @@ typedef struct {
     LatentTensors a;
     LatentStatistics s;
     int* chosen;                              // of the layer that has chosen for this one
+    const int* given;                         // (N, latent_chosen) what an indexer is told to choose; NULL: nobody says
     float* mass;                              // ... what it learns from
     const floatX* inp;                        // (N, D)
     Linear q_a, q_b, kv_a, kv_b, o, index_q, index_k, index_proj;
@@ -371,6 +372,10 @@ static inline void latent_choose_(const LatentPass* p, const Device* dev) {
     linear_forward(p->s.index_proj, p->inp, p->index_proj, N, dev);
     cast_scaled(p->s.index_weights, (const float*)p->s.index_proj, latent_index_scale_(s), (size_t)N * (size_t)s->nI,
                 dev);
+    if (p->given) {
+        device_copy(p->chosen, p->given, sizeof(int) * (size_t)N * (size_t)shape.topk, dev);
+        return;
+    }
     index_choose(p->chosen, NULL, p->T, a->index_q, latent_keys_of_index_(p), p->s.index_weights, &shape,
                  &p->batch->entries.places, latent_windows_(p), dev);
 }

@@ -10,7 +10,7 @@ it names (OtherLoss), whose gradients are among the others.
 #ifndef LLMC_PROBE_H
 #define LLMC_PROBE_H
 #include "../files/safetensors.h"  // SafeFile, safetensors_find
-#include "../files/tensorfile.h"   // tensors_declare
+#include "../files/tensorfile.h"   // shape_text_
 
 typedef struct {
     int B, T, counted;      // counted: targets that are not negative
@@ -165,11 +165,10 @@ static inline void probe_check_out(const char* path) {
     safetensors_check_out("probe-out", path, "the result of a probe", names);
 }
 
-// The file of the result: logits, loss, the loss named `without_more` unless that is NULL, n_others others, then the
-// gradients of a table come into it, in this order
-static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatch* batch, int V,
-                              const char* without_more, const OtherLoss* others, int n_others, const Tensor* table,
-                              int n) {
+// What the file of the result begins with: logits, loss, the loss named `without_more` unless that is NULL, n_others
+// others
+static inline void probe_declare(SafeWriter* out, const ProbeBatch* batch, int V, const char* without_more,
+                                 const OtherLoss* others, int n_others) {
     const int64_t logits_shape[] = {batch->B, batch->T, V}, loss_shape[] = {1};
     safewriter_init(out);
     safewriter_declare(out, "logits", DTYPE_F32, 3, logits_shape);
@@ -179,8 +178,6 @@ static inline void probe_open(SafeWriter* out, const char* path, const ProbeBatc
         const int64_t shape[] = {others[i].n};
         safewriter_declare(out, others[i].name, DTYPE_F32, 1, shape);
     }
-    tensors_declare(out, table, n, "grad.");
-    safewriter_open(out, path);
 }
 
 // part: the loss without what the model adds to it; part_name NULL: it has none

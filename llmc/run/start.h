@@ -390,6 +390,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
         o->batch_size = r->probe.B;
         r->T = r->probe.T;
         r->n_leaves = 1;
+        if (r->trainer->choices) { r->n_choices = r->trainer->choices(r, &r->choices); }
     }
     options_refuse(run_is_typed(r, "export-dtype") && !*o->export_hf, "export-dtype", "is for --export-hf DIR");
     options_refuse(o->export_dtype == EXPORT_AS_READ && *o->export_hf && !ends_with(r->weights, ".safetensors") &&

@@ -278,7 +278,10 @@ static inline void task_probe(Run* r) {
     model_freeze_base(m);
     model_init_training(m, NULL, 1, 0, 0);
     r->trainer->open(r, TO_TRAIN, x.B, x.T);
-    probe_open(&out, r->o.probe_out, &x, r->classes, r->trainer->without_more, others, n_others, m->table, m->n_saved);
+    probe_declare(&out, &x, r->classes, r->trainer->without_more, others, n_others);
+    choices_declare(&out, r->choices, r->n_choices, x.B, x.T);
+    tensors_declare(&out, m->table, m->n_saved, "grad.");
+    safewriter_open(&out, r->o.probe_out);
 
     if (r->trainer->images) { r->trainer->images(r, &x); }
     else if (x.n_images > 0) { fail_input("%s: this model reads no images", r->o.probe); }
@@ -308,6 +311,7 @@ static inline void task_probe(Run* r) {
             safewriter_put(&out, &number, sizeof number);
         }
     }
+    choices_put(&out, r->choices, r->n_choices, x.B, x.T, &r->dev);
     tensors_put(&out, m->table, m->n_saved, host);
     safewriter_close(&out);
     probe_print(&x, loss, r->trainer->without_more, of_targets, r->o.probe_out);

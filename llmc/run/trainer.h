@@ -17,6 +17,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #include "../ranks/model_gradients.h"  // Model, Purpose, model_reduce
 #include "../ranks/pipeline_link.h"    // PpStreams
 #include "../text/prefetch.h"  // Prefetch
+#include "choices.h"           // Choice
 #include "evaluate.h"          // BatchScores
 #include "generate.h"          // Generator
 #include "probe.h"             // ProbeBatch
@@ -92,6 +93,9 @@ typedef struct {
     const char* without_more;                      // or NULL: a name for the loss without it, which --probe writes too
     int (*other_losses)(const Run* r, OtherLoss* others);  // or NULL: which others it writes, at most MAX_OTHER_LOSSES;
                                                            // returns how many
+    // or NULL: what layers choose, which --probe writes, too; on the heap, once its batch has been read. Returns how
+    // many; `open` says where they are
+    int (*choices)(const Run* r, Choice** list);
     BatchScores scores;                            // or NULL: what else a validation counts, behind `losses`
     int n_scores;
     // or NULL: log_extra, a line more
@@ -186,6 +190,8 @@ struct Run {
     double seconds_waited;     // for rows, in this step
     float targets_loss;        // in this step: the mean over targets, before more_loss is added
     ProbeBatch probe;
+    Choice* choices;           // of a probe,
+    int n_choices;             // so many
     StopTexts stop;            // --stop
     Prompts prompts;           // --sample-prompts
     Asker asker;               // of conversations that the model goes on with
