@@ -430,8 +430,9 @@ static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
 
 static void test_tensor_cores(Test* t) {
     const int of[][OP_DIMS] = {
-        // N, H, Q, W, R, V, K, P: chunks and tiles, all keys and lists; as wide as it goes
-        {150, 2, 24, 24, 8, 8, 0, 3}, {150, 1, 64, 80, 16, 32, 70, 3}, {70, 1, 256, 448, 64, 256, 0, 3}, {70, 2, 136, 144, 8, 16, 33, 3},
+        // N, H, Q, W, R, V, K, P, M: chunks and tiles, all keys and lists; as wide as it goes; more keys than positions
+        {150, 2, 24, 24, 8, 8, 0, 3, 150}, {150, 1, 64, 80, 16, 32, 70, 3, 150}, {70, 1, 256, 448, 64, 256, 0, 3, 70},
+        {70, 2, 136, 144, 8, 16, 33, 3, 150},
     };
     Device dev = test_device(1);
     for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }

@@ -1104,7 +1104,7 @@ static int probed_losses(const Run* r, OtherLoss* others) {
 
 static Choice choice_of(const Glm5* glm, int l, int of_experts, int T) {
     const Config* c = &glm->config;
-    const LatentSizes s = latent_sizes(glm, TO_TRAIN);
+    const LatentSizes s = latent_sizes(glm, TO_TRAIN, NULL);
     Choice x = {"", l, of_experts ? c->k : latent_chosen(&s, T), of_experts ? c->E : 0, NULL, NULL};
     snprintf(x.name, sizeof x.name, CHOICE_PREFIX "model.layers.%d.%s", l,
              of_experts ? "mlp.gate" : "self_attn.indexer");
@@ -1129,7 +1129,7 @@ static int glm5_choices(const Run* r, Choice** list) {
 static void open_choices(Run* r) {
     Workplace* w = workplace(r);
     Activations* acts = decoder_activations(r, TO_TRAIN);
-    const LatentSizes s = latent_sizes(&w->glm, TO_TRAIN);
+    const LatentSizes s = latent_sizes(&w->glm, TO_TRAIN, NULL);
     const int has_lists = latent_has_lists(&s, r->probe.T, TO_TRAIN);
     const size_t N = (size_t)r->probe.B * (size_t)r->probe.T;
     for (int i = 0; i < r->n_choices; i++) {
