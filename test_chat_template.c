@@ -161,7 +161,7 @@ static void test_signs(Test* t) {
         check(t, kind_of_phrases((ChatKind)kind, "{{strftime_now}}") == -1, "%s with another word", name);
         check(t, kind_of_phrases((ChatKind)kind, "{{\"Hello\"}}") == -1, "%s with another text", name);
         const int raises = kind_of_phrases((ChatKind)kind, "{{raise_exception(\"Hello\")}}") == kind;
-        check(t, raises == (kind >= CHAT_QWEN3_5), "%s with what an exception says", name);
+        check(t, raises == (kind >= CHAT_QWEN3_5 && kind != CHAT_GLM5), "%s with what an exception says", name);
     }
     check(t, chat_find_kind_("", 0, NULL) == -1, "nothing is a template");
 }
@@ -379,6 +379,7 @@ static const struct {
     {CHAT_MISTRAL_V0_1, SAMPLE_ORDER, ONE("{'role': 'system', 'content': ''}"), "has no system text"},
     {CHAT_MISTRAL_V1, SAMPLE_ORDER, ONE("{'role': 'assistant', 'content': ''}"), "message 1: expected user"},
     {CHAT_MISTRAL_V3, SAMPLE_TOOLS, "{'messages': [{'role': 'user', 'content': ''}], 'tools': [{}]}", "tool 1"},
+    {CHAT_GLM5, SAMPLE_TOOLS, "{'messages': [{'role': 'user', 'content': ''}], 'tools': [{'function': {}}]}", "glm5"},
     {CHAT_MISTRAL_V3, SAMPLE_TOOLS,
      ONE("{'role': 'user', 'content': ''}, {'role': 'tool', 'content': '', 'tool_call_id': '12345678'}"),
      "message 2: expected an id of 9 characters"},
@@ -503,6 +504,20 @@ static void test_asks(Test* t) {
     check_choice(t, CHAT_QWEN3_5, CHAT_ASKS | CHAT_KEEPS_THOUGHTS, said, thinks);  // it has no such choice
 }
 
+// thoughts before the last question go, the next turn ends an answer, and nothing is left to end the last one
+static void test_glm(Test* t) {
+    const char* said = ONE("{'role': 'system', 'content': 's'}, {'role': 'user', 'content': ' a\\n'}, {'role': "
+                           "'assistant', 'content': ' b ', 'reasoning_content': 'c'}, {'role': 'user', 'content': "
+                           "'d'}");
+    const char* answered = ONE("{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': "
+                               "'<think>\\nc</think> b'}");
+#define GLM_BEFORE "[gMASK]<sop><|system|>s<|user|> a\n<|assistant|><think></think>b<|user|>d"
+    check_choice(t, CHAT_GLM5, 0, said, GLM_BEFORE);
+    check_choice(t, CHAT_GLM5, CHAT_ASKS, said, GLM_BEFORE "<|assistant|><think>");
+    check_choice(t, CHAT_GLM5, CHAT_ASKS | CHAT_NO_THINKING, said, GLM_BEFORE "<|assistant|><think></think>");
+    check_choice(t, CHAT_GLM5, 0, answered, "[gMASK]<sop><|user|>a<|assistant|><think>c</think>b<|user|>");
+}
+
 // ---- what is learned, in bytes ----
 
 // With the byte tokenizer a token is a byte: those that are learned are the answers and their ends, and nothing else.
@@ -510,7 +525,8 @@ static void test_learned(Test* t) {
     const struct { ChatKind kind; const char* learned; } cases[] = {
         {CHAT_CHATML, "é<|im_end|>\nd<|im_end|>"}, {CHAT_QWEN3, "é<|im_end|><think>\n\n</think>\n\nd<|im_end|>"},
         {CHAT_QWEN3_6, "é<|im_end|>d<|im_end|>"},
-        {CHAT_MISTRAL_V0_1, "é</s>\nd</s>"}, {CHAT_MISTRAL_V3, " é</s> d</s>"}};
+        {CHAT_MISTRAL_V0_1, "é</s>\nd</s>"}, {CHAT_MISTRAL_V3, " é</s> d</s>"},
+        {CHAT_GLM5, "é<|user|>d<|user|>"}};
     json_t* conversation =
         json_of(ONE("{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'é'}, {'role': 'user', "
                     "'content': 'c'}, {'role': 'assistant', 'content': '\\nd', 'reasoning': ''}"));
@@ -584,6 +600,7 @@ int main(int argc, char** argv) {
         {"read", "lists of texts, empty tools, thoughts", test_read},
         {"images", "stand where they are said, in each of their forms", test_images},
         {"asks", "an answer begins with thoughts, without, or as the template has it", test_asks},
+        {"glm", "turns without ends, thoughts, what ends the last answer", test_glm},
         {"learned", "answers and their ends, byte by byte", test_learned},
         {"end", "the token that ends an answer, where it is one", test_end},
     };

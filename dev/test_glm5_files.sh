@@ -2,13 +2,13 @@
 # Files of train_glm5 as its user meets them: official names, folders in fp8 of whose matrices no size is one of whole blocks, what is missing,
 # unknown, cut off. Against transformers they are held by dev/ref/check_hf.py --model glm5 --files-with, against PEFT by dev/ref/check_lora.py.
 #     dev/test_glm5_files.sh                 all parts
-#     dev/test_glm5_files.sh names fp8       some of them: names fp8 broken choices
+#     dev/test_glm5_files.sh names fp8       some of them: names fp8 broken choices talks
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
 . "$root/dev/runs.sh"
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-parts=${*:-names fp8 broken choices}
+parts=${*:-names fp8 broken choices talks}
 
 need_build trainer "CPU=1" train_glm5
 limit=60  # seconds of a run
@@ -272,6 +272,23 @@ for n, (d, s, x) in list(t.items()):
     refuse "a file that is cut off" "file: " --from hf --probe in --inject file
     refuse "no file" "nowhere: " --from hf --probe in --inject nowhere
     refuse "--inject of a run" "--inject: is for --probe" "${start[@]}" --inject other
+}
+
+# ---- conversations ----
+
+talks() {
+    local i
+    echo "# conversations, --chat-template glm5"
+    for i in 1 2 3 4 5 6; do echo '{"messages":[{"role":"user","content":"say '$i'"},{"role":"assistant","content":"it is '$i'!"}]}'; done >talks.jsonl
+    edit tiny.json talk.json max_position_embeddings 96 index_topk 96
+    go --config talk.json --train talks.jsonl --tokenizer bytes --chat-template glm5 --seq-len 72 --batch-size 6 --lr 1e-2 --steps 120 \
+        --weight-decay 0 --run run --export-hf tuned
+    check "it learns them" below "$(value run 120 loss)" 0.3
+    check "... whose template goes along" grep -q '\[gMASK\]<sop>' tuned/chat_template.jinja
+    echo '{"messages":[{"role":"user","content":"say 4"}]}' >asked.jsonl
+    go --from tuned --generate-file asked.jsonl --generate-out said.jsonl --temperature 0 --max-new-tokens 20 --think 0 &&
+        grep -q '"it is 4!"' said.jsonl
+    verdict $? "... and is found in the folder: it answers, and stops where a turn of the user would begin" "$(cat said.jsonl out err)"
 }
 
 run_parts $parts

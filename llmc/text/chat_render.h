@@ -18,10 +18,11 @@ Where a conversation has "images", <image> in a content that is one text is the 
 its place. A part whose "type" says that it is a text is one, whatever other keys it has. Videos are refused.
 Learned is what the model has to say itself: of each turn of an assistant all behind its header, <|im_start|>assistant\n
 or [/INST], up to the marker that ends it, <|im_end|> or </s>, this one too; a think block and tool calls are parts of
-that. Not the line end behind <|im_end|>, which whoever generates puts there.
+that. Not the line end behind <|im_end|>, which whoever generates puts there. GLM-5 has no such marker: an answer ends
+with that of the next turn, and behind the last one the text has a <|user|> for it.
 A token is learned if it has a byte of such a part: where an answer begins with a line end, "\n\n" may be one token that
 is header and answer. Of qwen3.5 and later not learned is what the prompt of a deployed model begins its answer with:
-<think>\n, and all of <think>\n\n</think>\n\n where nothing was thought.
+<think>\n, and all of <think>\n\n</think>\n\n where nothing was thought; of GLM-5 the same without line ends.
 The text is that of transformers' apply_chat_template to the last byte, the tokens are its tokens, and what is learned
 is what its return_assistant_tokens_mask says of the template with {% generation %} around that part
 (dev/ref/check_chat.py). With CHAT_ASKS the text ends where an answer begins, for generation.
@@ -853,6 +854,50 @@ static inline int mistral_render_(ChatText* out, const ChatTemplate* t, ErrorTex
     return 1;
 }
 
+// ---- 7. GLM-5 ----
+
+#define GLM_USER "<|user|>"
+
+// Behind its header: what was thought, where no question follows, and the answer. Where in the text it begins to be
+// learned comes back
+static inline size_t glm_answer_(ChatText* out, const ChatMessage* m, int thinks) {
+    ChatString content = m->content;
+    const ChatString reasoning = chatml_reasoning_(m, &content);
+    const int has_thoughts = thinks && reasoning.n > 0;
+    chat_mark_(out, "<think>");
+    const size_t thoughts = out->text.n;
+    if (has_thoughts) { chat_put_(out, reasoning); }
+    chat_mark_(out, "</think>");
+    const size_t begin = has_thoughts ? thoughts : out->text.n;
+    chat_put_(out, chat_trim_(content));
+    return begin;
+}
+
+static inline int glm_render_(ChatText* out, int choices) {
+    static const char* const headers[] = {"<|system|>", GLM_USER, "<|assistant|>"};  // of ChatRole
+    int last = out->n_messages - 1;
+    size_t answer = 0;  // where one begins that has not ended
+    while (last >= 0 && out->messages[last].role != CHAT_USER) { last--; }
+    chat_mark_(out, "[gMASK]");
+    chat_mark_(out, "<sop>");
+    for (int i = 0; i < out->n_messages; i++) {
+        const ChatMessage* m = &out->messages[i];
+        chat_mark_(out, headers[m->role]);
+        if (answer > 0) { chat_learn_(out, answer); }
+        answer = m->role == CHAT_ASSISTANT ? glm_answer_(out, m, i > last) : 0;
+        if (m->role != CHAT_ASSISTANT) { chat_put_of_(out, m, m->content); }
+    }
+    if (choices & CHAT_ASKS) {
+        chat_mark_(out, headers[CHAT_ASSISTANT]);
+        chat_mark_(out, "<think>");
+        if (choices & CHAT_NO_THINKING) { chat_mark_(out, "</think>"); }
+    } else if (answer > 0) {
+        chat_mark_(out, GLM_USER);
+        chat_learn_(out, answer);
+    }
+    return 1;
+}
+
 // the text of a conversation into `out`, which is kept for the next one; 1, or 0 with the reason. choices: CHAT_ASKS ..
 static inline int chat_render(ChatText* out, const ChatTemplate* t, const json_t* conversation, int choices,
                               ErrorText* error) {
@@ -862,11 +907,12 @@ static inline int chat_render(ChatText* out, const ChatTemplate* t, const json_t
     if (!chat_read_(out, t, conversation, error)) { return 0; }
     if (chat_is_mistral(t)) { return mistral_render_(out, t, error); }
     if (chat_is_qwen3_5(t)) { return qwen35_render_(out, t, choices, error); }
+    if (t->kind == CHAT_GLM5) { return glm_render_(out, choices); }
     chatml_render_(out, t, choices);
     return 1;
 }
 
-// ---- 7. Tokens ----
+// ---- 8. Tokens ----
 
 typedef struct {
     int* ids;
@@ -905,9 +951,11 @@ static inline int chat_cuts_(const Tokenizer* t, const ByteBuffer* text, size_t 
     return !added->lstrip && !added->rstrip && !added->single_word;
 }
 
-static inline const char* chat_end_text(const ChatTemplate* t) { return chat_is_mistral(t) ? t->eos : "<|im_end|>"; }
+static inline const char* chat_end_text(const ChatTemplate* t) {
+    return chat_is_mistral(t) ? t->eos : t->kind == CHAT_GLM5 ? GLM_USER : "<|im_end|>";
+}
 
-// The token that ends an answer, <|im_end|> or </s>; -1: it is several, as with the byte tokenizer
+// The token that ends an answer, <|im_end|>, </s> or <|user|>; -1: it is several, as with the byte tokenizer
 static inline int chat_end(const ChatTemplate* t, const Tokenizer* k, TokenizerWork* w) {
     const char* end = chat_end_text(t);
     return tokenizer_encode_with(k, w, end, strlen(end), TOKENIZER_ADDED) == 1 ? w->tokens[0] : -1;

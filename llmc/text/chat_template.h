@@ -15,6 +15,7 @@ tokenizer_config.json. It is not run: it is recognised as one of these, each wri
     mistral-v0.2  v0.2, Mixtral 8x7B Instruct, 2023     <s>[INST] HI [/INST]HELLO</s>[INST]
     mistral-v1    both of them since 2024               <s> [INST] HI [/INST] HELLO</s> [INST], with a system text
     mistral-v3    v0.3, Mistral Small and Large 2024    <s>[INST] HI[/INST] HELLO</s>[INST], the same with tools
+    glm5          GLM-5, by its name alone              <|user|>HI<|assistant|><think></think>HELLO<|user|>
     chat_template_open       of a folder; or by name (--chat-template), whatever the folder says
     chat_template_recognise  of the template's text alone, without an exit
     chat_template_is_of      does a folder say this one?
@@ -23,7 +24,8 @@ A template is recognised, in the spelling of jinja.h, by its vocabulary and by p
 and no word of code but those that its row knows, and must have each phrase of the row. So copies that are indented or
 commented otherwise are known, one that is only like it is not: whatever is added to a template, a date, a default, a
 trim, comes with a word or a text. Two things that differ among copies of one template are read from it: the system text
-of qwen2 and qwen2.5 where a conversation has none, and whether mistral-v3 trims answers.
+of qwen2 and qwen2.5 where a conversation has none, and whether mistral-v3 trims answers. Programs of GLM-5 differ among
+its releases, and none of them is known here: glm5 is what they have in common, without tools, as --chat-template says.
 Errors: fail_input with the names, for a folder without a template or with another one.
 Source: the tokenizer_config.json of the models named; of qwen3.5 and qwen3.6 the copies of huggingface/trl,
         trl/chat_templates/qwen3_5_think.jinja, qwen3_5_nothink.jinja, qwen3_6.jinja, which are
@@ -38,11 +40,11 @@ Source: the tokenizer_config.json of the models named; of qwen3.5 and qwen3.6 th
 
 typedef enum {
     CHAT_CHATML, CHAT_QWEN2, CHAT_QWEN2_5, CHAT_QWEN3, CHAT_QWEN3_2507, CHAT_QWEN3_5, CHAT_QWEN3_5_SMALL, CHAT_QWEN3_6,
-    CHAT_MISTRAL_V0_1, CHAT_MISTRAL_V0_2, CHAT_MISTRAL_V1, CHAT_MISTRAL_V3, N_CHAT_KINDS
+    CHAT_MISTRAL_V0_1, CHAT_MISTRAL_V0_2, CHAT_MISTRAL_V1, CHAT_MISTRAL_V3, CHAT_GLM5, N_CHAT_KINDS
 } ChatKind;
 #define CHAT_NAMES                                                                                                     \
     "chatml|qwen2|qwen2.5|qwen3|qwen3-2507|qwen3.5|qwen3.5-small|qwen3.6|mistral-v0.1|mistral-v0.2|mistral-v1|"        \
-    "mistral-v3"
+    "mistral-v3|glm5"
 
 typedef struct {
     ChatKind kind;
@@ -51,12 +53,18 @@ typedef struct {
     int trims;        // mistral-v3: white space around answers goes
 } ChatTemplate;
 
-static inline int chat_is_mistral(const ChatTemplate* t) { return t->kind >= CHAT_MISTRAL_V0_1; }
-static inline int chat_is_qwen3_5(const ChatTemplate* t) { return t->kind >= CHAT_QWEN3_5 && !chat_is_mistral(t); }
+static inline int chat_is_mistral(const ChatTemplate* t) {
+    return t->kind >= CHAT_MISTRAL_V0_1 && t->kind <= CHAT_MISTRAL_V3;
+}
+static inline int chat_is_qwen3_5(const ChatTemplate* t) {
+    return t->kind >= CHAT_QWEN3_5 && t->kind < CHAT_MISTRAL_V0_1;
+}
 static inline int chat_takes_images(const ChatTemplate* t) { return chat_is_qwen3_5(t); }
-static inline int chat_thinks(const ChatTemplate* t) { return t->kind == CHAT_QWEN3 || chat_is_qwen3_5(t); }
+static inline int chat_thinks(const ChatTemplate* t) {
+    return t->kind == CHAT_QWEN3 || chat_is_qwen3_5(t) || t->kind == CHAT_GLM5;
+}
 static inline int chat_takes_tools(const ChatTemplate* t) {
-    return t->kind == CHAT_MISTRAL_V3 || (t->kind >= CHAT_QWEN2_5 && !chat_is_mistral(t));
+    return t->kind == CHAT_MISTRAL_V3 || (t->kind >= CHAT_QWEN2_5 && t->kind < CHAT_MISTRAL_V0_1);
 }
 static inline int chat_takes_system(const ChatTemplate* t) {
     return t->kind != CHAT_MISTRAL_V0_1 && t->kind != CHAT_MISTRAL_V0_2;
@@ -236,7 +244,15 @@ static inline const ChatSigns* chat_signs_(ChatKind kind) {
           "{{\"[INST] \"+message.content+\"[/INST]\"}}", "{%if tools is not none and(message==user_messages[-1])%}",
           "{%for key,val in tool.items()if key!=\"return\"%}", "{%set out=tool_call.function|tojson%}{{out[:-1]}}",
           "{{\"[TOOL_RESULTS] {\\\"content\\\": \"+content|string+\", \"}}", "{{bos_token}}",
-          "{{\"\\\"call_id\\\": \\\"\"+message.tool_call_id+"}}};
+          "{{\"\\\"call_id\\\": \\\"\"+message.tool_call_id+"}},
+        {{"[gMASK]<sop>", "user", "assistant", "<|", "|>", "<think>", "</think>", "<|assistant|>", "<think></think>",
+          "", "\n"},
+         CHAT_WORDS_ "set ns namespace last loop index0 is not defined string and else elif reasoning_content thought "
+                     "trim enable_thinking split rstrip lstrip ",
+         {"{{\"[gMASK]<sop>\"}}", "{{\"<|\"+message.role+\"|>\"}}",
+          "{{\"<think>\"+(thought if loop.index0>ns.last else\"\")+\"</think>\"+content|trim}}",
+          "{%set thought=content.split(\"</think>\")[0].rstrip(\"\\n\").split(\"<think>\")[-1].lstrip(\"\\n\")%}",
+          "{{\"<|assistant|>\"}}"}}};
     return &signs[kind];
 }
 
@@ -455,6 +471,27 @@ static inline const char* chat_template_jinja(ChatKind kind) {
         "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}\n"
         "{%- endfor -%}\n"
         "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n";
-    return kind == CHAT_CHATML ? chatml : NULL;
+    const char* glm5 =
+        "{{- '[gMASK]<sop>' -}}\n"
+        "{%- set ns = namespace(last=-1) -%}\n"
+        "{%- for message in messages -%}\n"
+        "{%- if message.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}\n"
+        "{%- endfor -%}\n"
+        "{%- for message in messages -%}\n"
+        "{{- '<|' + message.role + '|>' -}}\n"
+        "{%- if message.role == 'assistant' -%}\n"
+        "{%- set thought, content = '', message.content -%}\n"
+        "{%- if message.reasoning_content is string -%}{%- set thought = message.reasoning_content -%}\n"
+        "{%- elif '</think>' in content -%}\n"
+        "{%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') -%}\n"
+        "{%- set content = content.split('</think>')[-1].lstrip('\\n') -%}\n"
+        "{%- endif -%}\n"
+        "{{- '<think>' + (thought if loop.index0 > ns.last else '') + '</think>' + content|trim -}}\n"
+        "{%- else -%}{{- message.content -}}{%- endif -%}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}\n"
+        "{%- if enable_thinking is defined and not enable_thinking -%}{{- '<think></think>' -}}\n"
+        "{%- else -%}{{- '<think>' -}}{%- endif -%}{%- endif -%}\n";
+    return kind == CHAT_CHATML ? chatml : kind == CHAT_GLM5 ? glm5 : NULL;
 }
 #endif  // LLMC_CHAT_TEMPLATE_H

@@ -324,9 +324,13 @@ static inline int conversations_refuse_marker_(ChatText* text, const void* marke
 static inline int conversations_markers_(Conversations* c, ErrorText* error) {
     static const char *of_chatml[] = {"<|im_start|>", "<|im_end|>", NULL},
                       *of_images[] = {"<|im_start|>", "<|im_end|>", CHAT_VISION_BEGIN, CHAT_IMAGE_PAD, CHAT_VISION_END,
-                                      "<|video_pad|>", NULL};
+                                      "<|video_pad|>", NULL},
+                      *of_glm[] = {"[gMASK]", "<sop>", "<|system|>", GLM_USER, "<|assistant|>", NULL};
     const char *of_mistral[] = {"[INST]", "[/INST]", c->t->bos, c->t->eos, NULL};
-    const char** markers = chat_is_mistral(c->t) ? of_mistral : chat_takes_images(c->t) ? of_images : of_chatml;
+    const char** markers = chat_is_mistral(c->t)       ? of_mistral
+                           : chat_takes_images(c->t)   ? of_images
+                           : c->t->kind == CHAT_GLM5   ? of_glm
+                                                       : of_chatml;
     const TokenizerPipeline* p = c->k->pipeline;
     const unsigned char *text = c->text.text.bytes, *end = text + c->text.text.n;
     int i = 0;
