@@ -458,6 +458,8 @@ mutation "chat: a token with the first byte of an answer and one before it is no
 mutation "chat: thoughts before the last question stay" test_chat_template read chat_render.h 'i > last_query &&' '1 \&\&'
 mutation "chat: a template may have any words" test_chat_template signs chat_template.h:chat_find_kind_ \
     'chat_words_known_\(signs, canonical, n\) &&' ''
+mutation "chat: of GLM-5 nothing ends the last answer" test_chat_template learned chat_render.h:glm_render_ 'chat_mark_\(out, GLM_USER\);' ''
+mutation "chat: thoughts of GLM-5 stay before the last question" test_chat_template glm chat_render.h:glm_render_ 'm, i > last' 'm, 1'
 mutation "chat: of an empty think block, which the prompt has, its end is learned" test_chat_template learned \
     chat_render.h:qwen35_answer_ 'chat_learn_\(out, begin\)' 'chat_learn_(out, begin - (thinks \&\& reasoning.n == 0))'
 mutation "chat: an image that was thought away keeps its place in the list" test_chat_template images \

@@ -208,7 +208,7 @@ broken() {
 choices() {
     local name i
     echo "# choices of a probe"
-    rows >in
+    rows 19 >in
     go "${start[@]}" --steps 20 --export-hf hf && go --from hf --probe in --probe-out before
     check "a probe has what four indexers and four routers have chosen" test "$(tensors before '^choice\.' | cut -d' ' -f1 | xargs)" = "$(echo \
         choice.model.layers.{0.self_attn.indexer,{1.mlp.gate,1.self_attn.indexer},2.mlp.gate,{3,4}.{mlp.gate,self_attn.indexer}})"

@@ -267,8 +267,7 @@ class Case:
     def probe(self, *options):
         self.run(*options, "--probe", "in", "--probe-out", "out")
         found = exact.read_safetensors(self.path("out"))
-        del found["cross_entropy"]
-        return found
+        return {name: x for name, x in found.items() if name != "cross_entropy" and not name.startswith("choice.")}
 
     def logits(self, truth, model):
         return truth.probe(model, self.inputs, self.targets, lambda model: {})["logits"]
