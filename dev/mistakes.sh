@@ -11,11 +11,12 @@ unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 make -s train_gpt2 tools launch || { echo "0 passed, 1 failed"; exit 1; }
 need_build moe_trainer "CPU=1" train_moe
 need_build qwen_trainer "CPU=1" train_qwen3
+need_build glm_trainer "CPU=1" train_glm5
 need_build faults "" train_gpt2_faults
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-export PATH=$(dirname "$moe_trainer"):$(dirname "$qwen_trainer"):$root:$root/dev/tools:$PATH
+export PATH=$(dirname "$moe_trainer"):$(dirname "$qwen_trainer"):$(dirname "$glm_trainer"):$root:$root/dev/tools:$PATH
 table=$(mktemp -p "$work" .table.XXXXXX)
 writing=$([ "${1-}" = --write ] && echo 1 || echo 0)
 
@@ -39,6 +40,7 @@ typed() {
     text=${text//"${moe[*]}"/train_moe ...}
     text=${text//"${dense[*]}"/train_qwen3 ...}
     text=${text//"${lora[*]}"/train_qwen3 --lora-rank 4 ...}
+    text=${text//"${glm[*]}"/train_glm5 ...}
     printf '%s' "${text//|/\\|}"
 }
 
@@ -113,6 +115,10 @@ qwen3() {
 qwen3 "" >dense.json
 dense=(train_qwen3 --config dense.json --train text --seq-len 16)
 train_qwen3 --config dense.json --export-hf qwen3 >/dev/null || exit 1
+
+echo '{"model_type":"glm_moe_dsa","max_position_embeddings":24,"vocab_size":257,"num_hidden_layers":2,"hidden_size":16,"num_attention_heads":2,"q_lora_rank":8,"kv_lora_rank":8,"qk_nope_head_dim":4,"qk_rope_head_dim":4,"v_head_dim":4,"index_n_heads":2,"index_head_dim":8,"index_topk":4,"indexer_types":["full","shared"],"mlp_layer_types":["dense","sparse"],"intermediate_size":16,"n_routed_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8,"rope_parameters":{"rope_theta":10000}}' >chosen.json
+glm=(train_glm5 --config chosen.json --train text --seq-len 16)
+train_glm5 --config chosen.json --export-hf glm5 >/dev/null || exit 1
 
 folder() { cp -r model "$1" && rm "$1/model.safetensors"; }  # a model's folder without its weights
 for name in html lfs pickle gguf none; do folder $name; done
@@ -519,6 +525,28 @@ row "names of another model's tensors" "${dense[@]}" --freeze '*.experts.*'
 row "\`--tied\` beside a config.json, which says it" "${dense[@]}" --tied 1
 row "a text longer than the model was trained for" train_qwen3 --from qwen3 --train text --seq-len 96
 
+heading "GLM-5"
+row "a preset with a letter too many" train_glm5 --model glm5.2 --train text
+sed 's/"full","shared"/"shared","full"/' chosen.json >first.json
+row "a first layer that shares a choice" train_glm5 --config first.json --train text
+sed 's/"full","shared"/"full"/' chosen.json >fewer.json
+row "indexers of other layers than there are" train_glm5 --config fewer.json --train text
+sed 's/"index_head_dim":8/"index_head_dim":2/' chosen.json >narrow.json
+row "an indexer that is narrower than what turns" train_glm5 --config narrow.json --train text
+sed 's/"rope_theta":10000/"rope_type":"yarn","rope_theta":10000,"factor":4/' chosen.json >stretched.json
+row "config.json with YaRN, of GLM-5" train_glm5 --config stretched.json --train text
+row "a warm-up of indexers that do not learn" "${glm[@]}" --indexer-alone
+row "... with early stopping, where rows are so short that all is chosen" "${glm[@]}" --seq-len 4 --indexer dense --indexer-alone --val-fraction 0.1 --early-stop 2
+row "an indexer that learns beside an adapter" train_glm5 --from glm5 --train text --seq-len 16 --lora-rank 2 --indexer kl
+row "an adapter of an indexer" train_glm5 --from glm5 --train text --seq-len 16 --lora-rank 2 --lora-targets indexer.wk
+row "a weight of the token after the next, of a model without that module" "${glm[@]}" --mtp-weight 0.3
+row "positions shared by ranks, which this trainer has not" "${glm[@]}" --cp 2
+row "more stages than layers with an indexer" launch -n 2 "${glm[@]}" --grad-accum 2 --pp 2
+cp -r glm5 blind && sed -i 's/indexer.wk.weight/indexer.wx.weight/' blind/model.safetensors
+row "a folder whose indexer has no key" train_glm5 --from blind --train text
+sed 's/"full","shared"/"full","full"/' chosen.json >both.json && cp -r glm5 lacks && cp both.json lacks/config.json
+row "config.json of GLM-5 with an indexer where the files have none" train_glm5 --from lacks --train text
+
 heading "The machine"
 row "a path to \`--run\` below a file" "${train[@]}" --steps 1 --run text/a.txt/run
 mkdir locked && chmod a-w locked
@@ -582,9 +610,9 @@ if [ $writing = 1 ]; then
 
 What goes wrong most often when a model is trained, each made for real: the command, the line it prints on stderr after
 the program's name, and the exit status (2: what you gave is wrong, and nothing was changed; 1: the run could not go on; 0: it
-did). `...` stands for `--config tiny.json --train text --seq-len 16`, of train_moe for the same with `experts.json`, of train_qwen3
-with `dense.json`, with `--lora-rank 4` for `--from base --train text --seq-len 16`, N for numbers that differ from machine to machine.
-[dev/mistakes.sh](../dev/mistakes.sh) writes this page and, with every commit, makes all of them again.
+did). `...` stands for `--config tiny.json --train text --seq-len 16`, of train_moe for the same with `experts.json`, of train_glm5
+with `chosen.json`, of train_qwen3 with `dense.json`, with `--lora-rank 4` for `--from base --train text --seq-len 16`, N for numbers that
+differ from machine to machine. [dev/mistakes.sh](../dev/mistakes.sh) writes this page and, with every commit, makes all of them again.
 PAGE
 else
     check "doc/mistakes.md has these lines and no other" cmp <(grep '^[|#] *' "$table") <(grep '^[|#] *' "$root/doc/mistakes.md" | tail -n +2)
