@@ -280,11 +280,11 @@ static void test_wrong(Test* t) {
         {"--hlep", "--hlep: unknown option, did you mean --help? (--help lists all)"},
         {"--arg|x", "--arg: unknown option, did you mean --args? (--help lists all)"},
         {"--pp|2", "--pp: expected an option of this program, found one of train_gpt2, train_gpt2cu, train_moe, "
-                   "train_qwen3, train_qwen36 and train_deepseek_v4"},
+                   "train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
         {"--ep-room=2", "--ep-room: expected an option of this program, found one of train_moe, train_qwen3, "
                         "train_qwen36, train_deepseek_v4 and train_glm5"},
         {"--tp|2", "--tp: expected an option of this program, found one of train_gpt2cu, train_moe, train_qwen3, "
-                   "train_qwen36 and train_deepseek_v4"},
+                   "train_qwen36, train_deepseek_v4 and train_glm5"},
         {"--ep-roo|2", "--ep-roo: unknown option (--help lists all)"},
         {"--lernrate|3", "--lernrate: unknown option (--help lists all)"},
         {"--l", "--l: unknown option (--help lists all)"},

@@ -90,8 +90,7 @@ options() {
     flag other -1 --mtp-weight 0.9 --config mtp.json
     flag other 2 --doc-reset 1 --train documents
     flag 'same_model $plain with && test -s "$(last with)/ema.safetensors"' 1 --ema 0.5
-    refuse "--cp, which only others have" "--cp: expected an option of this program, found one of train_gpt2cu" "${start[@]}" --cp 2
-    for i in ep pp tp; do
+    for i in ep pp tp cp; do
         refuse "--$i of one rank" "--$i: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --$i 2
     done
     refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
@@ -241,6 +240,13 @@ files() {
         go --from hf --probe in --probe-out after --threads 3 --head-rows 4 --recompute 3 --export-hf again && cmp before after && cmp {hf,again}/model.safetensors && cmp {hf,again}/config.json
         verdict $? "... from the saved folder, other threads, few rows of the head: the same bytes" "$(<err)"
     done
+
+    echo "# choices that are given"
+    go --config taught.json --indexer off --probe in --probe-out before && go --config taught.json --indexer off --probe in --probe-out after --inject before && cmp before after
+    verdict $? "--inject of what the probe has chosen itself: the same bytes" "$(<err)"
+    for i in 2:9 0:2 9:0; do rename before "choice(.*)layers\.${i%:*}\.self" "choice\1layers.${i#*:}.self"; done
+    rm -f other_choice && go --config taught.json --indexer off --probe in --probe-out other_choice --inject before
+    check "... of what two indexers have chosen for each other: other logits" test -s other_choice -a "$(cmp -s <(tensors after '^logits') <(tensors other_choice '^logits'); echo $?)" = 1
 
     echo "# training that goes on from folders"
     rows 19 >in
@@ -451,6 +457,9 @@ ranks() {
     shared --pp "an adapter" "2/2" --lora-rank 3
     shared --tp "matrices" "2/2 4/2/--ep,4" --config taught.json --ema 0.9
     shared --tp "an adapter" "2/2" --lora-rank 3
+    rm -rf two four && "$launch" -n 2 "$trainer" "${run[@]}" --config taught.json --cp 2 --run two >out 2>err </dev/null &&
+        "$launch" -n 4 "$trainer" "${run[@]}" --config taught.json --cp 2 --run four >out 2>err </dev/null && same_run two four && echo --cp >>"$typed"
+    verdict $? "--cp 2: the bytes of two ranks from four" "$(tail -n 1 err)"
     shared --ep "room for three times as many rows" "2/2/--ep-room,3,--comm-timeout,60,--init-timeout,60" && printf '%s\n' --ep-room --comm-timeout --init-timeout >>"$typed"
     go "${mixed[@]}" --config taught.json --ep 2 --plan 2
     check "--plan 2: what two ranks send and keep" test "$(boxed '  sent per update' '[0-9.]+ [KM]iB.*') $(boxed '  of them' '2 on each of 2 ranks')" = "1 1"

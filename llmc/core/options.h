@@ -285,14 +285,16 @@ static inline ShortText options_nearest_(const Option* table, int n, const char*
 // Options that the pages name side by side and only some trainers have: which. NULL: none of these
 static inline const char* options_of_others_(const char* word, size_t length) {
     static const char* const rows[][2] = {
-        {"--pp --pp-chunks", "train_gpt2, train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_deepseek_v4"},
+        {"--pp --pp-chunks", "train_gpt2, train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and "
+                             "train_glm5"},
         {"--cp-by", "train_gpt2cu, train_moe, train_qwen3 and train_qwen36"},
-        {"--tp", "train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_deepseek_v4"},
-        {"--cp", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3, train_qwen36 and train_deepseek_v4"},
+        {"--tp", "train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
+        {"--cp", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and "
+                 "train_glm5"},
         {"--ep --ep-room", "train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
         {"--recompute", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and "
                         "train_glm5"},
-        {"--graph", "train_gpt2cu, train_moe, train_qwen3, train_qwen36 and train_deepseek_v4"},
+        {"--graph", "train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
         {"--weights --chat --pack", "train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
         {"--lora --lora-rank", "train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
         {"--dropout", "train_gpt2 and train_gpt2cu"},
