@@ -361,11 +361,11 @@ static size_t key_at(const int* d, int u, int h, int c, int* array) {
 
 // head h of position n: x and e, the bounds, of what the op writes
 static void bounds_of_row(double* const* x, double* const* e, const int* d, int n, int h) {
-    const int A = d['Q'] - d['R'], V = d['V'], N = d['N'], at = n * d['H'] + h;
+    const int A = d['Q'] - d['R'], V = d['V'], M = d['M'], at = n * d['H'] + h;
     const double scale = 1.0 / sqrt((double)d['Q']), *q = x[QS] + at * d['Q'], *dout = x[DOUT] + at * V;
-    double *att = (double*)new_array((size_t)N, sizeof(double)), total = 0.0, delta = 0.0, size = 0.0;
+    double *att = (double*)new_array((size_t)M, sizeof(double)), total = 0.0, delta = 0.0, size = 0.0;
     int of;
-    for (int u = 0; u < N; u++) {
+    for (int u = 0; u < M; u++) {
         double dot = 0.0;
         if (!is_seen(x, d, n, u)) { continue; }
         for (int c = 0; c < d['Q']; c++) {
@@ -374,7 +374,7 @@ static void bounds_of_row(double* const* x, double* const* e, const int* d, int 
         }
         total += att[u] = exp(dot * scale);
     }
-    for (int u = 0; u < N; u++) {
+    for (int u = 0; u < M; u++) {
         const double* value = x[KV] + (u * d['H'] + h) * d['W'] + A;
         att[u] = att[u] > 0.0 ? att[u] / total : 0.0;
         for (int c = 0; c < V && att[u] > 0.0; c++) {
@@ -382,7 +382,7 @@ static void bounds_of_row(double* const* x, double* const* e, const int* d, int 
             delta += att[u] * dout[c] * value[c], size += att[u] * fabs(dout[c] * value[c]);
         }
     }
-    for (int u = 0; u < N; u++) {
+    for (int u = 0; u < M; u++) {
         double datt = 0.0, sizes = size, *dkv = x[DKV] + (u * d['H'] + h) * d['W'], *dkv_error = e[DKV] + (u * d['H'] + h) * d['W'];
         const double* value = x[KV] + (u * d['H'] + h) * d['W'] + A;
         if (att[u] == 0.0) { continue; }

@@ -338,8 +338,8 @@ __device__ inline FlashLatentPosition flash_latent_position_(const LatentInputsO
     return x;
 }
 
-// heads (H, n_keys, dr): what each adds to dturning; n_keys: rows of `see`. block is (TILE_ROWS_THREADS), grid (tiles of
-// keys, heads). shared memory: keys, values, two stages of queries and dout, dots of both
+// heads (H, n_keys, dr): what each adds to dturning; n_keys: rows of `see`. block is (TILE_ROWS_THREADS), grid (tiles
+// of keys, heads). shared memory: keys, values, two stages of queries and dout, dots of both
 template <int W>
 __global__ void __launch_bounds__(TILE_ROWS_THREADS, W == 128 ? 2 : 1)
 flash_latent_keys_kernel(bf16* dkv, float* heads, LatentInputsOf<bf16> in, LatentSight see) {
