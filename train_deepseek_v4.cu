@@ -341,8 +341,8 @@ static const floatX* gain(const DeepseekV4* v4, size_t field, int l) {
 }
 
 // what is stored as floats in every build
-static const float* floats(const DeepseekV4* v4, size_t field, int l) {
-    return (const float*)model_place_of(&v4->model, model_row(&v4->model, field, l), l);
+static float* floats(const DeepseekV4* v4, size_t field, int l) {
+    return (float*)model_place_of(&v4->model, model_row(&v4->model, field, l), l);
 }
 
 // where a gradient is to be written; NULL: it does not learn
@@ -350,9 +350,9 @@ static float* gradient(DeepseekV4* v4, size_t field, int l) { return model_vecto
 
 // a site's parameters, and where their gradients go, by the field of a SiteParameters
 static SiteParameters site(const DeepseekV4* v4, size_t field, int l) {
-    const SiteParameters p = {(float*)floats(v4, field + offsetof(SiteParameters, fn), l),
-                              (float*)floats(v4, field + offsetof(SiteParameters, base), l),
-                              (float*)floats(v4, field + offsetof(SiteParameters, scale), l)};
+    const SiteParameters p = {floats(v4, field + offsetof(SiteParameters, fn), l),
+                              floats(v4, field + offsetof(SiteParameters, base), l),
+                              floats(v4, field + offsetof(SiteParameters, scale), l)};
     return p;
 }
 
@@ -588,28 +588,26 @@ static LmHead lm_head(const DeepseekV4* v4, const Activations* acts) {
 // What --recompute left out of layer l, what is never kept, and which rows its experts have: of the last layer all is
 // still there
 static void recompute_block(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
-    const int is_there = is_last_and_fresh(v4, acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
+    const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const EntryPass attention = entry_pass(v4, acts, l, N);
+    const ExpertPass experts = expert_pass(v4, acts, l, N);
+    if (is_last_and_fresh(v4, acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attend_forward(v4, acts, l, X, 1, N, dev);
         experts_up(v4, acts, l, 1, N, dev);
         experts_down(v4, acts, l, N, dev);
         return;
     }
-    if (!is_there) { stream_bring(a.streams1, N, v4->config.hc * v4->config.D, &v4->model.tp, dev); }
+    stream_bring(a.streams1, N, v4->config.hc * v4->config.D, &v4->model.tp, dev);
     if (level >= RECOMPUTE_NORMS) {
-        const EntryPass p = entry_pass(v4, acts, l, N);
-        const Statistics s = layer_statistics(acts, l);
         site_again(v4, X, AT(attn_norm), s.site1, a.hc_attn_y, a.norm1, s.norm1_rstd, l, N, dev);
         site_again(v4, a.streams1.x, AT(ffn_norm), s.site2, a.hc_ffn_y, a.norm2, s.norm2_rstd, l, N, dev);
-        entry_attention_again(&p, dev);
+        entry_attention_again(&attention, dev);
     }
-    if (!is_there) {
-        const EntryPass attention = entry_pass(v4, acts, l, N);
-        const ExpertPass p = expert_pass(v4, acts, l, N);
-        entry_attention_bring(&attention, dev);
-        expert_gather(&p, dev);
-    }
+    entry_attention_bring(&attention, dev);
+    expert_gather(&experts, dev);
     if (level >= RECOMPUTE_EXPERTS) { gate_up_forward(v4, acts, l, N, dev); }
 }
 
@@ -839,10 +837,10 @@ static float more_loss(const DeepseekV4* v4) {
 // the biases of routers follow their counts. stays (layers): those that --freeze keeps
 static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
     const Config* c = &v4->config;
-    for (int l = 0; l < routers_of(v4) && c->bias_rate > 0.0f; l++) {
+    for (int l = 0; l < routers_of(v4); l++) {
         const int row = c->routers[l] == CHOICE_LAYER ? model_row(&v4->model, AT(router_bias), l) : -1;
         if (row < 0 || (stays && stays[l]) || !tensor_is_held(&v4->model.held[row], l)) { continue; }
-        expert_level_bias((float*)floats(v4, AT(router_bias), l), dp_sums(&v4->model.dp) + router_number(v4, l),
+        expert_level_bias(floats(v4, AT(router_bias), l), dp_sums(&v4->model.dp) + router_number(v4, l),
                           c->bias_rate, 0, c->E, l, dev);
     }
 }

@@ -501,26 +501,24 @@ static LmHead lm_head(const Glm5* glm, const Activations* acts) {
 // still there
 static void recompute_block(const Glm5* glm, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
-    const int is_there = is_last_and_fresh(glm, acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
+    const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    const LatentPass attention = latent_pass(glm, acts, l, N);
+    if (is_last_and_fresh(glm, acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attend_forward(glm, acts, l, residual, 1, N, dev);
         mlp_up(glm, acts, l, 1, N, dev);
         return;
     }
-    if (!is_there) { stream_bring(a.residual2, N, glm->config.D, &glm->model.tp, dev); }
+    stream_bring(a.residual2, N, glm->config.D, &glm->model.tp, dev);
     if (level >= RECOMPUTE_NORMS) {
-        const LatentPass p = latent_pass(glm, acts, l, N);
         norm_forward(glm, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
         norm_forward(glm, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
-        latent_layer_again(&p, dev);
+        latent_layer_again(&attention, dev);
     }
-    if (!is_there) {
-        const LatentPass p = latent_pass(glm, acts, l, N);
-        latent_layer_bring(&p, dev);
-    }
-    if (!is_there && has_experts(&glm->config, l)) {
+    latent_layer_bring(&attention, dev);
+    if (has_experts(&glm->config, l)) {
         const ExpertPass p = expert_pass(glm, acts, l, N);
         expert_gather(&p, dev);
     }
@@ -737,7 +735,7 @@ static float more_loss(const Glm5* glm) {
 // the biases of routers follow their counts. stays (layers): those that --freeze keeps
 static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
     const Config* c = &glm->config;
-    for (int l = 0; l < c->L + glm->model.learns_mtp && c->bias_rate > 0.0f; l++) {
+    for (int l = 0; l < c->L + glm->model.learns_mtp; l++) {
         const int row = has_experts(c, l) ? model_row(&glm->model, AT(router_bias), l) : -1;
         if (row < 0 || (stays && stays[l]) || !tensor_is_held(&glm->model.held[row], l)) { continue; }
         expert_level_bias(router_bias(glm, l), dp_sums(&glm->model.dp) + router_number(glm, l), c->bias_rate, 0, c->E,

@@ -109,7 +109,7 @@ static inline int entry_scores(const EntrySizes* s, int T, Purpose purpose) {
 
 typedef struct {
     int B, T, N;             // rows; positions of each; of a pass, those of this rank
-    int L_norms, L_block;    // layers that keep what --recompute norms and blocks leave out
+    int L_norms, L_block;    // layers that keep what --recompute 1 and 3 leave out
     Purpose purpose;
 } EntryRows;
 
@@ -571,7 +571,7 @@ static inline void entry_attention_forward(const EntryPass* p, floatX* out, int 
     linear_forward(out, a->out_low, p->wo_b, p->N, dev);
 }
 
-// the norm that --recompute norms leaves out
+// the norm that --recompute 1 leaves out
 static inline void entry_attention_again(const EntryPass* p, const Device* dev) {
     rmsnorm_forward(p->a.q_low_norm, p->s.q_low_rstd, p->a.q_low, p->q_norm, p->size.eps, p->N, p->size.qr, dev);
 }

@@ -107,7 +107,7 @@ static inline int latent_has_lists(const LatentSizes* s, int T, Purpose purpose)
 
 typedef struct {
     int B, T, N;             // rows, positions of each, of a pass
-    int L_norms, L_block;    // layers that keep what --recompute norms and blocks leave out
+    int L_norms, L_block;    // layers that keep what --recompute 1 and 3 leave out
     Purpose purpose;
 } LatentRows;
 
@@ -503,7 +503,7 @@ static inline void latent_index_loss(const LatentPass* p, const Device* dev) {
     if (p->index_number) { crossentropy_losses_sum(p->index_number, p->s.index_losses, p->N, dev); }
 }
 
-// the norms that --recompute norms leaves out
+// the norms that --recompute 1 leaves out
 static inline void latent_layer_again(const LatentPass* p, const Device* dev) {
     const LatentSizes* s = &p->size;
     const LatentTensors* a = &p->a;
