@@ -23,7 +23,7 @@ Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flop
             forward           127           167      80 KiB, 128 KiB           2, 1
             mass              115           113      96 KiB, 160 KiB           2, 1
             positions         127           168      96 KiB, 160 KiB           2, 1
-            keys              128           232      96 KiB, 160 KiB           2, 1
+            keys              162           232      96 KiB, 160 KiB           1, 1
         Not measured on a GPU.
 Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2024, arXiv:2405.04434
 */
@@ -341,7 +341,7 @@ __device__ inline FlashLatentPosition flash_latent_position_(const LatentInputsO
 // heads (H, n_keys, dr): what each adds to dturning; n_keys: rows of `see`. block is (TILE_ROWS_THREADS), grid (tiles
 // of keys, heads). shared memory: keys, values, two stages of queries and dout, dots of both
 template <int W>
-__global__ void __launch_bounds__(TILE_ROWS_THREADS, W == 128 ? 2 : 1)
+__global__ void __launch_bounds__(TILE_ROWS_THREADS)
 flash_latent_keys_kernel(bf16* dkv, float* heads, LatentInputsOf<bf16> in, LatentSight see) {
     const int KEYS = FLASH_LATENT_HALF, TILE = KEYS * W;
     extern __shared__ __align__(128) bf16 latent_room[];
