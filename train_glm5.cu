@@ -604,6 +604,7 @@ static void glm5_backward(Glm5* glm, Activations* acts, int N, const Device* dev
         model_layer_done(&glm->model, l, dev);
     }
     if (!model_has_embedding(m)) { return; }
+    if (m->learns_mtp && c->mtp_detach) { model_receive_shared(&glm->model, dev); }  // it comes, and counts for nothing
     vocabulary_embedding_backward(&glm->model, AT(embedding), m->learns_mtp && !c->mtp_detach, a.dresidual,
                                   acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
     forget_padding(glm, dev);
@@ -821,6 +822,10 @@ static void glm5_options(Run* r) {
                    "which micro-batches go one after the other: needs a multiple of P ranks, P layers with an indexer, "
                    "for a stage begins with one, and --grad-accum of a few times the ranks to keep them busy. The "
                    "result does not depend on it");
+    options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
+                   "that are too long for one: each has a chunk, and the short vectors of all tokens. Needs a multiple "
+                   "of C ranks, and rows of a multiple of C positions. Brings --zero 2. Sums over positions are made "
+                   "of C parts: with another C the last digits differ");
     options_reword(r->table, r->n_options, "tp", "share each matrix among groups of T ranks, which compute every "
                    "micro-batch together: needs a multiple of T ranks, in one machine, and T divides the heads. The "
                    "result does not depend on it, but for last digits in bf16");
@@ -880,7 +885,8 @@ static void glm5_choose(Run* r) {
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     const int trains_index = indexer_choose(r, &w->indexer, c.indexer, 1, is_adapter);
-    balance_choose(r, &w->balance, c.bias_rate, c.balance, 1, 1, is_adapter);
+    const int chooses = config_layers(c.mlps, c.L, EXPERT_LAYER) > 0;
+    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter);
     glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;

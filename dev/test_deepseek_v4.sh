@@ -110,7 +110,7 @@ options() {
     done
     refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" "${start[@]}" --seq-len 96
-    refuse "an indexer of a model without" "--indexer: is for a model with layers of compressed_sparse_attention" "${start[@]}" --config windows.json --indexer kl
+    refuse "an indexer of a model without" "--indexer: is for a model that has indexers" "${start[@]}" --config windows.json --indexer kl
     refuse "an indexer alone that does not learn" "--indexer-alone: is for --indexer kl or dense, without an adapter" "${start[@]}" --indexer-alone 1
     for i in dense kl; do
         refuse "--indexer $i of rows without an entry" "--seq-len: expected at least the 3 tokens of an entry, among which indexers learn to choose, found 2: give more, or --indexer off" "${start[@]}" --indexer $i --seq-len 2

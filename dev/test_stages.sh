@@ -31,6 +31,7 @@ echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":20,"num_hi
 edit linear.json tied_linear.json tie_word_embeddings true
 edit linear.json wide_linear.json num_experts 4 hidden_size 64 moe_intermediate_size 64
 write_glm5
+edit glm_taught.json glm_detached.json mtp_detach true
 edit glm_taught.json glm_each.json indexer_types '["full","full","full","full","full"]'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
      --sample-every 4 --max-new-tokens 8 --save-every 2)
@@ -83,6 +84,7 @@ stages glm "GLM-5, choices that stay in a stage" "2/2 3/3 6/3/--zero,1" --config
 stages glm "GLM-5, all that learns" "2/2/--recompute,0 3/3/--recompute,3 4/2/--zero,2" --config glm_taught.json
 stages glm "GLM-5, documents, a stage that does not learn" "3/3" --config glm_taught.json --train documents --doc-reset 1 --freeze first:3
 stages glm "GLM-5, experts of a stage on its ranks, an indexer in each layer" "4/2/--ep,2 5/5" --config glm_each.json --grad-accum 8
+stages glm "GLM-5, a module that reaches nothing but itself" "2/2" --config glm_detached.json
 stages glm "GLM-5, an adapter" "3/3" --config glm.json --lora-rank 3 --lora-dropout 0.3
 stages moe "experts, a loss of each layer" "2/2 4/4 4/2/--zero,2 2/2/--recompute,2" --config experts.json --z-lambda 0.01
 stages moe "routers that learn by counting" "3/3 4/2/--zero,1" --config tied_experts.json --balance bias

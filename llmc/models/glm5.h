@@ -545,8 +545,10 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     return (int)((c->mtp ? mtp_rows_(t, c) : t) - table);
 }
 
-// does row t belong to the MTP module?
-static inline int parameter_is_mtp(const Tensor* t) { return t->field >= AT(mtp_enorm) || t->is_behind; }
+// does row t belong to the MTP module? Rows of adapters have no field
+static inline int parameter_is_mtp(const Tensor* t) {
+    return t->is_behind || (t->field != TENSOR_NO_FIELD && t->field >= AT(mtp_enorm));
+}
 
 // ... to the indexers, which nothing but their own loss trains?
 static inline int parameter_is_index(const Tensor* t) { return t->field >= AT(index_q) && t->field <= AT(index_proj); }

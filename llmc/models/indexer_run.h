@@ -43,7 +43,7 @@ static inline int indexer_choose(Run* r, const IndexerOptions* x, int training, 
     const int is_on = training != INDEXER_OFF, learns = is_on && has_some && !is_adapter;
     const int computes = run_is_training(r) || *r->o.probe;
     options_refuse(run_is_typed(r, "indexer") && is_on && !has_some, "indexer",
-                   "is for a model with layers of compressed_sparse_attention, which alone have an indexer");
+                   "is for a model that has indexers");
     options_refuse(run_is_typed(r, "indexer") && is_on && is_adapter, "indexer",
                    "is not for adapters, beside which indexers stay as they are");
     options_refuse(x->alone && (!is_on || is_adapter), "indexer-alone",

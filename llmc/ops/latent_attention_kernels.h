@@ -450,7 +450,8 @@ __global__ void latent_turned_kernel(X* dturning, const float* turning, size_t n
 
 // of the sums of a tile, of so many channels
 static inline int latent_shared_bytes_(int channels, const Device* dev) {
-    const int n_bytes = (int)sizeof(float) * LATENT_TILE * channels, room = 36 << 10;
+    const int n_bytes = (int)sizeof(float) * LATENT_TILE * channels;
+    const int room = (int)(sizeof(LatentTile) + 2 * sizeof(LatentWeights)) + 256;
     if (n_bytes + room > dev->most_shared) {
         fail_run("latent attention: sums of %d channels of a head need more shared memory than this GPU has", channels);
     }

@@ -126,6 +126,10 @@ static inline LatentKeys_ latent_keys_(int first, int* rows, uint64_t* seen, con
             for (int row = from; row <= to; row++) { seen[row] |= (uint64_t)1 << j; }
         }
     }
+    if (high < 0) {  // nobody sees a key
+        k.low = 0;
+        return k;
+    }
     for (int row = k.low; row <= high; row++) { n_seen += seen[row] != 0; }
     if (n_seen < (high - k.low + 1) / 3) {
         k.rows = rows;
