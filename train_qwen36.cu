@@ -1103,11 +1103,7 @@ static int is_beside(const Tensor* t) { return parameter_is_mtp(t) || parameter_
 
 // of the model's rows those before the MTP module's and the tower's
 static int trunk_rows(const Run* r) {
-    const Model* m = r->model;
-    int n = workplace(r)->qwen.adapters.n_table;
-    const int first = n;
-    while (n < m->n_table && !is_beside(&m->table[n])) { n++; }
-    return n - first;
+    return mtp_rows_before(r->model, workplace(r)->qwen.adapters.n_table, is_beside);
 }
 
 // those behind them that are the MTP module's

@@ -55,6 +55,7 @@ static inline void balance_freeze(BalanceOptions* x, const Model* m, size_t fiel
         const Tensor* t = &m->table[i];
         const int first = tensors_slices(m->table, i);
         for (int k = 0; t->field == field && k < tensor_slices(t); k++) {
+            assert(tensor_slice_layer(t, k) < BALANCE_MOST_LAYERS);
             x->stays[tensor_slice_layer(t, k)] = (char)(all || slice_is_frozen(m->frozen, first + k));
         }
     }

@@ -8,7 +8,7 @@ of it in the same words.
     mtp_check     in Trainer.check: are rows long enough?
     mtp_freeze    in Trainer.freeze: a module that does not learn stays as it is
     mtp_box       its row of the box
-    mtp_rows_before  rows of the model's table before the module's
+    mtp_rows_before  rows of the model's table before the module's, or before what else stands beside the text's
     mtp_load      in Trainer.load: its rows. It is drawn by itself: the rest begins as it does without
     mtp_load_model   ... with all before, of a trainer that has nothing else
     mtp_log       in Trainer.stepped: its loss, of an update
