@@ -275,6 +275,7 @@ sends glm "  keys sent|positions" 2 --cp 2 --config glm_taught.json
 sends glm "  keys sent|positions" 4 --cp 4 --recompute 3 --config glm.json --lora-rank 1
 sends glm "  keys sent|positions" 4 --cp 2 --tp 2 --recompute 3 --config glm_taught.json
 sends glm "  keys sent|positions" 4 --cp 2 --pp 2 --freeze first:1 --config glm.json
+sends glm "  keys sent|positions" 2 --cp 2 --config glm.json --seq-len 4 --recompute 3  # all is chosen: nobody asks indexers
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "--cp-by of no way" "--cp-by" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --cp-by rings

@@ -98,9 +98,14 @@ static inline int latent_learns(const LatentSizes* s, Purpose purpose) {
     return s->indexer != INDEXER_OFF && purpose == TO_TRAIN;
 }
 
-// are there lists?
+// do indexers compute scores?
+static inline int latent_scores(const LatentSizes* s, int T, Purpose purpose) {
+    return T > s->topk || latent_learns(s, purpose);
+}
+
+// are there lists? With --cp of all positions, too
 static inline int latent_has_lists(const LatentSizes* s, int T, Purpose purpose) {
-    return T > s->topk || latent_learns(s, purpose) || s->cp;
+    return latent_scores(s, T, purpose) || s->cp;
 }
 
 // ---- lines of the tables ----
@@ -130,7 +135,7 @@ static inline Tensor* latent_ranks_rows_(Tensor* t, size_t at, const LatentSizes
 #define FIELD(name) #name, at + offsetof(LatentTensors, name)
     *t++ = activation(FIELD(all_latent), 0, rows, s->r);
     *t++ = activation(FIELD(all_rope),   0, rows, s->dr);
-    *t++ = activation(FIELD(all_index),  0, rows, s->dI);
+    *t++ = activation(FIELD(all_index),  0, latent_scores(s, x->T, x->purpose) ? rows : 0, s->dI);
     *t++ = activation(FIELD(ranks),      0, (int)ceil_div((int64_t)room, 64), 64);
 #undef FIELD
     return t;
@@ -162,7 +167,7 @@ static inline Tensor* latent_tensor_rows(Tensor* t, size_t at, const LatentSizes
     *t++ = activation(FIELD(mixed),       0, N_absorbed, s->H * (s->r + s->dr));  // z, then what turns, unused
     *t++ = activation(FIELD(by_head),     0, N_absorbed, s->H * s->r);
     *t++ = activation(FIELD(attention),   L, N, s->H * s->dv);
-    if (latent_has_lists(s, x->T, x->purpose)) {
+    if (latent_scores(s, x->T, x->purpose)) {
         *t++ = latent_index_row_(s, FIELD(index_low), L_index, N, s->dI); // before the norm
         *t++ = latent_index_row_(s, FIELD(index_k),   generates ? s->L : L_index, N_keys, s->dI);
         t[-1].is_cache = 1;
@@ -195,11 +200,13 @@ static inline Tensor* latent_statistic_rows(Tensor* t, size_t at, const LatentSi
     *t++ = activation("attention_inv", at + offsetof(LatentStatistics, att_inv), L, N, s->H);
     *t++ = activation(FIELD(no_sinks),    0, s->absorbs, s->H);
     if (latent_has_lists(s, x->T, x->purpose)) {
+        *t++ = latent_index_row_(s, FIELD(chosen),        s->L, N, K);     // layers behind it see it, backward, too
+    }
+    if (latent_scores(s, x->T, x->purpose)) {
         *t++ = latent_index_row_(s, FIELD(index_mean),    L_index, N, 1);
         *t++ = latent_index_row_(s, FIELD(index_rstd),    L_index, N, 1);
         *t++ = latent_index_row_(s, FIELD(index_proj),    L_index, N, s->nI);
         *t++ = latent_index_row_(s, FIELD(index_weights), L_index, N, s->nI);
-        *t++ = latent_index_row_(s, FIELD(chosen),        s->L, N, K);     // layers behind it see it, backward, too
         *t++ = latent_index_row_(s, FIELD(index_mass),    L_index, N_learn, K);
         *t++ = latent_index_row_(s, FIELD(index_losses),  L_index, N_learn, 1);
     }
@@ -208,12 +215,12 @@ static inline Tensor* latent_statistic_rows(Tensor* t, size_t at, const LatentSi
     return t;
 }
 
-// does layer l teach the indexer that has chosen for it?
-static inline int latent_teaches_(const LatentSizes* s, int l) { return s->indexers[l] == 'F' || !s->by_source; }
+// does a layer teach the indexer that has chosen for it?
+static inline int latent_teaches_(const LatentSizes* s, int is_full) { return is_full || !s->by_source; }
 
 // with --tp, of layer l in training, for N positions in rows of T; is_back: backward goes through it
 static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back, int N, int T, const RankGroup* tp) {
-    const int teaches = latent_learns(s, TO_TRAIN) && latent_teaches_(s, l);
+    const int teaches = latent_learns(s, TO_TRAIN) && latent_teaches_(s, s->indexers[l] == 'F');
     const double keys = (double)N * (s->cp ? s->cp->size : 1), turning = is_back ? keys * s->dr : 0.0;
     return tp_chain_sends(turning + (teaches ? (double)N * latent_chosen(s, T) : 0.0), sizeof(float), tp);
 }
@@ -222,10 +229,11 @@ static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back
 // brought once more
 static inline double latent_keys_sent(const LatentSizes* s, int l, int is_back, int again, int B, int T) {
     const int is_full = s->indexers[l] == 'F', learns = is_full && latent_learns(s, TO_TRAIN);
+    const int scores = is_full && latent_scores(s, T, TO_TRAIN);
     const double short_vectors = cp_sends(s->cp, B, T, s->r) + cp_sends(s->cp, B, T, s->dr);
     const double index = cp_sends(s->cp, B, T, s->dI);
     return (1 + is_back + (is_back && again)) * short_vectors +
-           (is_full + learns * (1 + is_back + (is_back && again))) * index;  // choose, lose, sum, bring
+           (scores + learns * (1 + is_back + (is_back && again))) * index;  // choose, lose, sum, bring
 }
 
 // ---- a layer ----
@@ -354,11 +362,10 @@ static inline void latent_layer_bring(const LatentPass* p, const Device* dev) {
     if (p->is_full && latent_learns(&p->size, p->purpose)) { latent_gather_index_(p, dev); }
 }
 
-// what the indexer chooses
-static inline void latent_choose_(const LatentPass* p, const Device* dev) {
+// what the indexer's scores are made of
+static inline void latent_index_forward_(const LatentPass* p, const Device* dev) {
     const LatentSizes* s = &p->size;
     const LatentTensors* a = &p->a;
-    const IndexShape shape = latent_index_shape_(p);
     const int N = p->N, pairs = latent_index_pairs_(p);
     floatX* k = latent_generates_(p) ? a->new_index_k : a->index_k;
     linear_forward(a->index_low, p->inp, p->index_k, N, dev);
@@ -372,11 +379,17 @@ static inline void latent_choose_(const LatentPass* p, const Device* dev) {
     linear_forward(p->s.index_proj, p->inp, p->index_proj, N, dev);
     cast_scaled(p->s.index_weights, (const float*)p->s.index_proj, latent_index_scale_(s), (size_t)N * (size_t)s->nI,
                 dev);
+}
+
+// what the indexer chooses
+static inline void latent_choose_(const LatentPass* p, const Device* dev) {
+    const IndexShape shape = latent_index_shape_(p);
+    if (latent_scores(&p->size, p->T, p->purpose)) { latent_index_forward_(p, dev); }
     if (p->given) {
-        device_copy(p->chosen, p->given, sizeof(int) * (size_t)N * (size_t)shape.topk, dev);
+        device_copy(p->chosen, p->given, sizeof(int) * (size_t)p->N * (size_t)shape.topk, dev);
         return;
     }
-    index_choose(p->chosen, NULL, p->T, a->index_q, latent_keys_of_index_(p), p->s.index_weights, &shape,
+    index_choose(p->chosen, NULL, p->T, p->a.index_q, latent_keys_of_index_(p), p->s.index_weights, &shape,
                  &p->batch->entries.places, latent_windows_(p), dev);
 }
 
@@ -479,7 +492,7 @@ static inline void latent_layer_forward(const LatentPass* p, floatX* out, int re
     const LatentTensors* a = &p->a;
     const LatentShape shape = latent_shape_(p);
     const Places places = latent_places_(p);
-    const int has_lists = latent_pass_lists_(p), teaches = p->is_full || !p->size.by_source;
+    const int has_lists = latent_pass_lists_(p), teaches = latent_teaches_(&p->size, p->is_full);
     latent_queries_(p, dev);
     if (p->is_full && has_lists && !replay) { latent_choose_(p, dev); }
     if (replay && p->is_full && latent_learns(&p->size, p->purpose)) { latent_gather_index_(p, dev); }
