@@ -105,10 +105,15 @@ simt() {
 
 # make_all NAME ARGUMENT...: make them all, or say that something does not build
 make_all() {
-    local name=$1
+    local name=$1 start=$SECONDS
     shift
     echo "building: $name"
-    if [ "$(date +%s)" -ge "$until" ]; then echo "no time is left"; elif make -s -j"$jobs" "$@"; then return; fi
+    if [ "$(date +%s)" -ge "$until" ]; then
+        echo "no time is left"
+    elif make -s -j"$jobs" "$@"; then
+        echo "... built in $((SECONDS - start)) s"
+        return
+    fi
     failed=$((failed + 1))
     printf '%-52s does not build\n' "$name"
     return 1
