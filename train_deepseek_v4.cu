@@ -1224,9 +1224,9 @@ static double workspace_bytes(const Run* r, int B) {
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, TO_TRAIN, how);
     const EntrySizes entries = entry_sizes(&workplace(r)->v4, TO_TRAIN, NULL);
-    const double N = (double)B * r->T / r->model->cp.size;
-    const double of_entries = DEVICE_IS_SHARED ? entry_workspace_bytes(&entries, N, r->T) : 0.0;
-    return fmax(of_entries, decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->d, 1, &experts));
+    const int N = B * r->T / r->model->cp.size;
+    return fmax(entry_workspace_bytes(&entries, N, B, r->T, &r->dev),
+                decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, &experts));
 }
 
 static float losses_beside(Run* r, float* grads) {

@@ -1060,16 +1060,15 @@ static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
     const Glm5* glm = &workplace(r)->glm;
     const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
-    const int H = glm->config.H, outputs[] = {c->H * (c->dn + c->dr), c->H * (c->dn + c->dv), 2 * c->FS, 2 * c->FD};
+    const int outputs[] = {c->rq, c->H * (c->dn + c->dr), c->r + c->dr, c->H * (c->dn + c->dv), c->nI * c->dI,
+                           2 * c->FS, 2 * c->FD};
     int wide = c->D;
-    for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
+    for (int i = 0; i < 7; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const ExpertSizes experts = expert_sizes(glm, B, TO_TRAIN, how);
-    const LatentSizes sizes = latent_sizes(glm, TO_TRAIN, model_has_cp(r->model) ? &r->model->cp : NULL);
-    const int topk = latent_has_lists(&sizes, r->T, TO_TRAIN) ? latent_chosen(&sizes, r->T) : 0;
-    const int N = B * r->T / r->model->cp.size;
-    const LatentShape latent = {N, H, c->dn, c->dr, c->dv, topk, 1.0f};
-    return fmax(latent_workspace_bytes(&latent, B * r->T, &r->dev),
-                decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, c->dv, 1, &experts));
+    const LatentSizes latent = latent_sizes(glm, TO_TRAIN, model_has_cp(r->model) ? &r->model->cp : NULL);
+    const int n_keys = B * r->T;
+    return fmax(latent_layer_workspace_bytes(&latent, n_keys / r->model->cp.size, n_keys, r->T, &r->dev),
+                decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, &experts));
 }
 
 static float losses_beside(Run* r, float* grads) {

@@ -741,7 +741,8 @@ static double workspace_bytes(const Run* r, int B) {
     const Tradeoffs* how = &workplace(r)->decoder.how;
     const int HQ = c->NH * c->HS, wide = c->D > HQ ? c->D : HQ;
     const ExpertSizes experts = expert_sizes(c, how);
-    return decoder_workspace_bytes(r, B, how->head_rows, workplace(r)->moe.config.Vp, wide, HQ, c->NH, &experts);
+    return fmax(decoder_attention_bytes(r, B, HQ, c->NH),
+                decoder_workspace_bytes(r, B, how->head_rows, workplace(r)->moe.config.Vp, wide, &experts));
 }
 
 static float routers_loss(Run* r, float* grads) {

@@ -779,7 +779,8 @@ static double workspace_bytes(const Run* r, int B) {
     const int HQ = c->NH * c->HS, F = config_has_mlps(c) ? 2 * c->F : 0, widest = c->D > HQ ? c->D : HQ;
     const ExpertSizes experts = expert_sizes(c, how);
     const int own_Vp = workplace(r)->qwen.config.Vp, wide = F > widest ? F : widest;
-    return decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, HQ, c->NH, &experts);
+    return fmax(decoder_attention_bytes(r, B, HQ, c->NH),
+                decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, &experts));
 }
 
 static float routers_loss(Run* r, float* grads) {

@@ -1416,8 +1416,9 @@ static double workspace_bytes(const Run* r, int B) {
     const ExpertSizes experts = expert_sizes(&workplace(r)->qwen, TO_TRAIN, how);
     const DeltaShape rule = {B, r->T / r->model->cp.size, c->Hk, c->Hv, c->DK, c->DV, NULL};
     const int own_Vp = workplace(r)->qwen.config.Vp;
-    const double products = decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, HQ, c->NH, &experts);
-    return fmax(products, (double)delta_workspace_bytes(&rule, r->dev.n_threads));
+    const double products = decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, &experts);
+    const double attention = decoder_attention_bytes(r, B, HQ, c->NH);
+    return fmax(fmax(products, attention), (double)delta_workspace_bytes(&rule, r->dev.n_threads));
 }
 
 static float losses_beside(Run* r, float* grads) {

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 with gcc and as C++17 with clang; all
-# at once, as both, with gcc, clang and, where there is one, nvcc (as CUDA, for sm_90). Rooms have doors: a header includes only from the rooms that its own may
-# see. And lines of headers and trainers have at most 120 characters. Ends with "N passed, N failed".
+# Every header of llmc/ stands alone: it compiles by itself, first in a file, as C11 with gcc; all at once, as C11 and as
+# C++17, with gcc, clang and, where there is one, nvcc (as CUDA, for sm_90). Rooms have doors: a header includes only from
+# the rooms that its own may see. And lines of headers and trainers have at most 120 characters. Ends with "N passed, N
+# failed".
 #     dev/check_headers.sh         all of that
-#     dev/check_headers.sh quick   doors, lines, each header by itself as C with gcc, all at once as C++ with gcc and clang; 30 seconds
+#     dev/check_headers.sh quick   without nvcc, and of clang C++ alone; 30 seconds
 set -u
 cd "$(dirname "$0")/.."
 quick=$([ "${1-}" = quick ] && echo 1 || echo 0)
@@ -109,7 +110,6 @@ for compiler in gcc clang; do
     try_all c $compiler -std=gnu11 $exact $warnings -Wno-unknown-pragmas -DSYSTEM_LIBM
     # what a header lacks by itself it lacks for all compilers
     if [ $compiler = gcc ]; then try_each c gcc -std=gnu11 $exact $warnings -fopenmp; fi
-    if [ $compiler = clang ]; then try_each cpp clang -x c++ -std=gnu++17 $exact $warnings -fopenmp; fi
 done
 if nvcc=$(dev/cuda_flags.sh nvcc 2>/dev/null) && dev/cuda_flags.sh flags >"$work/flags"; then
     includes qwen | grep -vE '/(head|prototypes)\.h' >"$work/all.cu"  # those are Mamba's, for CPUs alone

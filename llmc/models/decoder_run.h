@@ -9,7 +9,8 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_of, decoder_activations   of a run
     decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
-    decoder_workspace_bytes  the largest scratch that an op asks for
+    decoder_workspace_bytes  the largest scratch that a product asks for
+    decoder_attention_bytes  ... that attention does
     decoder_active           parameters that a token uses
     decoder_count            parameters of some rows of the table
 */
@@ -258,9 +259,8 @@ static inline double decoder_count(const Model* m, int (*is_one)(const Tensor* t
     return n;
 }
 
-// Products of the head, of layers whose widest output is `wide`, of experts (k 0: there are none), or attention of NH
-// heads with HQ channels in all
-static inline double decoder_workspace_bytes(const Run* r, int B, int head_rows, int Vp, int wide, int HQ, int NH,
+// Scratch of products: of the head, of layers whose widest output is `wide`, of experts (k 0: there are none)
+static inline double decoder_workspace_bytes(const Run* r, int B, int head_rows, int Vp, int wide,
                                              const ExpertSizes* experts) {
     const int n = r->dev.n_threads, E = experts->router.E, k = experts->router.k;
     if ((double)B * r->T > expert_most_positions(k)) { return INFINITY; }
@@ -269,6 +269,11 @@ static inline double decoder_workspace_bytes(const Run* r, int B, int head_rows,
     most = fmax(most, (double)gemm_workspace_bytes(N, wide, n));
     most = fmax(most, (double)gemm_workspace_bytes(wide, N, n));
     if (k > 0) { most = fmax(most, (double)grouped_matmul_workspace_bytes(E, N * k, experts->D, 2 * experts->F, n)); }
-    return fmax(most, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, HQ, NH, &r->dev));
+    return most;
+}
+
+// ... of attention of NH heads with HQ channels in all
+static inline double decoder_attention_bytes(const Run* r, int B, int HQ, int NH) {
+    return (double)attention_bytes(r->trainer->stored_bytes, B, r->T, HQ, NH, &r->dev);
 }
 #endif  // LLMC_DECODER_RUN_H

@@ -267,17 +267,24 @@ static inline Tensor* entry_statistic_rows(Tensor* t, size_t at, const EntrySize
     return t;
 }
 
-// Of a pass without kernels over N positions, rows of T: the largest scratch that an op asks for, which is that of
-// sparse_attention_backward or of index_loss_backward. Without that of single threads
-static inline double entry_workspace_bytes(const EntrySizes* s, double N, int T) {
+// Scratch of sparse_attention_backward on CPUs, N positions in rows of T, without that of single threads
+static inline double entry_attention_scratch_(const EntrySizes* s, double N, int T) {
     const double csa = entry_has_(s, CSA_LAYER) ? entry_chosen(s, T) : 0;
     const double hca = entry_has_(s, HCA_LAYER) ? T / s->hca : 0;
     const double keys = (s->window < T ? s->window : T) + (csa > hca ? csa : hca);
     const double of_head = 2.0 * sizeof(float) * N * (keys + 32.0), all = of_head * s->H;
     const double kept = all < (double)SPARSE_KEPT ? all : fmax((double)SPARSE_KEPT, 16.0 * of_head);
-    const double of_attention = fmin(all, kept) + sizeof(float) * N * (s->H + 2.0 * s->d + 2.0 * csa);
-    const double pairs = N * csa * (3.0 + (s->nI + 31.0) / 32.0) + N * s->nI;
-    return s->indexer == INDEXER_OFF ? of_attention : fmax(of_attention, sizeof(float) * pairs);
+    return fmin(all, kept) + sizeof(float) * N * (s->H + 2.0 * s->d + 2.0 * csa);
+}
+
+// the largest scratch that attention or the indexer of a layer asks for in training: n_rows rows of T positions, of
+// which this rank has N
+static inline double entry_workspace_bytes(const EntrySizes* s, int N, int n_rows, int T, const Device* dev) {
+    const double of_attention = DEVICE_IS_SHARED ? entry_attention_scratch_(s, N, T) : 0.0;
+    if (!entry_has_(s, CSA_LAYER) || !entry_scores(s, T, TO_TRAIN)) { return of_attention; }
+    const IndexShape index = {N, s->nI, s->dI, entry_chosen(s, T)};
+    const int entries = T / s->csa, learns = entry_learns(s, T, TO_TRAIN);
+    return fmax(of_attention, index_workspace_bytes(&index, n_rows * entries, entries, learns, dev));
 }
 
 // with --tp, of a layer of this kind in training, for B rows of T positions; is_back: backward goes through it

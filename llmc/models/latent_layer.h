@@ -16,6 +16,7 @@ the normed stream, of a position t of a document:
     latent_index_loss        behind the last layer that an indexer has chosen for: what it loses
     latent_layer_again       what --recompute leaves out that is a norm
     latent_layer_backward    from dout to the gradients of all parameters and of inp, dinp (N, D), written
+    latent_layer_workspace_bytes   scratch of all this, for the account of memory
 With --tp a rank has some of the heads, with their rows of Wq_b and Wkv_b and their columns of Wo. All compute both
 short vectors and the choice. What sums over heads goes on from rank to rank: the gradient of what turns for all of
 them, and what teaches an indexer.
@@ -217,6 +218,17 @@ static inline Tensor* latent_statistic_rows(Tensor* t, size_t at, const LatentSi
 
 // does a layer teach the indexer that has chosen for it?
 static inline int latent_teaches_(const LatentSizes* s, int is_full) { return is_full || !s->by_source; }
+
+// scratch of a layer's attention and indexer in training, for N positions in rows of T; n_keys: rows of keys that they
+// meet
+static inline double latent_layer_workspace_bytes(const LatentSizes* s, int N, int n_keys, int T, const Device* dev) {
+    const int topk = latent_has_lists(s, T, TO_TRAIN) ? latent_chosen(s, T) : 0;
+    const LatentShape shape = {N, s->H, s->dn, s->dr, s->dv, topk, 1.0f};
+    const IndexShape index = {N, s->nI, s->dI, latent_chosen(s, T)};
+    const double of_attention = latent_workspace_bytes(&shape, n_keys, dev);
+    if (!latent_scores(s, T, TO_TRAIN)) { return of_attention; }
+    return fmax(of_attention, index_workspace_bytes(&index, n_keys, T, latent_learns(s, TO_TRAIN), dev));
+}
 
 // with --tp, of layer l in training, for N positions in rows of T; is_back: backward goes through it
 static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back, int N, int T, const RankGroup* tp) {

@@ -23,6 +23,7 @@ Backward, everything written; dloss is of every position (weight / count):
     d      = a dscore where q k > 0, else 0
     dq     = sum over chosen entries of d k                      (N, heads*dI)
     dk     = sum over heads and positions that chose it of d q   (n_entries, dI)
+index_workspace_bytes   scratch of all of this in a training step, for the account of memory
 Cost:   2 heads dI flops for a position and an entry: in index_choose one it sees, in the loss one it chose, forward
         once, backward three times. C, one thread, AVX2, AMD EPYC (Zen 4), CPU time, the smallest of 20 calls on a busy
         machine, where gemm.h had 78 GFLOP/s (512, 960, 512):
@@ -340,6 +341,17 @@ static inline void index_choose_block_(int* chosen, float* scores, int n_columns
     }
 }
 
+static inline int index_choose_at_once_(const IndexShape* s) {
+    return index_least_(INDEX_POSITIONS, 1 + INDEX_FLOATS / (s->heads * s->dI));
+}
+
+// scratch of a thread where a position sees `most` entries
+static inline size_t index_choose_floats_(const IndexShape* s, int most) {
+    const size_t at_once = (size_t)index_choose_at_once_(s), dI = index_whole_((size_t)s->dI, GEMM_LINE);
+    const size_t queries = index_whole_(at_once * (size_t)s->heads, TILE_M) * dI, entries = TILE_N * dI;
+    return index_whole_(queries + entries + at_once * index_whole_((size_t)most, TILE_N), GEMM_LINE);
+}
+
 static inline void index_choose(int* chosen, float* scores, int n_columns, const float* q, const float* k,
                                 const float* a, const IndexShape* s, const Places* places, const EntryWindows* w,
                                 const Device* dev) {
@@ -350,10 +362,9 @@ static inline void index_choose(int* chosen, float* scores, int n_columns, const
         most = seen > most ? seen : most;
     }
     if (most > n_columns) { fail_run("indexer: %d entries are seen: expected %d at most", most, n_columns); }
-    const int at_once = index_least_(INDEX_POSITIONS, 1 + INDEX_FLOATS / (s->heads * s->dI));
-    const size_t stride = index_whole_((size_t)most, TILE_N), dI = index_whole_((size_t)s->dI, GEMM_LINE);
-    const size_t a_floats = index_whole_((size_t)at_once * s->heads, TILE_M) * dI, b_floats = TILE_N * dI;
-    const size_t n_floats = index_whole_(a_floats + b_floats + at_once * stride, GEMM_LINE);
+    const int at_once = index_choose_at_once_(s);
+    const size_t stride = index_whole_((size_t)most, TILE_N), n_floats = index_choose_floats_(s, most);
+    const size_t b_floats = TILE_N * index_whole_((size_t)s->dI, GEMM_LINE);
     float* rooms = device_workspace(dev, sizeof(float) * n_floats * (size_t)dev->n_threads);
     #pragma omp parallel for schedule(dynamic)
     for (int first = 0; first < s->N; first += at_once) {
@@ -703,30 +714,50 @@ static inline void index_backward_positions_(float* dq, float* da, float dloss, 
     }
 }
 
+// scratch of backward, in words of 4 bytes
+typedef struct {
+    size_t stretch, rooms, turned, offsets, pairs, words, scratch, all;
+} IndexScratch_;
+
+static inline IndexScratch_ index_scratch_(const IndexShape* s, int n_entries, const Device* dev) {
+    IndexScratch_ n;
+    n.stretch = index_whole_((size_t)index_stretch_(s) * s->dI, GEMM_LINE);
+    n.rooms = index_list_floats_(s) * (size_t)dev->n_threads + n.stretch;
+    n.turned = index_whole_((size_t)s->N * s->heads, GEMM_LINE);
+    n.offsets = index_whole_((size_t)n_entries + 1, GEMM_LINE);
+    n.pairs = index_whole_((size_t)s->N * s->topk, GEMM_LINE);
+    n.words = (size_t)ceil_div(s->heads, INDEX_WORD);
+    n.scratch = index_whole_(inverse_lists_scratch(n_entries, dev), GEMM_LINE);  // n_entries or more
+    n.all = n.rooms + n.turned + n.offsets + n.pairs * (3 + n.words) + n.scratch;
+    return n;
+}
+
+// most: entries that a position sees; learns: forward and backward of the loss, too
+static inline double index_workspace_bytes(const IndexShape* s, int n_entries, int most, int learns,
+                                           const Device* dev) {
+    const size_t choose = index_choose_floats_(s, most) * (size_t)dev->n_threads;
+    const size_t loss = learns ? index_scratch_(s, n_entries, dev).all : 0;
+    return sizeof(float) * (double)(choose > loss ? choose : loss);
+}
+
 static inline void index_loss_backward(float* dq, float* dk, float* da, float dloss, const float* mass,
                                        const int* chosen, const float* q, const float* k, const float* a,
                                        int n_entries, const IndexShape* s, const Places* places, const EntryWindows* w,
                                        const Device* dev) {
-    const size_t pairs = index_whole_((size_t)s->N * s->topk, GEMM_LINE);
-    const size_t words = (size_t)ceil_div(s->heads, INDEX_WORD);
-    const size_t n_offsets = index_whole_((size_t)n_entries + 1, GEMM_LINE);
-    const size_t n_turned = index_whole_((size_t)s->N * s->heads, GEMM_LINE);
-    const size_t n_stretch = index_whole_((size_t)index_stretch_(s) * s->dI, GEMM_LINE);
-    const size_t n_rooms = index_list_floats_(s) * (size_t)dev->n_threads + n_stretch;
-    const size_t n_scratch = index_whole_(inverse_lists_scratch(n_entries, dev), GEMM_LINE);  // n_entries or more
     (void)places, (void)w;
     index_check_(s);
-    float* rooms = device_workspace(dev, 4 * (n_rooms + n_turned + n_offsets + pairs * (3 + words) + n_scratch));
-    float* a_turned = rooms + n_rooms;
-    int *offsets = (int*)(void*)(a_turned + n_turned), *positions = offsets + n_offsets;
-    int *place = positions + pairs, *order = place + pairs, *open = order + pairs, *scratch = open + pairs * words;
-    IndexLists lists = {offsets, positions, place, (float*)(void*)order, (uint32_t*)open, (int)words, a_turned};
+    const IndexScratch_ n = index_scratch_(s, n_entries, dev);
+    float *rooms = device_workspace(dev, sizeof(float) * n.all), *a_turned = rooms + n.rooms;
+    int *offsets = (int*)(void*)(a_turned + n.turned), *positions = offsets + n.offsets;
+    int *place = positions + n.pairs, *order = place + n.pairs, *open = order + n.pairs;
+    int* scratch = open + n.pairs * n.words;
+    IndexLists lists = {offsets, positions, place, (float*)(void*)order, (uint32_t*)open, (int)n.words, a_turned};
     inverse_lists(offsets, positions, order, scratch, chosen, s->N, s->topk, n_entries, dev);
     #pragma omp parallel for
     for (int i = 0; i < offsets[n_entries]; i++) { place[order[i]] = i; }  // dscores take order's place
     index_backward_positions_(dq, da, dloss, mass, chosen, q, k, a, &lists, rooms, s);
     #pragma omp parallel
-    index_dk_(dk, rooms + n_rooms - n_stretch, scratch, q, &lists, n_entries, s);
+    index_dk_(dk, rooms + n.rooms - n.stretch, scratch, q, &lists, n_entries, s);
 }
 #endif  // __CUDACC__
 #include "indexer_kernels.h"  // the same names in CUDA

@@ -170,12 +170,17 @@ static inline void index_scores_(float* scores, int n_columns, const X* q, const
     cudaCheck(cudaGetLastError());
 }
 
+// positions whose scores are kept at a time
+static inline int index_at_once_(int N, int n_columns) {
+    const int64_t room = ceil_div(INDEX_BUFFER, (int64_t)n_columns * GEMM_TILE) * GEMM_TILE;
+    return room > N ? N : (int)room;
+}
+
 template <typename X>
 static inline void index_choose(int* chosen, float* scores, int n_columns, const X* q, const X* k, const float* a,
                                 const IndexShape* s, const Places* places, const EntryWindows* w, const Device* dev) {
-    const int columns = n_columns > 0 ? n_columns : 1;
-    const int64_t room = ceil_div(INDEX_BUFFER, (int64_t)columns * GEMM_TILE) * GEMM_TILE;
-    const int at_once = scores || room > s->N ? s->N : (int)room, needs = scores || n_columns > s->topk;
+    const int at_once = scores ? s->N : index_at_once_(s->N, n_columns > 0 ? n_columns : 1);
+    const int needs = scores || n_columns > s->topk;
     float* to = scores;
     index_check_(s);
     if (!scores && needs) { to = device_workspace(dev, sizeof(float) * (size_t)at_once * (size_t)n_columns); }
@@ -432,16 +437,30 @@ static inline void index_loss_forward(float* losses, const float* mass, const in
     cudaCheck(cudaGetLastError());
 }
 
+// bytes of the scratch of backward
+static inline size_t index_scratch_bytes_(const IndexShape* s, int n_entries) {
+    const size_t pairs = (size_t)s->N * s->topk, groups = (size_t)ceil_div(s->heads, INDEX_GROUP);
+    return 4 * (2 * pairs + (size_t)n_entries + 1) + 2 * pairs * groups;
+}
+
+static inline double index_workspace_bytes(const IndexShape* s, int n_entries, int most, int learns,
+                                           const Device* dev) {
+    const int at_once = index_at_once_(s->N, most > 0 ? most : 1);
+    const double choose = most > s->topk ? sizeof(float) * (double)at_once * most : 0.0;
+    const double loss = learns ? (double)index_scratch_bytes_(s, n_entries) : 0.0;
+    (void)dev;
+    return choose > loss ? choose : loss;
+}
+
 template <typename X>
 static inline void index_loss_backward(X* dq, X* dk, float* da, float dloss, const float* mass, const int* chosen,
                                        const X* q, const X* k, const float* a, int n_entries, const IndexShape* s,
                                        const Places* places, const EntryWindows* w, const Device* dev) {
-    const unsigned groups = (unsigned)ceil_div(s->heads, INDEX_GROUP);
     const size_t pairs = (size_t)s->N * s->topk;
     const dim3 block(WARP, INDEX_CHOOSERS);
     (void)places, (void)w;
     index_check_(s);
-    float* dscores = device_workspace(dev, 4 * (2 * pairs + (size_t)n_entries + 1) + 2 * pairs * groups);
+    float* dscores = device_workspace(dev, index_scratch_bytes_(s, n_entries));
     int *order = (int*)(void*)(dscores + pairs), *offsets = order + pairs;
     unsigned short* open = (unsigned short*)(void*)(offsets + n_entries + 1);
     inverse_lists(offsets, NULL, order, NULL, chosen, s->N, s->topk, n_entries, dev);
