@@ -245,8 +245,9 @@ $(BOTH_TRAINERS): %: $(if $(filter 1,$(CUDA)),$(CUDA_BUILD),$(BUILD))/%
 
 -include $(wildcard $(CUDA_BUILD)/*.d $(CUDA_BUILD)/*/*.d)
 
-# one build: the variables above
+# one build, all of it or the trainers: the variables above
 cuda_programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%)
+cuda_trainers: $(patsubst %,$(CUDA_BUILD)/%,$(CUDA_TRAINERS) $(BOTH_TRAINERS))
 
 # every program for every card and as it is tested: bf16 and exact
 CUDA_ARCHS ?= sm_90 sm_80
@@ -375,12 +376,15 @@ fuzz: $(FUZZ)
 #   build/simt-exact/train_gpt2cu      a trainer, for speed without sanitizers;  build/simt-exact-asan/train_gpt2cu: with them
 SIMT_TESTS = test_simt $(CUDA_TESTS)
 SIMT_PROGRAMS = $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(build)/%))
+# the exact build of a test looks for everything; the fast one for what only its kernels may do, in half of the time
 SIMT_SANITIZE = -Og -fsanitize=address,undefined -fno-sanitize-recover=all
+SIMT_SANITIZE_FAST = -Og -fsanitize=address,alignment -fno-sanitize-recover=all
 SIMT_OPT = -O2
-build/simt-exact/test_% build/simt-fast/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
-# a model trains for many seconds under sanitizers: once is enough, in the fast build, and the exact one compares bits
-SIMT_MODEL_TESTS = $(patsubst %.c,%,$(shell grep -l 'include "train_.*cu"' $(sort $(wildcard test_*.c))))
-$(SIMT_MODEL_TESTS:%=build/simt-exact/%): SIMT_OPT = -O1
+build/simt-exact/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
+build/simt-fast/test_%: SIMT_OPT = $(SIMT_SANITIZE_FAST)
+# what trains for many seconds under sanitizers does it once, in the fast build; the exact one compares bits
+SIMT_LONG_TESTS = test_comm test_vocabulary $(patsubst %.c,%,$(shell grep -l 'include "train_.*cu"' $(sort $(wildcard test_*.c))))
+$(SIMT_LONG_TESTS:%=build/simt-exact/%): SIMT_OPT = -Og
 build/simt-exact/% build/simt-exact-asan/%: SIMT_EXACT = -DEXACT
 SIMT_FLAGS = -x c++ -include cuda_runtime.h -std=gnu++17 -D_GNU_SOURCE -D__CUDACC__ -DSIMT $(SIMT_EXACT) -g1 $(SIMT_OPT) $(filter-out -ffp-contract%,$(EXACT)) -ffp-contract=off
 SIMT_FLAGS += -fopenmp -Ibuild/simt/src -Idev/simt/include -Wall -Werror -Wno-unknown-pragmas -Wno-maybe-uninitialized $(BUILT)
@@ -441,5 +445,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
+    setup-cuda cuda cuda_programs cuda_trainers cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

@@ -126,9 +126,18 @@ build_shared() {
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 
-# every test of the build that ships, and of the scripts that show what a user meets their most telling promises
+# Tests of what is in llmc/ops and of its exp, log, tanh: at -O3 the compiler may do to a loop whatever it likes. -Og
+# compiles in a fifth of the time what lies around them
+op_tests() {
+    basename -s .c $(grep -L 'include "\(train_\|llmc/\(run\|ranks\|models\)/\)' $(grep -l 'include "llmc/ops/' test_*.c))
+    echo test_block_matmul test_fmath
+}
+other_tests() { basename -s .c test_*.c | grep -vxF "$(op_tests | tr ' ' '\n')"; }
+
+# every test, and of the scripts that show what a user meets their most telling promises, by programs as they ship
 quick() {
-    build_and_run ""
+    build_and_run "" $(op_tests)
+    build_and_run "OPT=-Og" $(other_tests)
     build_shared
     at_once=$((jobs + 1))  # scripts wait for disks, for ranks and for what they have killed
     # the longest first, so that all cores are busy to the end
@@ -152,7 +161,7 @@ quick() {
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
-    part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
+    part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder OPT=-Og)/test_tensorboard"
     part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100
     part "what is broken on purpose finds its place" dev/mutate.sh --places
@@ -161,18 +170,18 @@ quick() {
 }
 
 # The same bits from other compilers, vector widths and levels of optimisation; a build for each. Vectors are written as
-# such, so other widths are the same code at -O1, which gcc compiles in a third of the time of -O3
+# such, so other widths are the same code at -Og, too
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
-    local mamba="test_mamba_hpn test_selective_scan test_moe test_qwen3 test_qwen36 test_deepseek_v4 test_glm5 test_router"  # which hold all their other ops too
-    build_and_run "OMP=0" test_gpt2 test_matmul test_attention
-    for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch OPT=-O1" $bits $mamba; done
+    local models="test_mamba_hpn test_moe test_qwen3 test_qwen36 test_deepseek_v4 test_glm5"  # which hold all their other ops too
+    build_and_run "" test_gpt2 $models
+    models+=" test_selective_scan test_router"
+    build_and_run "OMP=0 OPT=-Og" test_gpt2 test_matmul test_attention
+    for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch OPT=-Og" $bits $models; done
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
     need clang "clang" || return
-    build_and_run "CC=clang" $bits
-    build_and_run "CC=clang OPT=-O1" $mamba
-    for arch in x86-64-v3 x86-64; do build_and_run "CC=clang ARCH=$arch OPT=-O1" $bits; done
-    build_and_run "CC=clang OPT=-O0" test_gpt2
+    build_and_run "CC=clang OPT=-O1" $bits $models
+    build_and_run "CC=clang ARCH=x86-64 OPT=-O1" $bits
 }
 
 # what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests
@@ -187,7 +196,7 @@ rest() {
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
     part "golden files are what the reference writes" dev/check_golden.sh
     part "command line and runs" dev/test_cli.sh
-    part "checkpoints and faults" dev/test_faults.sh
+    part "checkpoints and faults" env STRIDE=3 dev/test_faults.sh  # all of them: dev/faults/campaign.sh
     part "attacks on a run" dev/attacks.sh
     part "several ranks" dev/test_ranks.sh
     part "ranks on several machines" dev/test_machines.sh
@@ -212,7 +221,9 @@ rest() {
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts
     if need_nvcc "CUDA programs"; then
-        part "compile and link for sm_90, bf16 and exact" make -s -j"$jobs" cuda CUDA_ARCHS=sm_90 NVCC_OPT=-O0
+        part "compile and link for sm_90, bf16" make -s -j"$jobs" cuda_programs CUDA_ARCH=sm_90 NVCC_OPT=-O0
+        finish_parts
+        part "trainers for sm_90, exact" make -s -j"$jobs" cuda_trainers CUDA_ARCH=sm_90 PRECISION=exact NVCC_OPT=-O0
         finish_parts
         part "kernels for sm_80 and sm_90: none spills" make -s ptxas PTXAS_OPTIONS=--check
     fi

@@ -12,7 +12,7 @@
 export ASAN_OPTIONS=exitcode=66 UBSAN_OPTIONS=exitcode=66  # not the 1 of a run that fails as it should
 kills=${KILLS:-$(is_quick && echo 20 || echo 200)}
 second=${SECOND:-0}  # 1: a second fault while the first is being recovered from
-stride=$(is_quick && echo 10 || echo 1)  # of the calls that fail
+stride=${STRIDE:-$(is_quick && echo 10 || echo 1)}  # of the calls that fail: all, or one in so many
 name=${TRAINER:-train_gpt2}
 parts=${*:-$(is_quick && echo kills calls damage lock || echo kills calls errors memory disk damage signals skips lock)}
 
@@ -141,7 +141,7 @@ sweep() {
 }
 
 swept() {  # NAME PROMISE
-    verdict "$([ ! -s "$1.bad" ]; echo $?)" "$2$(is_quick && echo ", one in $stride")" "$(wc -l <"$1.bad") broken: $(head -c 2000 "$1.bad")"
+    verdict "$([ ! -s "$1.bad" ]; echo $?)" "$2$([ $stride = 1 ] || echo ", one in $stride")" "$(wc -l <"$1.bad") broken: $(head -c 2000 "$1.bad")"
 }
 
 calls() {
