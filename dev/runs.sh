@@ -12,6 +12,7 @@
 #     boxed                                               a line of the box
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
+#     resumed_bits, documents_bits, talks_bits            what has no influence on the bits of a run
 #     likeliest, at_once                                  is a text what its probe says? Do several side by side say what each says alone?
 #     write_configs, write_glm5                           small models of all kinds, for runs on several ranks; conversations
 #     on_ranks, kib, sends, refused                       the same bytes on several ranks; what they send; what they refuse
@@ -319,6 +320,38 @@ frozen() {  # CONFIG PATTERN REGEX: exactly these tensors keep every bit
     comm -12 <(tensors begun/model.safetensors .) <(tensors "$(last with)/model.safetensors" .) | cut -d' ' -f1 >found
     tensors begun/model.safetensors "$3" | cut -d' ' -f1 >expected
     verdict "$([ -s expected ] && cmp -s expected found; echo $?)" "--freeze '$2' ($1): these keep every bit, all others move" "$(diff expected found)"
+}
+
+# ---- the same bytes, whatever a run is interrupted by and whatever stands beside a text ----
+
+steady=(--ema 0.9 --schedule constant --warmup 0)  # the first steps do not depend on how many there are
+
+resumed_bits() {  # NAME OPTION...: NAME.json is the model
+    local name=$1
+    shift
+    rm -rf whole leg
+    go "$@" "${steady[@]}" --config $name.json --run whole
+    go "$@" "${steady[@]}" --config $name.json --steps 4 --threads 3 --run leg && go --resume --run leg --steps 8 --threads 2 --recompute 3 --head-rows 5
+    verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" \
+        "$name: stopped after 4 of 8 updates, resumed with other --threads, --recompute, --head-rows: the same bytes" "$(<err)"
+}
+
+documents_bits() {  # OPTION...
+    local run=("$@" "${steady[@]}" --doc-reset 1 --train documents)
+    rm -rf whole leg
+    go "${run[@]}" --run whole && go "${run[@]}" --steps 4 --threads 3 --run leg && go --resume --run leg --steps 8 --threads 2 --recompute 2
+    verdict "$(same_run leg whole; echo $?)" "documents: the same bytes" "$(<err)"
+}
+
+talks_bits() {  # STEPS WHAT: begins anew with each conversation
+    local i run=(--config long.json --train talks.jsonl --chat-template chatml --batch-size 1 --lr 3e-2 --steps $1 --shuffle 0)
+    edit tiny.json long.json max_position_embeddings 256
+    for i in {1..20}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i * i))\"}]}"; done >talks.jsonl
+    rm -rf whole leg
+    go "${run[@]}" --seq-len 96 --run whole && go "${run[@]}" --seq-len 112 --run leg && [ "$(sums whole)" = "$(sums leg)" ]
+    verdict $? "conversations in rows that are longer than they: whatever stands behind a conversation, the same model and moments" "$(<err)"
+    spoken() { go --from whole --eval-only --val talks.jsonl --chat-template chatml --batch-size 2 --seq-len "$@" && grep -o 'val loss [0-9.]*' out; }
+    check "... several in a row have the loss of each in a row of its own: $2 begin with each" test -n "$(spoken 96)" -a "$(spoken 96 --pack 0)" = "$(spoken 250)"
 }
 
 # ---- kill -9 and --resume ----

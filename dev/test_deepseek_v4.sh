@@ -508,26 +508,11 @@ for x in "AB": t[a + f"compressor.indexer.q_b_proj.lora_{x}.weight"] = t[a + f"q
 
 bits() {
     echo "# the same bits"
-    local i steady=("${mixed[@]}" --ema 0.9 --schedule constant --warmup 0)
-    for i in $(is_quick && echo taught || echo tiny windows chosen taught); do
-        rm -rf whole leg
-        go "${steady[@]}" --config $i.json --run whole
-        go "${steady[@]}" --config $i.json --steps 4 --threads 3 --run leg && go --resume --run leg --steps 8 --threads 2 --recompute 3 --head-rows 5
-        verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" \
-            "$i: stopped after 4 of 8 updates, resumed with other --threads, --recompute, --head-rows: the same bytes" "$(<err)"
-    done
-    if is_quick; then return; fi
-    rm -rf whole leg
-    steady+=(--doc-reset 1 --train documents --config taught.json)
-    go "${steady[@]}" --run whole && go "${steady[@]}" --steps 4 --threads 3 --run leg && go --resume --run leg --steps 8 --threads 2 --recompute 2
-    verdict "$(same_run leg whole; echo $?)" "documents: the same bytes" "$(<err)"
-    edit tiny.json long.json max_position_embeddings 256
-    for i in {1..20}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i * i))\"}]}"; done >talks.jsonl
-    rm -rf whole leg && steady=(--config long.json --train talks.jsonl --chat-template chatml --batch-size 1 --lr 3e-2 --steps 200 --shuffle 0)
-    go "${steady[@]}" --seq-len 96 --run whole && go "${steady[@]}" --seq-len 112 --run leg && [ "$(sums whole)" = "$(sums leg)" ]
-    verdict $? "conversations in rows that are longer than they: whatever stands behind a conversation, the same model and moments" "$(<err)"
-    spoken() { go --from whole --eval-only --val talks.jsonl --chat-template chatml --seq-len $1 --batch-size 2 && grep -o 'val loss [0-9.]*' out; }
-    check "... several in a row have the loss of each in a row of its own: windows and entries begin with each" test -n "$(spoken 96)" -a "$(spoken 96)" = "$(spoken 250)"
+    local i
+    for i in $(is_quick && echo taught || echo tiny windows chosen taught); do resumed_bits $i "${mixed[@]}"; done
+    is_quick && return
+    documents_bits "${mixed[@]}" --config taught.json
+    talks_bits 200 "windows and entries"
 }
 
 # ---- ranks ----

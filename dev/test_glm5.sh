@@ -409,25 +409,10 @@ adapters() {
 
 bits() {
     echo "# the same bits"
-    local i steady=("${mixed[@]}" --ema 0.9 --schedule constant --warmup 0)
-    for i in $(is_quick && echo taught || echo tiny taught other plain); do
-        rm -rf whole leg
-        go "${steady[@]}" --config $i.json --run whole
-        go "${steady[@]}" --config $i.json --steps 4 --threads 3 --run leg && go --resume --run leg --steps 8 --threads 2 --recompute 3 --head-rows 5
-        verdict "$(same_run leg whole && cmp -s {whole,leg}/samples.txt; echo $?)" \
-            "$i: stopped after 4 of 8 updates, resumed with other --threads, --recompute, --head-rows: the same bytes" "$(<err)"
-    done
-    edit tiny.json long.json max_position_embeddings 256
-    for i in {1..20}; do echo "{\"messages\":[{\"role\":\"user\",\"content\":\"$i\"},{\"role\":\"assistant\",\"content\":\"$((i * i * i))\"}]}"; done >talks.jsonl
-    rm -rf whole leg && steady=(--config long.json --train talks.jsonl --chat-template chatml --batch-size 1 --lr 3e-2 --steps $(is_quick && echo 40 || echo 200) --shuffle 0)
-    go "${steady[@]}" --seq-len 96 --run whole && go "${steady[@]}" --seq-len 112 --run leg && [ "$(sums whole)" = "$(sums leg)" ]
-    verdict $? "conversations in rows that are longer than they: whatever stands behind a conversation, the same model and moments" "$(<err)"
-    spoken() { go --from whole --eval-only --val talks.jsonl --chat-template chatml --batch-size 2 --seq-len "$@" && grep -o 'val loss [0-9.]*' out; }
-    check "... several in a row have the loss of each in a row of its own: choices begin with each" test -n "$(spoken 96)" -a "$(spoken 96 --pack 0)" = "$(spoken 250)"
-    is_quick && return
-    rm -rf whole leg && steady=("${mixed[@]}" --schedule constant --warmup 0 --doc-reset 1 --train documents --config taught.json)
-    go "${steady[@]}" --run whole && go "${steady[@]}" --steps 4 --threads 3 --run leg && go --resume --run leg --steps 8 --threads 2 --recompute 2
-    verdict "$(same_run leg whole; echo $?)" "documents: the same bytes" "$(<err)"
+    local i
+    for i in $(is_quick && echo taught || echo tiny taught other plain); do resumed_bits $i "${mixed[@]}"; done
+    talks_bits $(is_quick && echo 40 || echo 200) choices
+    is_quick || documents_bits "${mixed[@]}" --config taught.json
 }
 
 # ---- ranks ----
