@@ -1108,7 +1108,7 @@ static int probed_losses(const Run* r, OtherLoss* others) {
 static Choice choice_of(const Glm5* glm, int l, int of_experts, int T) {
     const Config* c = &glm->config;
     const LatentSizes s = latent_sizes(glm, TO_TRAIN, NULL);
-    Choice x = {"", l, of_experts ? c->k : latent_chosen(&s, T), of_experts ? c->E : 0, NULL, NULL};
+    Choice x = {"", l, of_experts ? c->k : latent_chosen(&s, T), of_experts ? c->E : 0, NULL, NULL, NULL};
     snprintf(x.name, sizeof x.name, CHOICE_PREFIX "model.layers.%d.%s", l,
              of_experts ? "mlp.gate" : "self_attn.indexer");
     return x;
@@ -1134,35 +1134,19 @@ static void open_choices(Run* r) {
     Activations* acts = decoder_activations(r, TO_TRAIN);
     const LatentSizes s = latent_sizes(&w->glm, TO_TRAIN, NULL);
     const int has_lists = latent_has_lists(&s, r->probe.T, TO_TRAIN);
-    const size_t N = (size_t)r->probe.B * (size_t)r->probe.T;
     for (int i = 0; i < r->n_choices; i++) {
         Choice* x = &r->choices[i];
         const int of_experts = x->n_experts > 0;
         int** given = of_experts ? &w->glm.given[x->layer].experts : &w->glm.given[x->layer].keys;
-        const size_t n_bytes = sizeof(int) * N * (size_t)x->width;
         if (of_experts) { x->chosen = expert_choices(&acts->experts, x->layer); }
         else if (has_lists) { x->chosen = layer_statistics(acts, x->layer).attention.chosen; }
-        if (!x->given) { continue; }
-        *given = (int*)device_alloc(n_bytes, "choices");
-        device_upload(*given, x->given, n_bytes, &r->dev);
-        device_sync(&r->dev);
+        *given = choice_upload(x, r->probe.B, r->probe.T, &r->dev);
     }
 }
 
 static void glm5_open(Run* r, Purpose purpose, int B, int T) {
     decoder_open(r, purpose, B, T);
     if (*r->o.probe) { open_choices(r); }
-}
-
-static void glm5_close(Run* r) {
-    Workplace* w = workplace(r);
-    const size_t N = (size_t)r->probe.B * (size_t)r->probe.T;
-    for (int i = 0; i < r->n_choices; i++) {
-        const Choice* x = &r->choices[i];
-        int* given = x->n_experts > 0 ? w->glm.given[x->layer].experts : w->glm.given[x->layer].keys;
-        if (given) { device_release(given, sizeof(int) * N * (size_t)x->width); }
-    }
-    decoder_close(r);
 }
 
 static void glm5_stepped(Run* r, const Step* s) {
@@ -1228,7 +1212,6 @@ static Trainer glm5_trainer(void) {
     t.other_losses = probed_losses;
     t.choices = glm5_choices;
     t.open = glm5_open;
-    t.close = glm5_close;
     t.write_config = write_config;
     t.summary = glm5_summary;
     return t;

@@ -8,6 +8,7 @@ two that compute alike can be compared where scores tie, or nearly.
         model.layers.3.mlp.gate            experts
     Choice            one layer's
     choices_read      --inject: what a file has of them; a layer that it does not have chooses for itself
+    choice_upload     ... on the device, where ops take it
     choices_declare, choices_put   into the file of a probe, ascending
     choices_free
 Read: in any order, as I32 or I64. Of an indexer -1 and positions behind t may stand anywhere and count for nothing, as
@@ -29,8 +30,13 @@ typedef struct {
     int layer, width;   // numbers of a position
     int n_experts;      // of which a router chooses; 0: an indexer's, of positions
     int* given;         // (N, width) as ops take them, positions by their number in the batch; NULL: nobody says
+    int* taken;         // given, on the device
     const int* chosen;  // the same on the device, of the last pass; NULL: all positions, and there is no list
 } Choice;
+
+static inline size_t choice_bytes_(const Choice* c, int B, int T) {
+    return sizeof(int) * (size_t)B * (size_t)T * (size_t)c->width;
+}
 
 static inline int choice_compare_(const void* a, const void* b) {
     const int x = *(const int*)a, y = *(const int*)b;
@@ -89,7 +95,7 @@ static inline void choice_read_(Choice* c, const SafeFile* file, const SafeTenso
         fail_input("%s: %s: expected I32 or I64 of shape %s, found %s of shape %s", file->path, c->name,
                    shape_text_(shape, 3).s, dtype_name(found->dtype), shape_text_(found->shape, found->n_dims).s);
     }
-    c->given = (int*)malloc_check(sizeof(int) * (size_t)B * (size_t)T * (size_t)c->width, "choices");
+    c->given = (int*)malloc_check(choice_bytes_(c, B, T), "choices");
     for (int b = 0; b < B; b++) {
         for (int t = 0; t < T; t++) { choice_take_(c, file, found, b, t, b * T); }
     }
@@ -118,6 +124,15 @@ static inline void choices_read(Choice* list, int n, const char* path, int B, in
     safetensors_close(&file);
 }
 
+// NULL: nobody says
+static inline int* choice_upload(Choice* c, int B, int T, const Device* dev) {
+    if (!c->given) { return NULL; }
+    c->taken = (int*)device_alloc(choice_bytes_(c, B, T), "choices");
+    device_upload(c->taken, c->given, choice_bytes_(c, B, T), dev);
+    device_sync(dev);
+    return c->taken;
+}
+
 static inline void choices_declare(SafeWriter* out, const Choice* list, int n, int B, int T) {
     for (int i = 0; i < n; i++) {
         const int64_t shape[] = {B, T, list[i].width};
@@ -129,7 +144,7 @@ static inline void choices_declare(SafeWriter* out, const Choice* list, int n, i
 static inline void choices_put(SafeWriter* out, const Choice* list, int n, int B, int T, const Device* dev) {
     for (int i = 0; i < n; i++) {
         const Choice* c = &list[i];
-        const size_t W = (size_t)c->width, n_bytes = sizeof(int) * (size_t)B * (size_t)T * W;
+        const size_t W = (size_t)c->width, n_bytes = choice_bytes_(c, B, T);
         int* x = (int*)malloc_check(n_bytes, "choices");
         if (c->chosen) { device_download(x, c->chosen, n_bytes, dev); }
         for (size_t j = 0; j < n_bytes / sizeof(int) && c->n_experts == 0; j++) {
@@ -142,8 +157,11 @@ static inline void choices_put(SafeWriter* out, const Choice* list, int n, int B
     }
 }
 
-static inline void choices_free(Choice* list, int n) {
-    for (int i = 0; i < n; i++) { free(list[i].given); }
+static inline void choices_free(Choice* list, int n, int B, int T) {
+    for (int i = 0; i < n; i++) {
+        if (list[i].taken) { device_release(list[i].taken, choice_bytes_(&list[i], B, T)); }
+        free(list[i].given);
+    }
     free(list);
 }
 #endif  // LLMC_CHOICES_H

@@ -35,7 +35,7 @@ static inline void main_close_(Run* r) {
     arena_free(r->loaded, sizeof(float) * r->model->n);
     pp_rooms_close(r);
     r->trainer->close(r);
-    choices_free(r->choices, r->n_choices);
+    choices_free(r->choices, r->n_choices, r->probe.B, r->probe.T);
     model_free(r->model);
     device_free(&r->dev);
     comm_free(r->comm);
