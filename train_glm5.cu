@@ -805,7 +805,7 @@ static void glm5_options(Run* r) {
          "blocks. Saves memory, changes no bit", 0},
         {"sampling", "absorb", "", OPTION_SWITCH, &w->glm.absorbs, "0", 0, 0, "0|1",
          "texts are made with the short vector of each token in the cache, not the keys and values of all heads: of "
-         "GLM-5.2 1/50 of the memory. The same numbers but for their last bits", 0},
+         "GLM-5.2 1/50 of the cache. The same numbers but for their last bits", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->adapted.decoder.graph),

@@ -99,6 +99,10 @@ options() {
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" "${start[@]}" --seq-len 96
     refuse "an indexer alone that does not learn" "--indexer-alone: is for --indexer kl or dense, without an adapter" "${start[@]}" --indexer-alone 1
     refuse "a weight without a module" "--mtp-weight: is for a model with that module: --mtp 1" "${start[@]}" --mtp-weight 0.7
+    refuse "... beside an adapter, where --mtp 1 would be refused" "--mtp-weight: is not for adapters, beside which the module stays as it is" "${start[@]}" --lora-rank 2 --mtp-weight 0.7
+    for i in bias-rate seq-balance; do
+        refuse "--$i of a model without experts" "--$i: is for models whose layers choose experts" "${start[@]}" --config plain.json --$i 0.1
+    done
     alone=("${start[@]}" --indexer dense --indexer-alone 1 --val-fraction 0.1 --eval-every 1 --early-stop 1)
     refuse "--early-stop of indexers alone that leave no position out" "--early-stop: with --indexer-alone no validation gets better in rows of which all positions are chosen: leave it out, or give more --seq-len" "${alone[@]}" --seq-len 5
     rm -rf with && go "${alone[@]}" --run with
