@@ -195,7 +195,7 @@ configs() {
     changed "no architecture" '"model_type": expected glm_moe_dsa, found nothing' model_type -
     changed "a first layer that shares" '"indexer_types": expected full of layer 0, before which there is none, found shared' indexer_types '["shared","full","full","full"]'
     changed "indexers of another kind" '"indexer_types": expected full or shared, found none' indexer_types '["none","full","full","full"]'
-    changed "indexers of other layers" '"indexer_types": expected a list of 4, one for each layer' indexer_types '["full"]'
+    changed "indexers of other layers" '"indexer_types": expected a list of 4, one for each layer, found 1' indexer_types '["full"]'
     changed "a pattern of too few layers" '"index_topk_pattern": expected 4 letters F or S, one for each layer, found "FS"' indexer_types - index_topk_pattern '"FS"'
     changed "MLPs of another kind" '"mlp_layer_types": expected dense or sparse, found moe' mlp_layer_types '["moe","sparse","sparse","sparse"]'
     changed "an odd number of channels that turn" '"qk_rope_head_dim": expected an even number up to "index_head_dim" 6, found 3' qk_rope_head_dim 3
