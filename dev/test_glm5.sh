@@ -64,6 +64,8 @@ SIZES
     check "... the box of glm-5.2: heads, indexers, MLPs, experts, the module" test "$(boxed '  attention' '64 heads, keys of 256 of which 64 turn, values of') $(
         boxed '  indexers' 'in 21 layers, of 32 heads, choose 2048 positions') $(boxed mlp '12288 wide, in 3 layers') $(
         boxed experts '256 in a layer, 2048 wide, a token takes 8 and') $(boxed mtp 'a layer and 10.0B more parameters for the token')" = "1 1 1 1 1"
+    timeout 60 "$trainer" $(sed -nE 's#^ +\./train_glm5 (--model glm-5\.2 --plan .*[0-9])  .*#\1#p' "$root/doc/glm5.md") >out 2>err
+    check "... the plan of doc/glm5.md: status 0, four experts on each of 64 ranks" test "$? $(boxed '  of them' '4 on each of 64 ranks')" = "0 1"
     timeout 60 "$trainer" --model glm-5.2 --dry-run --batch-size 1 >out 2>err
     check "... it does not fit here: status 1, and what to change" test "$? $(grep -c 'try --recompute 3 with --ep, --tp or --pp on more than' err)" = "1 1"
     refuse "an unknown preset" '--model: expected tiny, small, glm-5 or glm-5.2, found "huge"' --model huge --train text
