@@ -805,7 +805,7 @@ static void glm5_options(Run* r) {
          "blocks. Saves memory, changes no bit", 0},
         {"sampling", "absorb", "", OPTION_SWITCH, &w->glm.absorbs, "0", 0, 0, "0|1",
          "texts are made with the short vector of each token in the cache, not the keys and values of all heads: of "
-         "GLM-5.2 1/50 of the memory. The same numbers but for their last bits", 0},
+         "GLM-5.2 1/50 of the cache. The same numbers but for their last bits", 0},
         {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
          "positions whose logits are in memory at once", 0},
         graph_option(&w->adapted.decoder.graph),
@@ -868,7 +868,7 @@ static void begin_ranks(Run* r, const Config* c, int learns_mtp) {
 
 static void glm5_choose(Run* r) {
     Workplace* w = workplace(r);
-    const int is_new = !*r->config;
+    const int is_new = !*r->config;  // the sizes are a preset's
     const size_t not_fp8[] = {AT(embedding), AT(router), AT(index_proj)};
     Adapters adapters;
     Tensor base[MAX_PARAMETERS];
@@ -1083,7 +1083,8 @@ static float index_loss(const Glm5* glm, int i) {
     return sum / (i == n ? glm->model.mtp_index_counted : glm->model.index_counted);
 }
 
-static int index_losses(const Glm5* glm) {
+// those that learn, MTP's too
+static int indexers_of(const Glm5* glm) {
     return config_layers(glm->config.indexers, glm->config.L, FULL_INDEXER) + glm->model.learns_mtp;
 }
 
@@ -1096,7 +1097,7 @@ static float probed_index_loss(const Run* r, int i) { return index_loss(&workpla
 
 static int probed_losses(const Run* r, OtherLoss* others) {
     const OtherLoss of_mtp = {"mtp_loss", 1, probed_mtp_loss};
-    const OtherLoss of_indexers = {"index_loss", index_losses(&workplace(r)->glm), probed_index_loss};
+    const OtherLoss of_indexers = {"index_loss", indexers_of(&workplace(r)->glm), probed_index_loss};
     int n = 0;
     if (r->model->learns_mtp) { others[n++] = of_mtp; }
     if (r->model->learns_index) { others[n++] = of_indexers; }
@@ -1153,7 +1154,7 @@ static void glm5_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int n = config_layers(c->mlps, c->L, EXPERT_LAYER), n_index = index_losses(&w->glm);
+    const int n = config_layers(c->mlps, c->L, EXPERT_LAYER), n_index = indexers_of(&w->glm);
     if (n > 0) {
         const Routing now = routing_read(dp_sums(&m->dp), n, c->E, m->dp.n_leaves);
         router_log_step(r, balance(&w->glm) / (float)n, 0.0f, now.load, now.idle);

@@ -540,6 +540,9 @@ row "... with early stopping, where rows are so short that all is chosen" "${glm
 row "an indexer that learns beside an adapter" train_glm5 --from glm5 --train text --seq-len 16 --lora-rank 2 --indexer kl
 row "an adapter of an indexer" train_glm5 --from glm5 --train text --seq-len 16 --lora-rank 2 --lora-targets indexer.wk
 row "a weight of the token after the next, of a model without that module" "${glm[@]}" --mtp-weight 0.3
+row "... beside an adapter, where there would be none" train_glm5 --from glm5 --train text --seq-len 16 --lora-rank 2 --mtp-weight 0.3
+sed 's/"sparse"/"dense"/' chosen.json >alike.json
+row "a balance of experts where there are none" train_glm5 --config alike.json --train text --seq-balance 0.01
 row "choices of another program, beside training" "${glm[@]}" --inject theirs.safetensors
 row "more stages than layers with an indexer" launch -n 2 "${glm[@]}" --grad-accum 2 --pp 2
 cp -r glm5 blind && sed -i 's/indexer.wk.weight/indexer.wx.weight/' blind/model.safetensors

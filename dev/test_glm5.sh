@@ -64,6 +64,8 @@ SIZES
     check "... the box of glm-5.2: heads, indexers, MLPs, experts, the module" test "$(boxed '  attention' '64 heads, keys of 256 of which 64 turn, values of') $(
         boxed '  indexers' 'in 21 layers, of 32 heads, choose 2048 positions') $(boxed mlp '12288 wide, in 3 layers') $(
         boxed experts '256 in a layer, 2048 wide, a token takes 8 and') $(boxed mtp 'a layer and 10.0B more parameters for the token')" = "1 1 1 1 1"
+    timeout 60 "$trainer" $(sed -nE 's#^ +\./train_glm5 (--model glm-5\.2 --plan .*[0-9])  .*#\1#p' "$root/doc/glm5.md") >out 2>err
+    check "... the plan of doc/glm5.md: status 0, four experts on each of 64 ranks" test "$? $(boxed '  of them' '4 on each of 64 ranks')" = "0 1"
     timeout 60 "$trainer" --model glm-5.2 --dry-run --batch-size 1 >out 2>err
     check "... it does not fit here: status 1, and what to change" test "$? $(grep -c 'try --recompute 3 with --ep, --tp or --pp on more than' err)" = "1 1"
     refuse "an unknown preset" '--model: expected tiny, small, glm-5 or glm-5.2, found "huge"' --model huge --train text
@@ -99,6 +101,10 @@ options() {
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" "${start[@]}" --seq-len 96
     refuse "an indexer alone that does not learn" "--indexer-alone: is for --indexer kl or dense, without an adapter" "${start[@]}" --indexer-alone 1
     refuse "a weight without a module" "--mtp-weight: is for a model with that module: --mtp 1" "${start[@]}" --mtp-weight 0.7
+    refuse "... beside an adapter, where --mtp 1 would be refused" "--mtp-weight: is not for adapters, beside which the module stays as it is" "${start[@]}" --lora-rank 2 --mtp-weight 0.7
+    for i in bias-rate seq-balance; do
+        refuse "--$i of a model without experts" "--$i: is for models whose layers choose experts" "${start[@]}" --config plain.json --$i 0.1
+    done
     alone=("${start[@]}" --indexer dense --indexer-alone 1 --val-fraction 0.1 --eval-every 1 --early-stop 1)
     refuse "--early-stop of indexers alone that leave no position out" "--early-stop: with --indexer-alone no validation gets better in rows of which all positions are chosen: leave it out, or give more --seq-len" "${alone[@]}" --seq-len 5
     rm -rf with && go "${alone[@]}" --run with
@@ -191,7 +197,7 @@ configs() {
     changed "no architecture" '"model_type": expected glm_moe_dsa, found nothing' model_type -
     changed "a first layer that shares" '"indexer_types": expected full of layer 0, before which there is none, found shared' indexer_types '["shared","full","full","full"]'
     changed "indexers of another kind" '"indexer_types": expected full or shared, found none' indexer_types '["none","full","full","full"]'
-    changed "indexers of other layers" '"indexer_types": expected a list of 4, one for each layer' indexer_types '["full"]'
+    changed "indexers of other layers" '"indexer_types": expected a list of 4, one for each layer, found 1' indexer_types '["full"]'
     changed "a pattern of too few layers" '"index_topk_pattern": expected 4 letters F or S, one for each layer, found "FS"' indexer_types - index_topk_pattern '"FS"'
     changed "MLPs of another kind" '"mlp_layer_types": expected dense or sparse, found moe' mlp_layer_types '["moe","sparse","sparse","sparse"]'
     changed "an odd number of channels that turn" '"qk_rope_head_dim": expected an even number up to "index_head_dim" 6, found 3' qk_rope_head_dim 3

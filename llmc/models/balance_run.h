@@ -45,6 +45,10 @@ static inline void balance_choose(Run* r, const BalanceOptions* x, float bias_ra
     const int computes = (run_is_training(r) || *r->o.probe) && has_loss;
     options_refuse(run_is_typed(r, "bias-rate") && is_adapter && x->bias_rate > 0.0f, "bias-rate",
                    "is not for adapters, beside which routers stay as they are");
+    options_refuse(run_is_typed(r, "bias-rate") && x->bias_rate > 0.0f && !has_bias, "bias-rate",
+                   "is for models whose layers choose experts");
+    options_refuse(run_is_typed(r, "seq-balance") && x->loss > 0.0f && !has_loss, "seq-balance",
+                   "is for models whose layers choose experts");
     options_set(r->table, r->n_options, "bias-rate", format_float(moves ? bias_rate : 0.0f).s);
     options_set(r->table, r->n_options, "seq-balance", format_float(computes ? loss : 0.0f).s);
 }

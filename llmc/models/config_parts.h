@@ -23,8 +23,10 @@ static inline int config_is_absent(const json_t* json, const char* key) {
 static inline int config_parse_kinds(char* kinds, int L, const json_t* json, const char* key, const char* names,
                                      const char* letters, ErrorText* error) {
     const json_t* list = json_object_get(json, key);
-    if (!json_is_array(list) || (int)json_array_size(list) != L) {
-        return error_set(error, "\"%s\": expected a list of %d, one for each layer", key, L);
+    if (!json_is_array(list)) { return error_set(error, "\"%s\": expected a list of %d, one for each layer", key, L); }
+    if ((int)json_array_size(list) != L) {
+        return error_set(error, "\"%s\": expected a list of %d, one for each layer, found %zu", key, L,
+                         json_array_size(list));
     }
     for (int l = 0; l < L; l++) {
         const char* name = json_string_value(json_array_get(list, (size_t)l));

@@ -49,7 +49,7 @@ typedef struct {
     int nI, dI, topk;     // the indexer's heads, 32, channels of each, 128, keys that it chooses, 2048
     int FD;               // width of an MLP, 12288
     int E, k, F;          // experts, 256, of which a token takes 8; width of each, 2048
-    int FS;               // width of the shared one, as of so many others as n_shared_experts says
+    int FS;               // width of the shared one, n_shared_experts times F
     int groups, top_groups;  // of experts, of which so many stay; 1: no groups
     int renormalize;      // weights of the chosen experts add up to the factor
     int biased;           // what makes both vectors, and the outputs, have a bias

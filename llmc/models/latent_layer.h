@@ -37,8 +37,8 @@ Caches  kv, k_rope and index_k, position by position: keys and values of all hea
                   sums of att * c
             out   Wo (V z), with V the dv rows that make its value
         The same number by another order of sums, so other bits: of scores a sum of dn products of sums of r in place
-        of one of r products of sums of dn. One position's step reads Wkv_b twice, which is less than the cache of all
-        heads from some (dn + dv) r / (dn + dv + dr) = about r positions on.
+        of one of r products of sums of dn. One position's step reads Wkv_b twice, not once: H (dn + dv) r numbers
+        more, for which the shorter cache makes up from H (dn + dv) r / (H (dn + dv) - r) = about r positions on.
 Order:  dinp is one chain through the outputs of Wq_a, then Wkv_a.
 Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the choice); arXiv:2603.12201 (shared choices)
 */

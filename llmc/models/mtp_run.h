@@ -52,9 +52,9 @@ static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight,
     const int computes = run_is_training(r) || *r->o.probe;
     options_refuse(x->is_new && !(learns && (run_will_train(r) || *r->o.probe)), "mtp",
                    "1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0");
-    options_refuse(run_is_typed(r, "mtp-weight") && !has, "mtp-weight", "is for a model with that module: --mtp 1");
     options_refuse(run_is_typed(r, "mtp-weight") && is_adapter && x->weight > 0.0f, "mtp-weight",
                    "is not for adapters, beside which the module stays as it is");
+    options_refuse(run_is_typed(r, "mtp-weight") && !has, "mtp-weight", "is for a model with that module: --mtp 1");
     options_set(r->table, r->n_options, "mtp", has ? "1" : "0");
     options_set(r->table, r->n_options, "mtp-weight", format_float(has && !(computes && learns) ? 0.0f : weight).s);
     if (learns) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }

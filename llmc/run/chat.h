@@ -8,7 +8,7 @@ what its tokens share with those of before stays in the cache (generate.h): a tu
     /reset            forget what was said, but for the system text
     /system TEXT      what the model is told to be; without TEXT nothing
     /image FILE       PNG or JPEG, goes with what is said next; several go in their order
-    /think on|off     where the template thinks (qwen3 and later): may an answer begin with thoughts?
+    /think on|off     where the template thinks (qwen3 and later, glm5): may an answer begin with thoughts?
     /help             these; /quit or /exit ends, as Ctrl-D does
 Ctrl-C ends an answer, which stays as far as it came, and at the prompt the chat. When the conversation no longer fits
 the positions of the window, its oldest turns go, each question with its answers, and a line says so; one question that

@@ -52,7 +52,7 @@ static inline int chat_options(Option* t, int n, ChatOptions* o) {
          "same model and options made them. Empty: standard output",
          OPTION_WRITES},
         {"conversations", "think", "", OPTION_SWITCH, &o->think, "1", 0, 0, "0|1",
-         "with the chat templates qwen3 and later: 0 asks for answers without thoughts", 0},
+         "with the chat templates qwen3 and later, and glm5: 0 asks for answers without thoughts", 0},
     };
     return options_append(t, n, rows, (int)(sizeof rows / sizeof rows[0]));
 }
