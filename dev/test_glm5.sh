@@ -305,7 +305,8 @@ PYTHON
         learn --config mtp.json --indexer $i
         check "--indexer $i: five tensors of each of three indexers learn, and the log has their loss" test "$(moved | grep -cE "$index") $(grep -cE '"index_loss": [0-9.]+' with/metrics.jsonl)" = "15 4"
         learn --config mtp.json --indexer $i --indexer-alone 1
-        check "... --indexer-alone: they alone" test "$(moved | grep -cE "$index") $(moved | grep -vcE "$index")" = "15 0"
+        check "... --indexer-alone: the box says that biases stay" test "$(boxed balance 'bias stays, loss 0.1 for each sequence')" = 1
+        check "... they alone learn" test "$(moved | grep -cE "$index") $(moved | grep -vcE "$index")" = "15 0"
     done
     edit mtp.json alone.json indexer_kl_target '"source_layer"' && rm -rf other
     learn --config mtp.json --indexer kl --indexer-alone 1 --steps 1 && mv with other && learn --config alone.json --indexer kl --indexer-alone 1 --steps 1
