@@ -982,7 +982,8 @@ static void deepseek_v4_choose(Run* r) {
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     const int trains_index = indexer_choose(r, &w->indexer, c.indexer, config_layers(&c, CSA_LAYER) > 0, is_adapter);
     const int chooses = config_hash_layers(&c) < c.L;
-    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter);
+    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
+                   w->indexer.alone);
     deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
@@ -1001,7 +1002,7 @@ static void deepseek_v4_choose(Run* r) {
 static void deepseek_v4_freeze(Run* r) {
     Workplace* w = workplace(r);
     Model* m = r->model;
-    balance_freeze(&w->balance, m, AT(router_bias), w->indexer.alone);
+    balance_freeze(&w->balance, m, AT(router_bias));
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
         const int is_still = t->whole_below > 0 || t->field == AT(router_bias);
@@ -1068,7 +1069,7 @@ static void deepseek_v4_box(const Run* r) {
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
     experts_box(r, c->E);
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    balance_box(r, c->bias_rate, c->balance);
+    balance_box(r, &workplace(r)->balance, c->bias_rate, c->balance);
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);

@@ -886,7 +886,8 @@ static void glm5_choose(Run* r) {
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     const int trains_index = indexer_choose(r, &w->indexer, c.indexer, 1, is_adapter);
     const int chooses = config_layers(c.mlps, c.L, EXPERT_LAYER) > 0;
-    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter);
+    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
+                   w->indexer.alone);
     glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
@@ -900,7 +901,7 @@ static void glm5_choose(Run* r) {
 static void glm5_freeze(Run* r) {
     Workplace* w = workplace(r);
     Model* m = r->model;
-    balance_freeze(&w->balance, m, AT(router_bias), w->indexer.alone);
+    balance_freeze(&w->balance, m, AT(router_bias));
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
         const int is_bias = t->field == AT(router_bias);
@@ -950,7 +951,7 @@ static void glm5_box(const Run* r) {
         experts_box(r, c->E);
     }
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    if (n_experts > 0) { balance_box(r, c->bias_rate, c->balance); }
+    if (n_experts > 0) { balance_box(r, &workplace(r)->balance, c->bias_rate, c->balance); }
     box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);

@@ -137,6 +137,10 @@ options() {
     verdict $? "--args: the run of the same options, typed" "$(<err)"
     go --run with --continue --steps 8 && [ "$(value with 8 loss)" ]
     verdict $? "--continue of a run that has ended: it goes on to 8 steps" "$(<err)"
+    edit tiny.json wordy.json vocab_size 300
+    rm -rf with other && go "${start[@]}" --config wordy.json --schedule constant --warmup 0 --run other && go "${start[@]}" --config wordy.json --schedule constant --warmup 0 --steps 2 --run with && go --resume --run with --steps 4 && same_run other with
+    verdict $? "a model of more tokens than text has bytes: stopped after 2 of 4 updates, resumed: the same bytes" "$(<err)"
+    refuse "... and other text" "--tokenizer: the model has 300 tokens, bytes has 257: give the model's tokenizer, or token shards" --from with --train text --seq-len 16
 
     echo "# memory and FLOP per token"
     mib() { awk '/^\| memory  / { print int($4 * ($5 == "GiB" ? 1024 : 1)) }' out; }
@@ -305,7 +309,8 @@ PYTHON
         learn --config mtp.json --indexer $i
         check "--indexer $i: five tensors of each of three indexers learn, and the log has their loss" test "$(moved | grep -cE "$index") $(grep -cE '"index_loss": [0-9.]+' with/metrics.jsonl)" = "15 4"
         learn --config mtp.json --indexer $i --indexer-alone 1
-        check "... --indexer-alone: they alone" test "$(moved | grep -cE "$index") $(moved | grep -vcE "$index")" = "15 0"
+        check "... --indexer-alone: the box says that biases stay" test "$(boxed balance 'bias stays, loss 0.1 for each sequence')" = 1
+        check "... they alone learn" test "$(moved | grep -cE "$index") $(moved | grep -vcE "$index")" = "15 0"
     done
     edit mtp.json alone.json indexer_kl_target '"source_layer"' && rm -rf other
     learn --config mtp.json --indexer kl --indexer-alone 1 --steps 1 && mv with other && learn --config alone.json --indexer kl --indexer-alone 1 --steps 1

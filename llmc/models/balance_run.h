@@ -17,6 +17,7 @@ enum { BALANCE_MOST_LAYERS = 1025 };
 
 typedef struct {
     float bias_rate, loss;             // --bias-rate, --seq-balance
+    int all_stay;                      // all biases, beside --indexer-alone
     char stays[BALANCE_MOST_LAYERS];   // of the router of each layer: --freeze keeps its bias
 } BalanceOptions;
 
@@ -38,10 +39,10 @@ static inline void balance_typed(Run* r, const BalanceOptions* x, float* bias_ra
 }
 
 // bias_rate, loss: of the Config. The table of settings has what this run trains with: 0 where it computes no gradient.
-// has_bias, has_loss: of some router in training. config.json keeps its own
-static inline void balance_choose(Run* r, const BalanceOptions* x, float bias_rate, float loss, int has_bias,
-                                  int has_loss, int is_adapter) {
-    const int moves = run_is_training(r) && !is_adapter && has_bias;
+// has_bias, has_loss: of some router in training. config.json keeps its own. stays: nothing of the routers learns
+static inline void balance_choose(Run* r, BalanceOptions* x, float bias_rate, float loss, int has_bias, int has_loss,
+                                  int is_adapter, int stays) {
+    const int moves = run_is_training(r) && !is_adapter && has_bias && !stays;
     const int computes = (run_is_training(r) || *r->o.probe) && has_loss;
     options_refuse(run_is_typed(r, "bias-rate") && is_adapter && x->bias_rate > 0.0f, "bias-rate",
                    "is not for adapters, beside which routers stay as they are");
@@ -49,27 +50,28 @@ static inline void balance_choose(Run* r, const BalanceOptions* x, float bias_ra
                    "is for models whose layers choose experts");
     options_refuse(run_is_typed(r, "seq-balance") && x->loss > 0.0f && !has_loss, "seq-balance",
                    "is for models whose layers choose experts");
+    x->all_stay = stays;
     options_set(r->table, r->n_options, "bias-rate", format_float(moves ? bias_rate : 0.0f).s);
     options_set(r->table, r->n_options, "seq-balance", format_float(computes ? loss : 0.0f).s);
 }
 
-// field: of the biases. all: nothing of the routers learns
-static inline void balance_freeze(BalanceOptions* x, const Model* m, size_t field, int all) {
+// field: of the biases
+static inline void balance_freeze(BalanceOptions* x, const Model* m, size_t field) {
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
         const int first = tensors_slices(m->table, i);
         for (int k = 0; t->field == field && k < tensor_slices(t); k++) {
             assert(tensor_slice_layer(t, k) < BALANCE_MOST_LAYERS);
-            x->stays[tensor_slice_layer(t, k)] = (char)(all || slice_is_frozen(m->frozen, first + k));
+            x->stays[tensor_slice_layer(t, k)] = (char)(x->all_stay || slice_is_frozen(m->frozen, first + k));
         }
     }
 }
 
-static inline void balance_box(const Run* r, float bias_rate, float loss) {
+static inline void balance_box(const Run* r, const BalanceOptions* x, float bias_rate, float loss) {
     const ShortText by_bias = format_float(bias_rate), by_loss = format_float(loss);
+    const int moves = bias_rate > 0.0f && !x->all_stay;
     if (!run_is_training(r) || model_is_adapter(r->model)) { return; }
-    box_row("balance", "bias %s%s, loss %s%s", bias_rate > 0.0f ? by_bias.s : "stays",
-            bias_rate > 0.0f ? " an update" : "", loss > 0.0f ? by_loss.s : "none",
-            loss > 0.0f ? " for each sequence" : "");
+    box_row("balance", "bias %s%s, loss %s%s", moves ? by_bias.s : "stays", moves ? " an update" : "",
+            loss > 0.0f ? by_loss.s : "none", loss > 0.0f ? " for each sequence" : "");
 }
 #endif  // LLMC_BALANCE_RUN_H

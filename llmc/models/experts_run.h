@@ -23,7 +23,8 @@ static inline void experts_options(Run* r, EpOptions* x) {
     const Option own[] = {
         {"machine", "ep", "", OPTION_INT, &x->size, "1", 1, RANK_GROUP_MAX, "G",
          "so many ranks, a power of two, share the experts of every layer: each keeps and computes its part of them. "
-         "Brings --zero 2 for the rest; the result does not depend on it", 0},
+         "Needs as many micro-batches in an update as ranks, or a multiple (--grad-accum). Brings --zero 2 for the "
+         "rest; the result does not depend on it", 0},
         {"machine", "ep-room", "", OPTION_FLOAT, &x->room, "0", 0, RANK_GROUP_MAX, "F",
          "with --ep: memory for F times as many rows as experts get when all are equally busy; more of them end the "
          "run. 0: for the most that can come", 0},

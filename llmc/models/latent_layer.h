@@ -257,8 +257,8 @@ typedef struct {
     LatentTensors a;
     LatentStatistics s;
     int* chosen;                              // of the layer that has chosen for this one
-    const int* given;                         // (N, latent_chosen) what an indexer is told to choose; NULL: nobody says
     float* mass;                              // ... what it learns from
+    const int* given;                         // (N, latent_chosen) what an indexer is told to choose; NULL: nobody says
     const floatX* inp;                        // (N, D)
     Linear q_a, q_b, kv_a, kv_b, o, index_q, index_k, index_proj;
     LinearGradients dq_a, dq_b, dkv_a, dkv_b, d_o, dindex_q, dindex_k, dindex_proj;

@@ -358,6 +358,11 @@ static inline void start_fail_muon_(const Run* r) {
     options_fail("optimizer", "muon needs whole matrices: several ranks want --zero 0 or 1%s", without);
 }
 
+// does a run go on with the text and the tokenizer that it began with?
+static inline int start_keeps_text_(const Run* r) {
+    return r->o.resume && !run_is_typed(r, "train") && !run_is_typed(r, "val") && !run_is_typed(r, "tokenizer");
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
@@ -366,7 +371,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
     if (r->trainer->check) { r->trainer->check(r); }
     if (run_is_training(r)) { start_check_names_(r); }
     assert(r->trainer->write_more || !r->exports_more);
-    data_check_tokenizer(&r->data, o, &r->tokenizer, r->V, run_has_text(r));
+    if (!start_keeps_text_(r)) { data_check_tokenizer(&r->data, o, &r->tokenizer, r->V, run_has_text(r)); }
     save_check_tokenizer(r);
     start_forget_tokenizer_(r);
     start_check_purpose_(r);
