@@ -460,6 +460,8 @@ ranks() {
     go "${mixed[@]}" --config taught.json --ep 2 --plan 2
     check "--plan 2: what two ranks send and keep" test "$(boxed '  sent per update' '[0-9.]+ [KM]iB.*') $(boxed '  of them' '2 on each of 2 ranks')" = "1 1"
     sends trainer "  of them|  rows sent" 2 --config taught.json --ep 2 --val-fraction 0
+    edit plain.json module.json num_nextn_predict_layers 1  # whose experts are the module's alone
+    sends trainer "  parts sent|matrices" 2 --config module.json --tp 2 --val-fraction 0
     unset COMM_CHECK
     rm -rf whole several && go "${mixed[@]}" --config taught.json --run whole
     "$launch" -n 2 "$trainer" "${mixed[@]}" --config taught.json --ep 2 --run several >out 2>err </dev/null

@@ -96,7 +96,7 @@ static inline int experts_layers_(const Model* m, int first) {
     int n = 0, i = 0;
     while (m->table[i].experts == 0) { i++; }
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
-        n += l >= first && tensor_has_layer(&m->table[i], l);
+        n += l >= first && !m->table[i].is_behind && tensor_has_layer(&m->table[i], l);
     }
     return n + (m->learns_mtp && model_has_head(m));
 }
