@@ -5,11 +5,14 @@
 #     dev/mutate.sh          all
 #     dev/mutate.sh softmax  only those whose description contains "softmax"
 #     dev/mutate.sh --places  in seconds: each finds its place; nothing is compiled
+#     dev/mutate.sh --third N  those whose number leaves N, 0 to 2, when divided by 3
 # About 10 minutes of one core: each mutation compiles its test.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 places=0
 if [ "${1-}" = --places ]; then places=1; shift; fi
+third=-1
+if [ "${1-}" = --third ]; then third=$2; shift 2; fi
 only=${1:-}
 # -O0 compiles ten times as fast as -O3, and the few promises that a mutation is to break are soon run
 flags="-std=gnu11 -D_GNU_SOURCE -O0 -march=native -fno-math-errno -fno-trapping-math -fopenmp"
@@ -17,6 +20,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive  # seven threads on few cores must not spin
 n=0
+n_read=0
 declare -A tests  # that some mutation must turn red
 
 build() {  # folder, test, flags
@@ -86,6 +90,8 @@ mutation() {
     local description=$1
     shift
     [[ $description == *"$only"* ]] || return
+    n_read=$((n_read + 1))
+    [ "$third" = -1 ] || [ $((n_read % 3)) = "$third" ] || return
     tests[$1]=1
     start "$description" change "$work/$((n + 1))" "$@"
 }
@@ -641,9 +647,9 @@ unchanged() {  # folder, test
 }
 
 if [ $places = 0 ] && [ $n -gt 0 ]; then
-    folder=$(make -s folder)
+    folder=$(make -s folder OPT=-Og)
     wait
-    make -s -k -j"$(nproc)" $(printf "$folder/%s " "${!tests[@]}")
+    make -s -k -j"$(nproc)" OPT=-Og $(printf "$folder/%s " "${!tests[@]}")
     for test in "${!tests[@]}"; do start "$test: green before any mutation" is_green "$folder/$test"; done
 fi
 can_fuse() { ${CC:-gcc} -march=native -dM -E - < /dev/null | grep -q __FP_FAST_FMAF; }

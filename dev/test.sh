@@ -18,21 +18,29 @@ trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0  # 7 threads that spin on 2 cores wait for each other
 longest=1500  # seconds of a part: what takes longer hangs, and is stopped with all that it started
 now=$(date +%s)
-until=${TEST_UNTIL:-$((now + 86400))}  # no part runs after this second of the epoch
+until=${TEST_UNTIL:-$((now + 86400))}  # no part begins after this second of the epoch; what does not is skipped
+end=$((until + 480))  # nor runs after this one
+
+# no_time_is_left NAME: then it is skipped
+no_time_is_left() {
+    [ "$(date +%s)" -ge "$until" ] || return
+    printf '%-52s skipped: no time is left\n' "$1"
+    skipped=$((skipped + 1))
+}
 
 # part NAME COMMAND...: run it when fewer than at_once others run, then show what it prints and add its count
 part() {
     while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do finish_part; done
     n_parts=$((n_parts + 1))
-    local result=$work/$n_parts left=$((until - $(date +%s)))
+    local result=$work/$n_parts left
     names[n_parts]=$1
+    if no_time_is_left "$1"; then return; fi
     shift
+    left=$((end - $(date +%s)))
     {
-        local start=$SECONDS status=124
-        if [ $left -gt 0 ]; then
-            timeout -k 10 $((left < longest ? left : longest)) "$@" >"$result.output" 2>&1
-            status=$?
-        fi
+        local start=$SECONDS status
+        timeout -k 10 $((left < longest ? left : longest)) "$@" >"$result.output" 2>&1
+        status=$?
         if [ $status = 124 ] || [ $status = 137 ]; then echo "stopped after $((SECONDS - start)) s" >>"$result.output"; fi
         times >"$result.times"  # of this shell; of what it has started: 1m2.345s 0m6.789s
         echo "$status $((SECONDS - start)) $(tail -n 1 "$result.times" | tr ms '  ' | awk '{ print 60 * ($1 + $3) + $2 + $4 }')" >"$result.status"
@@ -96,10 +104,10 @@ build_and_run() {
     if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-# the CUDA kernels on this CPU, as their exact or their fast build
+# simt exact|fast [TEST...]: the CUDA kernels on this CPU, as their exact or their fast build, without these tests
 simt() {
     local programs
-    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests))
+    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests | tr ' ' '\n' | grep -vxF "$(printf '%s\n' "${@:2}")"))
     if make_all "dev/simt, $1" $programs; then programs $programs; fi
 }
 
@@ -107,10 +115,9 @@ simt() {
 make_all() {
     local name=$1 start=$SECONDS
     shift
+    if no_time_is_left "building: $name"; then return 1; fi
     echo "building: $name"
-    if [ "$(date +%s)" -ge "$until" ]; then
-        echo "no time is left"
-    elif make -s -j"$jobs" "$@"; then
+    if make -s -j"$jobs" "$@"; then
         echo "... built in $((SECONDS - start)) s"
         return
     fi
@@ -184,13 +191,12 @@ matrix() {
     build_and_run "CC=clang ARCH=x86-64 OPT=-O1" $bits
 }
 
-# what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests
+# what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests; last
+# what a slow machine may leave out
 rest() {
-    matrix
     build_and_run "ASAN=1 OPT=-Og"
     simt exact
-    simt fast
-    build_shared train_moe_faults train_qwen3_faults train_qwen36_faults train_deepseek_v4_faults train_glm5_faults
+    build_shared train_moe_faults train_glm5_faults
     finish_parts  # scripts measure time and memory
     at_once=$((jobs + 1))
     part "headers as C11 and C++17, each alone" dev/check_headers.sh
@@ -204,30 +210,33 @@ rest() {
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_moe, every option and file" dev/test_moe.sh
     part "conversations: training, answers, chat" dev/test_sft.sh
+    # the most that a trainer keeps beside its parameters: biases that count, indexers
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
     part "train_qwen3, every option and file" dev/test_qwen.sh
     part "train_qwen36, every option and file" dev/test_qwen36.sh
     part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "train_glm5, every option and file" dev/test_glm5.sh
-    part "train_qwen36, checkpoints and faults, quick" env TRAINER=train_qwen36 dev/test_faults.sh quick
-    part "train_deepseek_v4, checkpoints and faults, quick" env TRAINER=train_deepseek_v4 dev/test_faults.sh quick
     part "train_glm5, checkpoints and faults, quick" env TRAINER=train_glm5 dev/test_faults.sh quick
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh
     part "positions on several ranks" dev/test_context.sh
     part "three ways to share on 8 ranks" dev/test_grids.sh
-    part "train_qwen3, checkpoints and faults, quick" env TRAINER=train_qwen3 dev/test_faults.sh quick
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts
     if need_nvcc "CUDA programs"; then
-        part "compile and link for sm_90, bf16" make -s -j"$jobs" cuda_programs CUDA_ARCH=sm_90 NVCC_OPT=-O0
+        # each kernel in both builds: as trainers ship, and as tests ask for bits
+        part "trainers for sm_90, bf16" make -s -j"$jobs" cuda_trainers CUDA_ARCH=sm_90 NVCC_OPT=-O0
         finish_parts
-        part "trainers for sm_90, exact" make -s -j"$jobs" cuda_trainers CUDA_ARCH=sm_90 PRECISION=exact NVCC_OPT=-O0
+        part "tests for sm_90, exact" make -s -j"$jobs" cuda_tests CUDA_ARCH=sm_90 PRECISION=exact NVCC_OPT=-O0
         finish_parts
-        part "kernels for sm_80 and sm_90: none spills" make -s ptxas PTXAS_OPTIONS=--check
+        part "kernels for sm_90: none spills" make -s ptxas PTXAS_OPTIONS="--check --archs sm_90"
     fi
-    part "broken on purpose" dev/mutate.sh  # which keeps every core busy by itself
+    matrix
+    simt fast test_moe test_qwen3 test_deepseek_v4 test_glm5  # which skip most: bits are of the exact build
+    finish_parts
+    # a third of it, of each commit another one; it keeps every core busy by itself
+    part "broken on purpose" dev/mutate.sh --third $((16#$(git rev-parse --short=6 HEAD 2>/dev/null || echo 0) % 3))
     finish_parts
     part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 2000
     part "images against Pillow and transformers" $python dev/ref/check_images.py --files 200
