@@ -799,7 +799,7 @@ static void glm5_options(Run* r) {
     const Option own[] = {
         {"out", "inject", "", OPTION_TEXT, &w->inject, "", 0, 0, "FILE",
          "of --probe: the file of another probe, of this or another program: what indexers and routers have chosen "
-         "there, choice.<module>, they choose here, too", 0},
+         "there, choice.<module>, they choose here, too", OPTION_READS},
         {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs and experts too, 3 whole "
          "blocks. Saves memory, changes no bit", 0},

@@ -200,6 +200,8 @@ configs() {
     changed "another architecture" '"model_type": expected glm_moe_dsa, found "qwen3_moe"' model_type '"qwen3_moe"'
     changed "no architecture" '"model_type": expected glm_moe_dsa, found nothing' model_type -
     changed "a first layer that shares" '"indexer_types": expected full of layer 0, before which there is none, found shared' indexer_types '["shared","full","full","full"]'
+    changed "... by a pattern" '"index_topk_pattern": expected full of layer 0, before which there is none, found shared' indexer_types - index_topk_pattern '"SFFF"'
+    changed "... by the rule" '"index_skip_topk_offset": expected full of layer 0, before which there is none, found shared' indexer_types - index_topk_freq 3 index_skip_topk_offset 0
     changed "indexers of another kind" '"indexer_types": expected full or shared, found none' indexer_types '["none","full","full","full"]'
     changed "indexers of other layers" '"indexer_types": expected a list of 4, one for each layer, found 1' indexer_types '["full"]'
     changed "a pattern of too few layers" '"index_topk_pattern": expected 4 letters F or S, one for each layer, found "FS"' indexer_types - index_topk_pattern '"FS"'

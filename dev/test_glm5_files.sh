@@ -271,6 +271,7 @@ for n, (d, s, x) in list(t.items()):
     head -c 100 other >file
     refuse "a file that is cut off" "file: " --from hf --probe in --inject file
     refuse "no file" "nowhere: " --from hf --probe in --inject nowhere
+    refuse "a probe in its place" "--probe-out: other is what --inject reads: give another name" --from hf --probe in --inject other --probe-out other
     refuse "--inject of a run" "--inject: is for --probe" "${start[@]}" --inject other
 }
 

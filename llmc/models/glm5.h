@@ -166,6 +166,7 @@ static inline int config_parse_pattern_(Config* c, const json_t* json, ErrorText
 
 // "indexer_types" wins over a pattern, and that over the rule
 static inline int config_parse_indexers_(Config* c, const json_t* json, ErrorText* error) {
+    const char* key = "index_skip_topk_offset";
     int freq = 1, offset = 2;
     const JsonInt rule[] = {{"index_topk_freq", &freq, 1, CONFIG_MAX_LAYERS},
                             {"index_skip_topk_offset", &offset, 0, CONFIG_MAX_LAYERS}};
@@ -177,11 +178,13 @@ static inline int config_parse_indexers_(Config* c, const json_t* json, ErrorTex
         if (!config_parse_kinds(c->indexers, c->L, json, "indexer_types", INDEXER_TYPES, INDEXER_LETTERS, error)) {
             return 0;
         }
-    } else if (!config_is_absent(json, "index_topk_pattern") && !config_parse_pattern_(c, json, error)) {
-        return 0;
+        key = "indexer_types";
+    } else if (!config_is_absent(json, "index_topk_pattern")) {
+        if (!config_parse_pattern_(c, json, error)) { return 0; }
+        key = "index_topk_pattern";
     }
     return c->indexers[0] == FULL_INDEXER ||
-           error_set(error, "\"indexer_types\": expected full of layer 0, before which there is none, found shared");
+           error_set(error, "\"%s\": expected full of layer 0, before which there is none, found shared", key);
 }
 
 // "mlp_layer_types" wins over the number of layers that have MLPs
