@@ -225,7 +225,7 @@ static inline double latent_layer_workspace_bytes(const LatentSizes* s, int N, i
     const int topk = latent_has_lists(s, T, TO_TRAIN) ? latent_chosen(s, T) : 0;
     const LatentShape shape = {N, s->H, s->dn, s->dr, s->dv, topk, 1.0f};
     const IndexShape index = {N, s->nI, s->dI, latent_chosen(s, T)};
-    const double of_attention = latent_workspace_bytes(&shape, n_keys, dev);
+    const double of_attention = latent_workspace_bytes(&shape, n_keys, T, dev);
     if (!latent_scores(s, T, TO_TRAIN)) { return of_attention; }
     return fmax(of_attention, index_workspace_bytes(&index, n_keys, T, latent_learns(s, TO_TRAIN), dev));
 }

@@ -190,10 +190,10 @@ static inline void latent_attention_forward(float* out, float* max, float* inv, 
                                             const float* turning, const int* chosen, const LatentShape* s,
                                             const Places* places, const Device* dev) {
     const int n_rows = latent_rows_(s, places), n_strips = (int)ceil_div(s->N, TILE_N);
-    const size_t each = latent_floats_(s, n_rows, 0), of_keys = latent_all_keys_floats_(s, n_rows);
+    const size_t each = latent_floats_(s, n_rows, 0), of_keys = latent_all_keys_floats_(chosen, s, places);
     float* room = device_workspace(dev, sizeof(float) * (of_keys + each * (size_t)dev->n_threads));
     float* workspace = room + of_keys;
-    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, n_rows, places);
+    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, places);
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < s->H; h++) {
         LatentStrip_ x = latent_scratch_(workspace + each * (size_t)thread_number(), s, n_rows, 0);
@@ -231,10 +231,10 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
                                          const float* max, const float* inv, const int* chosen, int goes_on,
                                          const LatentShape* s, const Places* places, const Device* dev) {
     const int n_rows = latent_rows_(s, places), n_strips = (int)ceil_div(s->N, TILE_N), H = s->H;
-    const size_t each = latent_floats_(s, n_rows, 0), of_keys = latent_all_keys_floats_(s, n_rows);
+    const size_t each = latent_floats_(s, n_rows, 0), of_keys = latent_all_keys_floats_(chosen, s, places);
     float* room = device_workspace(dev, sizeof(float) * (of_keys + each * (size_t)dev->n_threads));
     float* workspace = room + of_keys;
-    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, n_rows, places);
+    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, places);
     #pragma omp parallel for schedule(dynamic)
     for (int strip = n_strips - 1; strip >= 0; strip--) {  // the longest first
         LatentStrip_ x = latent_scratch_(workspace + each * (size_t)thread_number(), s, n_rows, 0);
@@ -254,11 +254,14 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
     }
 }
 
-// scratch of a training step of N positions, for the account of memory
-static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, const Device* dev) {
+// Scratch of a training step of N positions in rows of T, for the account of memory. A strip sees keys of its row and,
+// where a row ends in it, of the next: with all keys at hand as many as it has positions there, else all of them
+static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, const Device* dev) {
+    const int cp = n_keys / s->N, beyond = cp == 1 ? TILE_N : T * (int)ceil_div((int64_t)TILE_N * cp, T);
+    const int64_t most = (int64_t)T + beyond + TILE_M, span = most < n_keys ? most : n_keys;
+    const size_t of_keys = latent_keys_floats_(s, (size_t)(ceil_div(s->N, TILE_N) * span));
     const double turning = (double)s->H * n_keys * s->dr + 64.0;
-    return sizeof(float) * (turning + (double)latent_all_keys_floats_(s, n_keys) +
-                            (double)latent_floats_(s, n_keys, 1) * dev->n_threads);
+    return sizeof(float) * (turning + (double)of_keys + (double)latent_floats_(s, n_keys, 1) * dev->n_threads);
 }
 
 // what 0 is multiplied by in the gradients of a strip
@@ -306,11 +309,11 @@ static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float*
                                                    const float* max, const float* inv, const int* chosen, int n_keys,
                                                    const LatentShape* s, const Places* places, const Device* dev) {
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, M = (size_t)n_keys, R = (size_t)s->dr;
-    const size_t each = latent_floats_(s, n_keys, 1), of_keys = latent_all_keys_floats_(s, n_keys);
+    const size_t each = latent_floats_(s, n_keys, 1), of_keys = latent_all_keys_floats_(chosen, s, places);
     const size_t n_turning = latent_round_(H * M * R), n_all = of_keys + n_turning + each * (size_t)dev->n_threads;
     float *room = device_workspace(dev, sizeof(float) * n_all), *heads = room + of_keys;
     float* workspace = heads + n_turning;
-    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, n_keys, places);
+    const LatentKeys_* keys = latent_all_keys_(room, chosen, s, places);
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < s->H; h++) {
         LatentStrip_ x = latent_scratch_(workspace + each * (size_t)thread_number(), s, n_keys, 1);

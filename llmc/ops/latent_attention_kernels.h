@@ -499,8 +499,8 @@ static inline size_t latent_backward_ints_(const LatentShape* s, int n_keys, int
 }
 
 // scratch of a training step of N positions, for the account of memory
-static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, const Device* dev) {
-    (void)dev;
+static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, const Device* dev) {
+    (void)T, (void)dev;
     const size_t n_ints = latent_backward_ints_(s, n_keys, s->topk, FLASH_LATENT_WORDS);
     return (double)sizeof(float) * (double)(latent_backward_floats_(s, n_keys) + n_ints);
 }

@@ -109,58 +109,83 @@ static inline LatentStrip_ latent_scratch_(float* base, const LatentShape* s, in
 
 static inline size_t latent_row_(const LatentKeys_* k, int u) { return (size_t)(k->rows ? k->rows[u] : k->low + u); }
 
-// the strip of positions from `first` on, and who sees which keys. rows, seen: room for all keys; seen is all 0
-static inline LatentKeys_ latent_keys_(int first, int* rows, uint64_t* seen, const int* chosen, const LatentShape* s,
-                                       const Places* places) {
-    LatentKeys_ k = {gemm_min_(TILE_N, s->N - first), first, 0, INT_MAX, NULL, seen};
-    int high = -1, n_seen = 0;
+// rows low .. low + n - 1 of kv have all keys that a strip sees; low is a multiple of TILE_M
+typedef struct {
+    int low, n;
+} LatentSpan_;
+
+// of the strip of positions from `first` on
+static inline LatentSpan_ latent_span_(int first, const int* chosen, const LatentShape* s, const Places* places) {
+    int low = INT_MAX, high = -1;
+    for (int n = first; n < gemm_min_(first + TILE_N, s->N); n++) {
+        const int n_keys = latent_keys(s, places, chosen, (size_t)n);
+        if (n_keys == 0) { continue; }
+        const int from = (int)latent_key(s, places, chosen, (size_t)n, 0);
+        const int to = (int)latent_key(s, places, chosen, (size_t)n, n_keys - 1);
+        low = from < low ? from : low, high = to > high ? to : high;
+    }
+    const int begin = high < 0 ? 0 : low - low % TILE_M;
+    const LatentSpan_ span = {begin, high + 1 - begin};
+    return span;
+}
+
+// who sees which keys of its span. rows, seen: room for as many; seen is all 0
+static inline LatentKeys_ latent_keys_(int first, LatentSpan_ span, int* rows, uint64_t* seen, const int* chosen,
+                                       const LatentShape* s, const Places* places) {
+    LatentKeys_ k = {gemm_min_(TILE_N, s->N - first), first, span.n, span.low, NULL, seen};
+    int n_seen = 0;
     for (int j = 0; j < k.n; j++) {
         const size_t n = (size_t)(first + j);
         const int n_keys = latent_keys(s, places, chosen, n);
-        const int from = n_keys > 0 ? (int)latent_key(s, places, chosen, n, 0) : INT_MAX;
-        const int to = n_keys > 0 ? (int)latent_key(s, places, chosen, n, n_keys - 1) : -1;
-        k.low = from < k.low ? from : k.low, high = to > high ? to : high;
-        if (chosen) {
-            for (int i = 0; i < n_keys; i++) { seen[chosen[n * s->topk + i]] |= (uint64_t)1 << j; }
-        } else {
-            for (int row = from; row <= to; row++) { seen[row] |= (uint64_t)1 << j; }
+        for (int i = 0; i < n_keys; i++) {
+            seen[(int)latent_key(s, places, chosen, n, i) - span.low] |= (uint64_t)1 << j;
         }
     }
-    if (high < 0) {  // nobody sees a key
-        k.low = 0;
-        return k;
+    for (int u = 0; u < span.n; u++) { n_seen += seen[u] != 0; }
+    if (n_seen >= span.n / 3) { return k; }
+    k.rows = rows, k.n_keys = 0;
+    for (int u = 0; u < span.n; u++) {
+        const uint64_t by = seen[u];
+        if (by) { rows[k.n_keys] = span.low + u, seen[k.n_keys++] = by; }
     }
-    for (int row = k.low; row <= high; row++) { n_seen += seen[row] != 0; }
-    if (n_seen < (high - k.low + 1) / 3) {
-        k.rows = rows;
-        for (int row = k.low; row <= high; row++) {
-            const uint64_t by = seen[row];
-            if (by) { rows[k.n_keys] = row, seen[k.n_keys++] = by; }
-        }
-        return k;
-    }
-    k.low -= k.low % TILE_M;
-    k.n_keys = high + 1 - k.low;
-    k.seen += k.low;
     return k;
 }
 
-// of all strips; `room`: their rows and bits, n_rows each
-static inline size_t latent_all_keys_floats_(const LatentShape* s, int n_rows) {
-    const size_t n = (size_t)ceil_div(s->N, TILE_N);
-    return latent_round_(n * (3 * latent_round_((size_t)n_rows) + sizeof(LatentKeys_) / sizeof(float)));
+// of all strips, whose spans have n_rows rows together
+static inline size_t latent_keys_floats_(const LatentShape* s, size_t n_rows) {
+    const size_t n_strips = (size_t)ceil_div(s->N, TILE_N);
+    return latent_round_(3 * n_rows + n_strips * sizeof(LatentKeys_) / sizeof(float));
 }
-static inline const LatentKeys_* latent_all_keys_(float* room, const int* chosen, const LatentShape* s, int n_rows,
+
+static inline size_t latent_all_keys_floats_(const int* chosen, const LatentShape* s, const Places* places) {
+    int64_t n_rows = 0;
+    #pragma omp parallel for reduction(+ : n_rows)
+    for (int first = 0; first < s->N; first += TILE_N) { n_rows += latent_span_(first, chosen, s, places).n; }
+    return latent_keys_floats_(s, (size_t)n_rows);
+}
+
+// into room of so many floats
+static inline const LatentKeys_* latent_all_keys_(float* room, const int* chosen, const LatentShape* s,
                                                   const Places* places) {
     const int n = (int)ceil_div(s->N, TILE_N);
-    const size_t each = latent_round_((size_t)n_rows);
     LatentKeys_* keys = (LatentKeys_*)room;
     uint64_t* seen = (uint64_t*)(keys + n);
-    int* rows = (int*)(seen + (size_t)n * each);
+    size_t n_rows = 0;
+    #pragma omp parallel for
+    for (int i = 0; i < n; i++) {
+        const LatentSpan_ span = latent_span_(i * TILE_N, chosen, s, places);
+        keys[i].low = span.low, keys[i].n_keys = span.n;
+    }
+    for (int i = 0; i < n; i++) {
+        keys[i].seen = seen + n_rows;
+        n_rows += (size_t)keys[i].n_keys;
+    }
     #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < n; i++) {
-        memset(seen + (size_t)i * each, 0, sizeof(uint64_t) * each);
-        keys[i] = latent_keys_(i * TILE_N, rows + (size_t)i * each, seen + (size_t)i * each, chosen, s, places);
+        const LatentSpan_ span = {keys[i].low, keys[i].n_keys};
+        int* rows = (int*)(seen + n_rows) + (keys[i].seen - seen);
+        memset(keys[i].seen, 0, sizeof(uint64_t) * (size_t)span.n);
+        keys[i] = latent_keys_(i * TILE_N, span, rows, keys[i].seen, chosen, s, places);
     }
     return keys;
 }
