@@ -489,12 +489,12 @@ for x in "AB": t[a + f"compressor.indexer.q_b_proj.lora_{x}.weight"] = t[a + f"q
     check "a base in bf16 that fits: the same probe as in fp32" cmp fp32.out bf16.out
     shown() { grep -oE '^\| (mtp-weight|indexer|bias-rate|seq-balance) *\| [^ ]*' out | tr -d '|' | xargs; }  # that are not as --help has them
     go "${tune[@]}" --from "" --config taught.json --steps 1 --run beside
-    check "what an adapter leaves as it is, the table of settings has as off or 0" test "$(shown)" = "mtp-weight 0 seq-balance 0.1"
+    check "what an adapter leaves as it is, the table of settings has as off or 0" test "$(shown)" = "seq-balance 0.1 mtp-weight 0"
     check "... and settings.json" test "$(grep -cE '"(mtp-weight": 0.0|indexer": "off"|bias-rate": 0.0|seq-balance": 0.1)' beside/settings.json)" = 4
     go "${start[@]}" --config taught.json --steps 1 --run whole
-    check "... of a whole model it has what config.json says" test "$(shown)" = "mtp-weight 0.5 indexer kl bias-rate 0.01 seq-balance 0.1"
+    check "... of a whole model it has what config.json says" test "$(shown)" = "indexer kl bias-rate 0.01 seq-balance 0.1 mtp-weight 0.5"
     go --config taught.json --probe in --probe-out alone.out
-    check "... of a probe all but biases, which an update moves" test "$(shown)" = "mtp-weight 0.5 indexer kl seq-balance 0.1"
+    check "... of a probe all but biases, which an update moves" test "$(shown)" = "indexer kl seq-balance 0.1 mtp-weight 0.5"
     go --from whole --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && go --from whole --export-hf exported
     check "... of an export nothing, whose config.json keeps all" test "$(shown) $(grep -cE '"(mtp_weight": 0.5|indexer_train": "kl|bias_update_rate": 0.01|seq_balance_coef": 0.1)' exported/config.json)" = "mtp-weight 0 4"
     edit windows.json unread.json indexer_train '"kl"' && go "${start[@]}" --config unread.json --steps 1 --run unread
@@ -545,7 +545,7 @@ ranks() {
     rm -rf several/step_000008
     "$launch" -n 2 "$trainer" --resume --run several --pp 1 --ep 2 >out 2>err </dev/null && same_run whole several
     verdict $? "written by 2 ranks, --pp 2, resumed by 2, --ep 2: the bytes of one rank" "$(tail -n 1 err)"
-    refused "Muon with --zero 2" "--optimizer: muon needs whole matrices: several ranks want --zero 0 or 1, without --ep" "$launch" -n 2 "$trainer" "${mixed[@]}" --optimizer muon --zero 2
+    refused "Muon with --zero 2" "--optimizer: muon needs whole matrices: several ranks want --zero 0 or 1, without --tp, --ep" "$launch" -n 2 "$trainer" "${mixed[@]}" --optimizer muon --zero 2
     refused "--ep that does not divide the experts" "--ep: 4: expected a number that divides the 6 experts" "$launch" -n 4 "$trainer" "${mixed[@]}" --config six.json --ep 4
     refused "more stages than layers" "--pp: 4: expected at most one stage for each of the 3 layers" "$launch" -n 4 "$trainer" "${mixed[@]}" --pp 4
 }
