@@ -823,8 +823,8 @@ text() {
     check "a prompt of 300 bytes goes on" eval 'go --from book --generate "$(head -c 300 text)" --temperature 0 --max-new-tokens 30 && test $(wc -c <out) -gt 320'
     go --config tiny.json --generate-file short.jsonl --dry-run
     check "the box: 8 texts" test "$(boxed '  texts' '8 side by side, of at most 48 positions')" = 1
-    edit tiny.json vast.json max_position_embeddings 16000000 num_hidden_layers 2
-    timeout 60 "$trainer" --config vast.json --generate-file short.jsonl --samples 100 --max-new-tokens 15000000 --generate-batch 1024 >out 2>err </dev/null
+    edit tiny.json vast.json max_position_embeddings 16000000 num_hidden_layers 40 layer_types -
+    timeout 60 "$trainer" --config vast.json --generate-file short.jsonl --samples 100 --max-new-tokens 15000000 --generate-batch 40 >out 2>err </dev/null
     check "more texts than fit: status 1 before the model is read" test "$? $(grep -c 'free: try a smaller --generate-batch$' err)" = "1 1"
 
     echo "# conversations"
