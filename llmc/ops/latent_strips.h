@@ -349,6 +349,13 @@ static inline float latent_key_again_(const LatentStrip_* x, int u, float sum, c
     return sum;
 }
 
+static inline int latent_has_zero_(const float* x, int n) {
+    int has = 0;
+    #pragma omp simd reduction(| : has)
+    for (int i = 0; i < n; i++) { has |= x[i] == 0.0f; }
+    return has;
+}
+
 // rows of out, out_stride apart: the sums over keys of weights * channels, from (rows of keys, n) and packed by_i
 static inline void latent_gather_(float* out, size_t out_stride, const LatentStrip_* x, const float* weights,
                                   const float* by_i, int depth, const float* from, size_t stride, int n) {
@@ -363,10 +370,13 @@ static inline void latent_gather_(float* out, size_t out_stride, const LatentStr
         gemm_panel_(x->turned, TILE_N, zeros, 0, by_i + (size_t)i * depth, weights, 0, valid, TILE_N,
                     x->keys.n_keys, NULL);
         for (int j = 0; j < x->keys.n; j++) {
-            for (int c = 0; c < valid; c++) {
-                const float sum = x->turned[(size_t)c * TILE_N + j];
-                out[j * out_stride + i + c] =
-                    sum == 0.0f && largest[j] > 0.0f ? latent_channel_again_(x, j, weights, from + i + c, stride) : sum;
+            for (int c = 0; c < valid; c++) { out[j * out_stride + i + c] = x->turned[(size_t)c * TILE_N + j]; }
+        }
+        if (!latent_has_zero_(x->turned, valid * TILE_N)) { continue; }
+        for (int j = 0; j < x->keys.n; j++) {
+            for (int c = 0; c < valid && largest[j] > 0.0f; c++) {
+                float* sum = out + j * out_stride + i + c;
+                if (*sum == 0.0f) { *sum = latent_channel_again_(x, j, weights, from + i + c, stride); }
             }
         }
     }
@@ -412,6 +422,10 @@ static inline void latent_scatter_(float* sums, int width, const LatentStrip_* x
     for (int u = 0; u < x->keys.n_keys; u++) {
         float *to = sums + latent_row_(&x->keys, u) * width, largest = 0.0f;
         const float *from = x->part + (size_t)u * width, *w = weights + (size_t)u * TILE_N;
+        if (!latent_has_zero_(from, width)) {
+            memcpy(to, from, sizeof(float) * (size_t)width);
+            continue;
+        }
         for (int j = 0; j < x->keys.n; j++) { largest = fabsf(w[j]) > largest ? fabsf(w[j]) : largest; }
         for (int c = 0; c < width; c++) {
             const int may_differ = from[c] == 0.0f && (largest > 0.0f || signbit(to[c]));
