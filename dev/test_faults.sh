@@ -61,20 +61,25 @@ same_run() {  # RUN WHOLE STEP
 
 # ---- row 1: kill -9 at random instants ----
 
-# one process after the other, each killed within 0.1 s, until one comes to the end; then the same again. Threads change.
+# One process after the other, each killed within 0.1 s, until one comes to the end; then the same again. Threads change.
+# Where a machine is so busy that a process comes no further than the one before, the next has 0.1 s more.
 kills() {
-    local n=0 runs=0 lost=0 option
+    local n=0 runs=0 lost=0 option ms patience=1 newest="" at
     rm -rf whole && run "${all[@]}" --steps 300 --save-every 1 --keep-every 50 --run whole
     while ((n < kills)); do
         rm -rf leg
         while :; do
             option=(--resume --run leg)
             compgen -G 'leg/step_*[0-9]/manifest.json' >/dev/null || { rm -rf leg; option=("${all[@]}" --steps 300 --save-every 1 --keep-every 50 --run leg); }
-            { timeout -s KILL "0.$(printf %03d $((RANDOM % 100 + 1)))" "$trainer" "${option[@]}" --threads $((RANDOM % 3 + 1)) >out 2>err </dev/null; } 2>/dev/null
+            ms=$((RANDOM % (100 * patience) + 1))
+            { timeout -s KILL "$((ms / 1000)).$(printf %03d $((ms % 1000)))" "$trainer" "${option[@]}" --threads $((RANDOM % 3 + 1)) >out 2>err </dev/null; } 2>/dev/null
             status=$?
             [ -s err ] && { lost=$((lost + 1)); echo "      after $n kills: $(<err)"; }
             [ $status = 137 ] || break
             n=$((n + 1))
+            at=$(cd leg 2>/dev/null && printf '%s\n' step_*[0-9] | tail -n 1)
+            [ "$at" = "$newest" ] && patience=$((patience + 1)) || patience=1
+            newest=$at
         done
         runs=$((runs + 1))
         { [ $status = 0 ] && same_run leg whole step_000300 && [ "$(cd leg && echo step_*)" = "$(cd whole && echo step_*)" ]; } ||
