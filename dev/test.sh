@@ -173,6 +173,7 @@ quick() {
     part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100
     part "what is broken on purpose finds its place" dev/mutate.sh --places
     part "documents name the right lines" $python dev/check_docs.py
+    part "scripts parse" bash -c 'for script in .ci/run dev/*.sh dev/*/*.sh; do bash -n "$script" || exit 1; done'
     finish_parts
 }
 
