@@ -402,6 +402,7 @@ build/simt/src/%: % dev/simt/rewrite.py
 define SIMT_COMPILE
 $(FRESH)
 g++ $(SIMT_FLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
+@sed -i -E 's#[a-z0-9_]+/\.\./##g' $@.d  # each header by the name that the rule above writes
 endef
 define SIMT_RULES
 build/$(1)/test_simt: build/simt/src/dev/simt/test_simt.cu $$(SIMT_INCLUDES) | $$(SIMT_HEADERS)
