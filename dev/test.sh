@@ -21,12 +21,13 @@ now=$(date +%s)
 until=${TEST_UNTIL:-$((now + 86400))}  # no part begins after this second of the epoch; what does not is skipped
 end=$((until + 1020))  # nor runs after this one
 
-# no_time_is_left NAME: then it is skipped
-no_time_is_left() {
-    [ "$(date +%s)" -ge "$until" ] || return
-    printf '%-52s skipped: no time is left\n' "$1"
+skip() {  # NAME WHY
+    printf '%-52s skipped: %s\n' "$1" "$2"
     skipped=$((skipped + 1))
 }
+
+# no_time_is_left NAME: then it is skipped
+no_time_is_left() { [ "$(date +%s)" -ge "$until" ] && skip "$1" "no time is left"; }
 
 # part NAME COMMAND...: run it when fewer than at_once others run, then show what it prints and add its count
 part() {
@@ -79,15 +80,13 @@ show_part() {
 # what is needed may be missing on a user's machine; CI installs it all
 need() {
     command -v "$1" >/dev/null 2>&1 && return 0
-    printf '%-52s skipped: no %s here\n' "$2" "$1"
-    skipped=$((skipped + 1))
+    skip "$2" "no $1 here"
     return 1
 }
 
 need_nvcc() {
     dev/cuda_flags.sh nvcc >/dev/null 2>&1 && dev/cuda_flags.sh flags >/dev/null && return 0
-    printf '%-52s skipped: no nvcc here with all its libraries\n' "$1"
-    skipped=$((skipped + 1))
+    skip "$1" "no nvcc here with all its libraries"
     return 1
 }
 
@@ -200,7 +199,7 @@ rest() {
     build_shared train_moe_faults train_glm5_faults
     finish_parts  # scripts measure time and memory
     at_once=$((jobs + 1))
-    part "headers as C11 and C++17, each alone" dev/check_headers.sh
+    part "headers: each alone as C11, all as C++17" dev/check_headers.sh
     part "golden files are what the reference writes" dev/check_golden.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" env STRIDE=3 dev/test_faults.sh  # all of them: dev/faults/campaign.sh
