@@ -129,16 +129,27 @@ static inline void norm_see(NormSum* sum, const float* g, size_t n, const Device
     sum->largest = largest;
 }
 
-// norm_square_, where 8 doubles become whole numbers of 64 bits by one instruction
-static inline int64_t norm_digits_(float g, double scale, int64_t* low) {
-#if defined(__AVX512DQ__)
-    const double x = (double)g * (scale * 0x1p31);
-    const int64_t units = (int64_t)(x * x);
+static inline int64_t norm_cut_(int64_t units, int64_t* low) {
     *low = units & ((1u << NORM_BITS) - 1);
     return units >> NORM_BITS;
+}
+
+// norm_square_ of what is smaller than 2^E = 1 / scale, 0 of anything else; `end` has the bits of 2^E. By doubles where an
+// instruction makes whole numbers of 64 bits of them; by whole numbers where each may be shifted by its own count
+static inline int64_t norm_digits_(float g, double scale, uint32_t end, int64_t* low) {
+    const uint32_t bits = norm_bits_(g);
+#if defined(__AVX512DQ__)
+    const double root = (double)(bits < end ? g : 0.0f) * (scale * 0x1p31);
+    return norm_cut_((int64_t)(root * root), low);
+#elif defined(__AVX2__)
+    const uint32_t power = bits >> 23, fraction = (bits & 0x7fffffu) << 7;
+    const uint32_t m = power ? fraction | 1u << 30 : fraction << 1;  // |g| = m 2^(power - 157)
+    const uint32_t shift = 2 * ((end >> 23) - 1 - power);            // more than 63 for what is too large
+    (void)scale;
+    return norm_cut_((int64_t)((uint64_t)m * m >> (shift < 63 ? shift : 63)), low);
 #else
     int32_t rest;
-    const int32_t high = norm_square_(g, scale, &rest);
+    const int32_t high = norm_square_(bits < end ? g : 0.0f, scale, &rest);
     *low = rest;
     return high;
 #endif
@@ -154,7 +165,7 @@ static inline uint32_t norm_add_block_(uint64_t digit[NORM_DIGITS], const float*
         const uint32_t bits = norm_bits_(g[i]);
         int64_t rest;
         largest = bits > largest ? bits : largest;
-        high += norm_digits_(bits < end ? g[i] : 0.0f, scale, &rest);
+        high += norm_digits_(g[i], scale, end, &rest);
         low += rest;
     }
     norm_carry_(digit, (uint64_t)high, (uint64_t)low);
