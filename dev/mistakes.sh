@@ -8,7 +8,10 @@
 . "$(dirname "$0")/promises.sh"
 export OMP_NUM_THREADS=1
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
-make -s train_gpt2 tools launch || { echo "0 passed, 1 failed"; exit 1; }
+need_build trainer "" train_gpt2
+need_build launch "" launch
+need_build inspect "" tools/inspect
+need_build tokenize "" tools/tokenize
 need_build moe_trainer "CPU=1" train_moe
 need_build qwen_trainer "CPU=1" train_qwen3
 need_build glm_trainer "CPU=1" train_glm5
@@ -16,7 +19,7 @@ need_build faults "" train_gpt2_faults
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-export PATH=$(dirname "$moe_trainer"):$(dirname "$qwen_trainer"):$(dirname "$glm_trainer"):$root:$root/dev/tools:$PATH
+export PATH=$(dirname "$moe_trainer"):$(dirname "$qwen_trainer"):$(dirname "$glm_trainer"):$(dirname "$inspect"):$PATH
 table=$(mktemp -p "$work" .table.XXXXXX)
 writing=$([ "${1-}" = --write ] && echo 1 || echo 0)
 
@@ -556,7 +559,7 @@ mkdir locked && chmod a-w locked
 nobody=()
 if [ "$(id -u)" = 0 ]; then
     chmod a+rx .
-    mkdir .bin && cp "$root/train_gpt2" .bin
+    mkdir .bin && cp "$trainer" .bin
     nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups .bin/train_gpt2)
 fi
 as="train_gpt2 ... --run locked/run" row "a folder without the permission to write" "${nobody[@]:-train_gpt2}" "${train[@]:1}" --steps 1 --run locked/run

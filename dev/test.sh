@@ -127,23 +127,24 @@ make_all() {
 
 # what scripts share; build_shared PROGRAM...: and these
 build_shared() {
-    make_all "trainers and tools" train_gpt2 train_mamba_hpn train_bigram tools launch $(printf "$(make -s folder)/%s " train_gpt2_faults train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5 "$@")
+    local trainers="train_gpt2 train_mamba_hpn train_bigram train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5"
+    make_all "trainers and tools" $(printf "$(make -s folder)/%s " $trainers tools/inspect tools/tokenize launch train_gpt2_faults "$@")
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
 
-# Tests of what is in llmc/ops and of its exp, log, tanh: at -O3 the compiler may do to a loop whatever it likes. -Og
-# compiles in a fifth of the time what lies around them
+# of what is in llmc/ops and of its exp, log, tanh: at -O3 the compiler may do to a loop whatever it likes
 op_tests() {
     basename -s .c $(grep -L 'include "\(train_\|llmc/\(run\|ranks\|models\)/\)' $(grep -l 'include "llmc/ops/' test_*.c))
     echo test_block_matmul test_fmath
 }
-other_tests() { basename -s .c test_*.c | grep -vxF "$(op_tests | tr ' ' '\n')"; }
 
-# every test, and of the scripts that show what a user meets their most telling promises, by programs as they ship
+# every test, and of the scripts that show what a user meets their most telling promises: by programs that compile in a
+# quarter of the time and have the same bits, as test_gpt2 shows. What ships has its turn in make test-all
 quick() {
-    build_and_run "" $(op_tests)
-    build_and_run "OPT=-Og" $(other_tests)
+    build_and_run "" test_gpt2
+    export OPT=-Og
+    build_and_run ""
     build_shared
     at_once=$((jobs + 1))  # scripts wait for disks, for ranks and for what they have killed
     # the longest first, so that all cores are busy to the end
@@ -167,7 +168,7 @@ quick() {
     part "rewriting of launches" dev/simt/test_rewrite.py
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
-    part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder OPT=-Og)/test_tensorboard"
+    part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "data scripts write what the loaders read" $python dev/data/test_data.py
     part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100
     part "what is broken on purpose finds its place" dev/mutate.sh --places
@@ -194,6 +195,7 @@ matrix() {
 # what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests; last
 # what a slow machine may leave out
 rest() {
+    build_and_run "" $(op_tests)
     build_and_run "ASAN=1 OPT=-Og"
     simt exact
     build_shared train_moe_faults train_glm5_faults

@@ -472,11 +472,12 @@ for line in open("run/metrics.jsonl"):
     verdict $? "its export is the checkpoint without what training needs" "$(<err)"
     go --from run --ema-weights 1 --export-hf averaged && cmp averaged/model.safetensors run/step_000012/ema.safetensors
     verdict $? "--ema-weights 1: the averaged weights" "$(<err)"
-    make -s -C "$root" tools && "$root/dev/tools/inspect" run/step_000012 >out 2>err
+    need_build inspect "" tools/inspect
+    "$inspect" run/step_000012 >out 2>err
     check "inspect: a verified checkpoint of $(tensors run/step_000012/model.safetensors . | wc -l) tensors" test "$? $(grep -cE '^  manifest +verified|model_type mixtral' out)" = "0 2"
 
     sed 's/"num_local_experts":5/"num_local_experts":7/; s/"num_hidden_layers":2/"num_hidden_layers":3/' tiny.json >larger.json
-    go --config larger.json --export-hf larger && "$root/dev/tools/inspect" hf larger >out 2>err
+    go --config larger.json --export-hf larger && "$inspect" hf larger >out 2>err
     check "inspect of two sizes: a line for the tensors of all layers and experts that one lacks" \
         test "$(grep -cE 'only in b: model\.layers\.\{0\.\.2\}\.block_sparse_moe\.experts\.\{0\.\.6\}\.w[123]\.weight, 11 of them$' out) $(grep -c 'only in b: model.layers.2.input_layernorm.weight$' out) $(grep -c 'only in a' out)" = "3 1 0"
 

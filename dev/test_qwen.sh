@@ -273,7 +273,8 @@ for line in open("run/metrics.jsonl"):
     check "--eval-only: the loss of the last validation" test "$(go --from run --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value run 12 val_loss)")"
     rm -rf exported && go --from run --export-hf exported && diff -r -x manifest.json -x optimizer.safetensors -x trainer.safetensors -x ema.safetensors exported run/step_000012 >err
     verdict $? "its export is the checkpoint without what training needs" "$(<err)"
-    make -s -C "$root" tools && "$root/dev/tools/inspect" run/step_000012 >out 2>err
+    need_build inspect "" tools/inspect
+    "$inspect" run/step_000012 >out 2>err
     check "inspect: a verified checkpoint of $(tensors run/step_000012/model.safetensors . | wc -l) tensors" test "$? $(grep -cE '^  manifest +verified|model_type qwen3_moe' out)" = "0 2"
 }
 

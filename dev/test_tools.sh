@@ -25,8 +25,9 @@ refuses() {  # PROGRAM TEXT PROMISE ARGUMENT...
     verdict $good "refused: $promise" "$program $*: status $status, stderr: $(<err)"
 }
 
-make -s train_gpt2 tools || { echo "0 passed, 1 failed"; exit 1; }
-inspect=$root/dev/tools/inspect
+need_build trainer "" train_gpt2
+need_build inspect "" tools/inspect
+need_build tokenize "" tools/tokenize
 plot="$python $root/dev/tools/plot.py"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -38,7 +39,7 @@ for i in {1..200}; do echo "line $i: the plain loop is the law, and $i times $i 
 echo '{"model_type":"gpt2","n_positions":25,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >n_positions.json
 echo '{"model_type":"gpt2","n_positions":24,"vocab_size":257,"n_layer":2,"n_head":3,"n_embd":33}' >tiny.json
 train() {  # RUN OPTION...
-    "$root/train_gpt2" --config tiny.json --train text.txt --val-fraction 0.2 --seq-len 16 --eval-batches 2 --run "$@" >log 2>&1 || cat log
+    "$trainer" --config tiny.json --train text.txt --val-fraction 0.2 --seq-len 16 --eval-batches 2 --run "$@" >log 2>&1 || cat log
 }
 train runs/a --steps 5 --save-every 2 --eval-every 2 --lr 1e-2 --export-hf hf --export-bin model.bin
 train runs/b --steps 9 --eval-every 3 --seed 7
@@ -287,7 +288,6 @@ check "refused: every kind of file cut short, at nine lengths" test $n_bad = 0
 # ---- tokenize ----
 
 echo "# tokenize"
-tokenize=$root/dev/tools/tokenize
 golden=$root/dev/golden/tokenizers
 cat >check_tokenize.py <<'PYTHON'
 """tokenize against files of the library's ids (every 15th line), and sample.txt there and back: what differs, if anything."""
