@@ -21,7 +21,7 @@
 
 # the records of metrics.jsonl without what depends on time and machine
 columns() { sed -E 's/"(ms|tok_per_s|peak|time|data_wait_ms|rss_mb)": [^,}]+//g' "$1/metrics.jsonl"; }
-sums() { (cd "$(last "$1")" && sha256sum {model,adapter_model,optimizer,ema,trainer}.safetensors 2>/dev/null); }
+sums() { (cd "$(last "$1")" && sha256sum {model,adapter_model,optimizer,ema,trainer}.safetensors config.json 2>/dev/null); }
 
 # two runs have the same model, moments, what else the trainer keeps, and records
 same_run() { [ "$(sums "$1")" = "$(sums "$2")" ] && cmp -s <(columns "$1") <(columns "$2"); }

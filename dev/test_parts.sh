@@ -105,7 +105,7 @@ adapters_travel() {
     rm -rf exported adapter several again
 }
 
-# travels TRAINER NAME CONFIG: a model with experts, written by each of `writers`, resumed and exported by each of `readers`;
+# travels TRAINER NAME CONFIG: a model, written by each of `writers`, resumed and exported by each of `readers`;
 # `exported` is one rank's
 travels() {
     local program=${!1} from to status all=("${run[@]}" --config $3 "${some[@]}")
@@ -118,7 +118,7 @@ travels() {
             rm -rf several/step_000004 again
             timeout 60 "$launch" -n ${to%% *} "$program" --run several --resume ${to#* } --export-hf again >out 2>err </dev/null
             status=$?
-            same_run sole several && cmp -s {exported,again}/model.safetensors
+            same_run sole several && cmp -s {exported,again}/model.safetensors && cmp -s {exported,again}/config.json
             verdict $? "$2, written by $from, resumed and exported by $to" "status $status: $(tail -n 1 err)"
         done
     done
@@ -275,6 +275,8 @@ mv exported/model.safetensors whole/ && rm -rf exported
 for from in 1/1/1 2/2/1 8/2/2; do
     for to in 1/1/1 2/2/1 4/2/2 3/1/3; do going_on $from $to; done
 done
+writers=("2 --tp 2" "8 --tp 4 --pp 2") readers=("1 --tp 1 --pp 1" "4 --tp 2 --pp 2")
+travels gpt2 "GPT-2" gpt2.json
 merge=("${run[@]}" --from whole --lora-rank 3 --merge 1)
 timeout 60 "$qwen" "${merge[@]}" --run adapter --export-hf merged >out 2>err
 for grid in "2 --tp 2" "2 --pp 2" "4 --tp 2 --pp 2"; do

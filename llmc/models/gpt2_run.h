@@ -78,7 +78,7 @@ static inline double gpt2_workspace_bytes(const Run* r, int B, int head_rows) {
     const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n),
                  dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
     const double products = run_is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
-    return fmax(products, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c.C, c.NH, &r->dev));
+    return fmax(products, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c.HC, c.NH, &r->dev));
 }
 
 static inline void gpt2_load_parameters(Run* r, const SliceSink* sink) {
@@ -87,11 +87,11 @@ static inline void gpt2_load_parameters(Run* r, const SliceSink* sink) {
 }
 
 static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, gpt2_of(r)->config, eot, dtype);
+    return config_save(path, gpt2_of(r)->whole, eot, dtype);
 }
 
 static inline void gpt2_write_bin(Run* r, const float* params) {
-    const Config c = gpt2_of(r)->config;
+    const Config c = gpt2_of(r)->whole;
     const BinHeader h = {0, 0, c.max_T, c.V, c.L, c.NH, c.C, c.Vp};
     llmc_bin_save(gpt2_of(r)->export_bin, h, r->model->table, N_PARAMETERS, params);
 }
