@@ -71,7 +71,7 @@ static void talk_open(Talk* x, const char* name, int room, int most, int is_term
     x->g.next_logits = script_logits;
     x->g.model = &x->script;
     x->g.V = V;
-    x->g.room = room;
+    x->g.room = x->g.piece = room;
     x->g.n_rows = 1;
     x->g.eot = x->k.eot;
     generator_init(&x->g);
@@ -466,7 +466,7 @@ enum { SIDE_ROOM = 100, SIDE_ROWS = 8 };
 typedef struct {
     int cache[SIDE_ROWS][SIDE_ROOM];
     float logits[SIDE_ROWS][V];
-    int n_passes, n_computed, n_most;  // passes, positions, most texts in a pass
+    int n_passes, n_computed, n_most, n_longest;  // passes, positions; most texts, and positions of one, in a pass
     int is_wrong;                      // has asked for something that the cache does not have
 } CacheModel;
 
@@ -483,6 +483,7 @@ static const float* cache_logits(void* model, const CachedText* texts, int n) {
         m->is_wrong |= n > 1 && x->n - x->n_cached > 1;
         m->is_wrong |= memcmp(cache, x->tokens, sizeof(int) * (size_t)x->n_cached) != 0;
         m->n_computed += x->n - x->n_cached;
+        m->n_longest = x->n - x->n_cached > m->n_longest ? x->n - x->n_cached : m->n_longest;
         memcpy(cache + x->n_cached, x->tokens + x->n_cached, sizeof(int) * (size_t)(x->n - x->n_cached));
         for (int t = 0; t < x->n; t++) { hash = splitmix64(hash, (uint64_t)cache[t]); }
         for (int v = 0; v < V; v++) { m->logits[i][v] = v >= 'a' && v <= 'z' ? (float)(hash >> (v % 40) & 3) : -9.0f; }
@@ -572,6 +573,33 @@ static void test_side_by_side(Test* t) {
     questions_free(&q);
     talk_close(&x);
     stop_texts_free(&x.stop);
+}
+
+// the longest prompt fills the window, and half of it comes anew when the window moves on
+static void test_pieces(Test* t) {
+    static const int pieces[] = {1, 7, 50, SIDE_ROOM - 1};
+    Talk x;
+    Questions q;
+    CacheModel* m = (CacheModel*)new_array(1, sizeof *m);
+    size_t n_whole, n;
+    talk_open(&x, "chatml", SIDE_ROOM, 60, 0);
+    x.o.temperature = 1.0f;
+    questions_read(&q, &x.asker, &x.o, "generate-file", lengths_file(&x).s, SIDE_ROOM);
+    unsigned char* whole = side_answers(&x, &q, m, 1, 1, 0, &n_whole);
+    const int n_computed = m->n_computed, n_longest = m->n_longest;
+    for (int i = 0; i < 8; i++) {
+        x.g.piece = pieces[i / 2];
+        unsigned char* found = side_answers(&x, &q, m, 1 + i % 2 * 2, i % 2 == 0, 0, &n);
+        check(t, n == n_whole && memcmp(found, whole, n) == 0 && !m->is_wrong, "pieces of %d: %zu bytes, whole %zu",
+              x.g.piece, n, n_whole);
+        const int most = x.g.piece < n_longest ? x.g.piece : n_longest;  // less where a row begins as another does
+        check(t, (m->n_longest == most || (i % 2 == 1 && m->n_longest < most)) && m->n_computed <= n_computed,
+              "pieces of %d: one of %d, and %d positions, whole %d", x.g.piece, m->n_longest, m->n_computed, n_computed);
+        free(found);
+    }
+    free(whole), free(m);
+    questions_free(&q);
+    talk_close(&x);
 }
 
 // ---- which data are conversations ----
@@ -759,6 +787,7 @@ int main(int argc, char** argv) {
         {"refused", "lines that ask nothing are named", test_refused},
         {"goes on", "answers that are there stay, the others are those of one start", test_goes_on},
         {"side by side", "answers do not depend on how many are made at once", test_side_by_side},
+        {"pieces", "a prompt that comes piece by piece has the answer of the whole one", test_pieces},
         {"images", "that are others or gone end a run, or one that goes on; their bytes decide", test_images_of_run},
         {"data", "JSON Lines that are conversations are known by their keys", test_data_is},
     };

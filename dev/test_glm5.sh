@@ -509,6 +509,8 @@ text() {
     edit tiny.json wide.json max_position_embeddings 20100 num_attention_heads 16 qk_nope_head_dim 8 v_head_dim 8 index_topk 20100
     check "--absorb: of 16 heads of 8 + 8 numbers, and 4 that turn, 6 + 4 numbers are left: the caches of 64 texts take 1/26 of the memory" \
         test "$(awk "BEGIN { x = ($(memory) - $(memory --absorb)) * 1048576 / (64 * 20001 * 4 * 4 * (260 - 10)); print (x > 0.95 && x < 1.05) }")" = 1
+    check "a text of 10000 positions more needs their caches and no more: its prompt comes in pieces" \
+        test "$(awk "BEGIN { x = ($(memory) - $(memory --max-new-tokens 10000)) * 1048576 / (64 * 10000 * 4 * 4 * 260); y = ($(memory --samples 1) - $(memory --samples 1 --max-new-tokens 10000)) * 1048576 / (10000 * 4 * 4 * 260); print (x > 0.97 && x < 1.03 && y > 0.95 && y < 1.1) }")" = 1
     write_prompts >short.jsonl
     at_once --from book
     is_quick && return

@@ -49,9 +49,12 @@ typedef struct {
     int room;               // of these, in generation: positions of a row of the cache
 } TokenBatch;
 
-// Of a pass over B rows of T positions. In generation rows are those of the cache, and a pass has what is new: one text
-// alone, or a position of each
-static inline int token_batch_positions(int B, int T, int generates) { return !generates ? B * T : B > T ? B : T; }
+// Of a pass over B rows of T positions. In generation rows are those of the cache, and a pass has what is new: a piece of
+// one text alone (CACHED_TEXT_PIECE), or a position of each
+static inline int token_batch_positions(int B, int T, int generates) {
+    const int piece = T < CACHED_TEXT_PIECE ? T : CACHED_TEXT_PIECE;
+    return !generates ? B * T : B > piece ? B : piece;
+}
 
 static inline double token_batch_bytes(int B, int T) { return 2.0 * sizeof(int) * B * T; }
 

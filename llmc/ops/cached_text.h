@@ -5,6 +5,7 @@ Texts that are generated side by side, as a pass sees them: each has a row of th
     TextImages         images in it, each of which has some of its tokens as placeholders
     text_images_alike  up to which token two texts have the same ones; text_images_copy, text_images_free
     cached_texts_new   the new positions of several texts: a pass has them one text after the other
+    CACHED_TEXT_PIECE  positions that a pass has at most, where texts are no more: a longer prompt comes in pieces
     cached_text_copy   one row of the cache begins as another does
 Cache (rows, room, width): position t of row r begins at (r * room + t) * width.
 Cost:   a copy moves n * width elements, in the order of ops.
@@ -13,6 +14,8 @@ Cost:   a copy moves n * width elements, in the order of ops.
 #define LLMC_CACHED_TEXT_H
 #include "../core/device.h"  // Device, device_copy
 #include "../core/fail.h"    // malloc_check, string_copy
+
+enum { CACHED_TEXT_PIECE = 1024 };
 
 // a file, and a number that is another when it is; tokens at .. at + n - 1 stand for it
 typedef struct { int at, n; char* path; uint64_t stamp; } TextImage;

@@ -12,8 +12,10 @@ or, where several texts are made side by side (side_by_side.h), two:
     text_begin, text_add, text_end            what a text goes through on its way, a token at a time
 A text ends at end of text, before a text of --stop, or after --max-new-tokens. One that outgrows the window of `room`
 positions goes on from its newer half, computed anew. Positions whose token is the same as in the text before are not
-computed again: several samples share the work on their prompt.
-Cost:   one forward pass of one position a token, prompt aside. Cached logits equal uncached ones to the last bit.
+computed again: several samples share the work on their prompt. A prompt goes through the model in pieces, so that a
+pass needs no more memory for a longer one.
+Cost:   one forward pass of one position a token, and of `piece` positions of the prompt. Cached logits equal uncached
+        ones to the last bit.
 */
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
@@ -66,6 +68,7 @@ typedef struct {
     ShareText share_text;
     void* model;
     int V, room, eot;            // vocabulary, positions of the window, the token that ends a text
+    int piece;                   // positions of a text that a pass has at most
     int n_rows;                  // texts that are made side by side
     int has_states;              // the cache has what all positions of a text leave behind, not each of them: another
                                  // text begins with all of it or with nothing
@@ -142,10 +145,21 @@ static inline CachedText generator_text_(const MadeText* x, int r) {
     return text;
 }
 
-// of the tokens that follow n texts
-static inline const float* generator_logits_(const Generator* g, const CachedText* texts, int n) {
+static inline const float* generator_pass_(const Generator* g, const CachedText* texts, int n) {
     if (g->next_of_each) { return g->next_of_each(g->model, texts, n); }
     return g->next_logits(g->model, texts->tokens, texts->n_cached, texts->n);
+}
+
+// Of the tokens that follow n texts: one whose new positions come piece by piece, or several with one each. Of logits
+// behind a piece nobody asks but behind the last
+static inline const float* generator_logits_(const Generator* g, const CachedText* texts, int n) {
+    CachedText piece = *texts;
+    for (; n == 1 && texts->n - piece.n_cached > g->piece; piece.n_cached = piece.n) {
+        piece.n = piece.n_cached + g->piece;
+        generator_pass_(g, &piece, 1);
+    }
+    piece.n = texts->n;
+    return generator_pass_(g, n == 1 ? &piece : texts, n);
 }
 
 // the token that follows; it joins the text

@@ -153,6 +153,7 @@ static inline void task_open_generator(Run* r, int room) {
     g->model = r;
     g->V = r->V;
     g->room = room;
+    g->piece = CACHED_TEXT_PIECE;
     g->n_rows = r->n_rows;
     g->eot = run_end_of_text(r);
     generator_init(g);

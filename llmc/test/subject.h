@@ -13,7 +13,7 @@ own:
     subject_check_forward      activations and choices of the first leaf of a file
     subject_check_training     losses, norms, gradients, parameters after 1 and 10 updates
     subject_check_same         other ways: the same gradients to the last bit, in every build
-    subject_check_cache        logits position by position equal those of the whole sequence
+    subject_check_cache        logits position by position, and piece by piece, equal those of the whole sequence
     subject_check_texts        and of several texts side by side, each with a length of its own
     subject_check_documents    a packed row gives each document what it gets alone
     subject_trained            what a few updates leave behind
@@ -251,16 +251,22 @@ static inline float* subject_logits_(Subject* s, Purpose purpose, int n, int V) 
     return logits;
 }
 
-// The first `prompt` of T tokens together, then one at a time, as text is generated; V: logits of a position
-static inline void subject_check_cache(Test* t, Subject* s, const int* tokens, int T, int prompt, int V) {
-    s->calls->open(s, TO_GENERATE, 1, T);
-    s->calls->forward(s, TO_TRAIN, tokens, T, 0);
-    for (int t0 = 0, n = prompt; t0 < T; t0 += n, n = 1) {
+// The first `prompt` of T tokens together, then pieces of 1, 2, .. most, 1, ..; V: logits of a position
+static inline void subject_check_pieces_(Test* t, Subject* s, const int* tokens, int T, int prompt, int most, int V) {
+    for (int t0 = 0, n = prompt, next = 1; t0 < T; t0 += n, n = next < T - t0 ? next : T - t0, next = next % most + 1) {
         s->calls->forward(s, TO_GENERATE, tokens + t0, t0 + n, t0);
         float *found = subject_logits_(s, TO_GENERATE, n - 1, V), *whole = subject_logits_(s, TO_TRAIN, t0 + n - 1, V);
         golden_compare(t, "logits", found, whole, (size_t)V, subject_tolerances_(s).logits);
         free(found), free(whole);
     }
+}
+
+// as text is generated, and as a prompt that is longer than a piece comes
+static inline void subject_check_cache(Test* t, Subject* s, const int* tokens, int T, int prompt, int V) {
+    s->calls->open(s, TO_GENERATE, 1, T);
+    s->calls->forward(s, TO_TRAIN, tokens, T, 0);
+    subject_check_pieces_(t, s, tokens, T, prompt, 1, V);
+    subject_check_pieces_(t, s, tokens, T, 1, 5, V);
 }
 
 // of a golden file's first row
