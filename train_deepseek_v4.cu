@@ -1223,10 +1223,11 @@ static double workspace_bytes(const Run* r, int B) {
     const int outputs[] = {c->H * c->d, c->hc * c->D, c->G * c->R, 2 * c->F};
     int wide = c->D;
     for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
-    const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, TO_TRAIN, how);
-    const EntrySizes entries = entry_sizes(&workplace(r)->v4, TO_TRAIN, NULL);
+    const Purpose purpose = run_purpose(r);
+    const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, purpose, how);
+    const EntrySizes entries = entry_sizes(&workplace(r)->v4, purpose, NULL);
     const int N = B * r->T / r->model->cp.size;
-    return fmax(entry_workspace_bytes(&entries, N, B, r->T, &r->dev),
+    return fmax(entry_workspace_bytes(&entries, N, B, r->T, purpose, &r->dev),
                 decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, &experts));
 }
 

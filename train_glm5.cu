@@ -1065,10 +1065,11 @@ static double workspace_bytes(const Run* r, int B) {
                            2 * c->FS, 2 * c->FD};
     int wide = c->D;
     for (int i = 0; i < 7; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
-    const ExpertSizes experts = expert_sizes(glm, B, TO_TRAIN, how);
-    const LatentSizes latent = latent_sizes(glm, TO_TRAIN, model_has_cp(r->model) ? &r->model->cp : NULL);
+    const Purpose purpose = run_purpose(r);
+    const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
+    const LatentSizes latent = latent_sizes(glm, purpose, model_has_cp(r->model) ? &r->model->cp : NULL);
     const int n_keys = B * r->T;
-    return fmax(latent_layer_workspace_bytes(&latent, n_keys / r->model->cp.size, n_keys, r->T, &r->dev),
+    return fmax(latent_layer_workspace_bytes(&latent, n_keys / r->model->cp.size, n_keys, r->T, purpose, &r->dev),
                 decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, &experts));
 }
 

@@ -511,6 +511,9 @@ text() {
         test "$(awk "BEGIN { x = ($(memory) - $(memory --absorb)) * 1048576 / (64 * 20001 * 4 * 4 * (260 - 10)); print (x > 0.95 && x < 1.05) }")" = 1
     check "a text of 10000 positions more needs their caches and no more: its prompt comes in pieces" \
         test "$(awk "BEGIN { x = ($(memory) - $(memory --max-new-tokens 10000)) * 1048576 / (64 * 10000 * 4 * 4 * 260); y = ($(memory --samples 1) - $(memory --samples 1 --max-new-tokens 10000)) * 1048576 / (10000 * 4 * 4 * 260); print (x > 0.97 && x < 1.03 && y > 0.95 && y < 1.1) }")" = 1
+    workspace() { go --config wide.json --val text --seq-len 1024 --batch-size 4 --dry-run "$@" && awk '/^\|   workspace, rest/ { print $5 * ($6 ~ /MiB/ ? 1024 : 1) }' out; }  # KiB
+    check "--eval-only counts no scratch of a backward pass" \
+        test "$(awk "BEGIN { of_one = $(workspace --eval-only); print (of_one > 0 && of_one < 0.5 * $(workspace)) }")" = 1
     write_prompts >short.jsonl
     at_once --from book
     is_quick && return

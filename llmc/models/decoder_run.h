@@ -259,15 +259,18 @@ static inline double decoder_count(const Model* m, int (*is_one)(const Tensor* t
     return n;
 }
 
-// Scratch of products: of the head, of layers whose widest output is `wide`, of experts (k 0: there are none)
+// Scratch of products: of the head, of layers whose widest output is `wide`, of experts (k 0: there are none). Those of
+// gradients of matrices are what a pass without gradients has not
 static inline double decoder_workspace_bytes(const Run* r, int B, int head_rows, int Vp, int wide,
                                              const ExpertSizes* experts) {
     const int n = r->dev.n_threads, E = experts->router.E, k = experts->router.k;
     if ((double)B * r->T > expert_most_positions(k)) { return INFINITY; }
     const int N = B * r->T, n_head = N < head_rows ? N : head_rows;
-    double most = fmax((double)gemm_workspace_bytes(n_head, Vp, n), (double)gemm_workspace_bytes(Vp, n_head, n));
-    most = fmax(most, (double)gemm_workspace_bytes(N, wide, n));
-    most = fmax(most, (double)gemm_workspace_bytes(wide, N, n));
+    double most = (double)gemm_workspace_bytes(N, wide, n);
+    if (run_purpose(r) == TO_TRAIN) {
+        most = fmax(most, (double)gemm_workspace_bytes(wide, N, n));
+        most = fmax(most, fmax((double)gemm_workspace_bytes(n_head, Vp, n), (double)gemm_workspace_bytes(Vp, n_head, n)));
+    }
     if (k > 0) { most = fmax(most, (double)grouped_matmul_workspace_bytes(E, N * k, experts->D, 2 * experts->F, n)); }
     return most;
 }

@@ -277,13 +277,15 @@ static inline double entry_attention_scratch_(const EntrySizes* s, double N, int
     return fmin(all, kept) + sizeof(float) * N * (s->H + 2.0 * s->d + 2.0 * csa);
 }
 
-// the largest scratch that attention or the indexer of a layer asks for in training: n_rows rows of T positions, of
-// which this rank has N
-static inline double entry_workspace_bytes(const EntrySizes* s, int N, int n_rows, int T, const Device* dev) {
-    const double of_attention = DEVICE_IS_SHARED ? entry_attention_scratch_(s, N, T) : 0.0;
-    if (!entry_has_(s, CSA_LAYER) || !entry_scores(s, T, TO_TRAIN)) { return of_attention; }
+// the largest scratch that attention or the indexer of a layer asks for: n_rows rows of T positions, of which no text is
+// made, of which this rank has N
+static inline double entry_workspace_bytes(const EntrySizes* s, int N, int n_rows, int T, Purpose purpose,
+                                           const Device* dev) {
+    const int goes_back = DEVICE_IS_SHARED && purpose == TO_TRAIN;
+    const double of_attention = goes_back ? entry_attention_scratch_(s, N, T) : 0.0;
+    if (!entry_has_(s, CSA_LAYER) || !entry_scores(s, T, purpose)) { return of_attention; }
     const IndexShape index = {N, s->nI, s->dI, entry_chosen(s, T)};
-    const int entries = T / s->csa, learns = entry_learns(s, T, TO_TRAIN);
+    const int entries = T / s->csa, learns = entry_learns(s, T, purpose);
     return fmax(of_attention, index_workspace_bytes(&index, n_rows * entries, entries, learns, dev));
 }
 

@@ -77,7 +77,7 @@ static inline double gpt2_workspace_bytes(const Run* r, int B, int head_rows) {
     const int N = B * r->T, n_head = N < head_rows ? N : head_rows, n = r->dev.n_threads;
     const double head = (double)gemm_workspace_bytes(n_head, c.Vp, n),
                  dwte = (double)gemm_workspace_bytes(c.Vp, n_head, n);
-    const double products = run_is_training(r) ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
+    const double products = run_purpose(r) == TO_TRAIN ? fmax(head, dwte) : (double)gemm_workspace_bytes(N, 4 * c.C, n);
     return fmax(products, (double)attention_bytes(r->trainer->stored_bytes, B, r->T, c.HC, c.NH, &r->dev));
 }
 

@@ -219,15 +219,16 @@ static inline Tensor* latent_statistic_rows(Tensor* t, size_t at, const LatentSi
 // does a layer teach the indexer that has chosen for it?
 static inline int latent_teaches_(const LatentSizes* s, int is_full) { return is_full || !s->by_source; }
 
-// scratch of a layer's attention and indexer in training, for N positions in rows of T; n_keys: rows of keys that they
-// meet
-static inline double latent_layer_workspace_bytes(const LatentSizes* s, int N, int n_keys, int T, const Device* dev) {
-    const int topk = latent_has_lists(s, T, TO_TRAIN) ? latent_chosen(s, T) : 0;
+// scratch of a layer's attention and indexer, for N positions in rows of T of which no text is made; n_keys: rows of
+// keys that they meet
+static inline double latent_layer_workspace_bytes(const LatentSizes* s, int N, int n_keys, int T, Purpose purpose,
+                                                  const Device* dev) {
+    const int topk = latent_has_lists(s, T, purpose) ? latent_chosen(s, T) : 0;
     const LatentShape shape = {N, s->H, s->dn, s->dr, s->dv, topk, 1.0f};
     const IndexShape index = {N, s->nI, s->dI, latent_chosen(s, T)};
-    const double of_attention = latent_workspace_bytes(&shape, n_keys, T, dev);
-    if (!latent_scores(s, T, TO_TRAIN)) { return of_attention; }
-    return fmax(of_attention, index_workspace_bytes(&index, n_keys, T, latent_learns(s, TO_TRAIN), dev));
+    const double of_attention = latent_workspace_bytes(&shape, n_keys, T, purpose == TO_TRAIN, dev);
+    if (!latent_scores(s, T, purpose)) { return of_attention; }
+    return fmax(of_attention, index_workspace_bytes(&index, n_keys, T, latent_learns(s, purpose), dev));
 }
 
 // with --tp, of layer l in training, for N positions in rows of T; is_back: backward goes through it

@@ -254,14 +254,15 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
     }
 }
 
-// Scratch of a training step of N positions in rows of T, for the account of memory. A strip sees keys of its row and,
-// where a row ends in it, of the next: with all keys at hand as many as it has positions there, else all of them
-static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, const Device* dev) {
+// Scratch of N positions in rows of T, for the account of memory; trains: of backward, too. A strip sees keys of its row
+// and, where a row ends in it, of the next: with all keys at hand as many as it has positions there, else all of them
+static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, int trains, const Device* dev) {
     const int cp = n_keys / s->N, beyond = cp == 1 ? TILE_N : T * (int)ceil_div((int64_t)TILE_N * cp, T);
     const int64_t most = (int64_t)T + beyond + TILE_M, span = most < n_keys ? most : n_keys;
     const size_t of_keys = latent_keys_floats_(s, (size_t)(ceil_div(s->N, TILE_N) * span));
-    const double turning = (double)s->H * n_keys * s->dr + 64.0;
-    return sizeof(float) * (turning + (double)of_keys + (double)latent_floats_(s, n_keys, 1) * dev->n_threads);
+    const double turning = trains ? (double)s->H * n_keys * s->dr + 64.0 : 0.0;
+    const size_t each = latent_floats_(s, n_keys, trains);
+    return sizeof(float) * (turning + (double)of_keys + (double)each * dev->n_threads);
 }
 
 // what 0 is multiplied by in the gradients of a strip

@@ -499,8 +499,9 @@ static inline size_t latent_backward_ints_(const LatentShape* s, int n_keys, int
 }
 
 // scratch of a training step of N positions, for the account of memory
-static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, const Device* dev) {
+static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, int trains, const Device* dev) {
     (void)T, (void)dev;
+    if (!trains) { return (double)sizeof(int) * (double)latent_sight_ints(s->N, s->N, s->topk, FLASH_LATENT_WORDS); }
     const size_t n_ints = latent_backward_ints_(s, n_keys, s->topk, FLASH_LATENT_WORDS);
     return (double)sizeof(float) * (double)(latent_backward_floats_(s, n_keys) + n_ints);
 }

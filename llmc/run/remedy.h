@@ -28,7 +28,7 @@ typedef struct {
 
 // planned: of rank 0; in a plan of the rank that takes most
 static inline Shortage shortage_of(const Run* r, const Planned* p, double n_free, const char* place, int n_here) {
-    const Purpose purpose = run_is_training(r) ? TO_TRAIN : TO_EVALUATE;
+    const Purpose purpose = run_purpose(r);
     const double batch = r->trainer->activation_bytes(r, purpose, r->o.batch_size, r->T, 0);
     const double spared = r->trainer->activation_bytes(r, purpose, r->o.batch_size, r->T, 1);
     const Shortage s = {p->parameters, p->gradients, p->moments, p->rest, p->activations,

@@ -489,7 +489,7 @@ static inline double start_workspace_(const Run* r, int B) {
 // activations and scratch of a micro-batch of B rows; sparing: with the option that saves most
 static inline double start_batch_bytes_(const Run* r, int B, int sparing) {
     const Trainer* t = r->trainer;
-    const Purpose purpose = run_is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
+    const Purpose purpose = run_purpose(r);
     const double rooms = purpose == TO_TRAIN ? pp_rooms_bytes(r, B) : 0.0;
     return t->activation_bytes(r, purpose, B, r->T, sparing) + rooms + start_workspace_(r, B);
 }

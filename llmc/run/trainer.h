@@ -66,7 +66,7 @@ typedef struct {
     double (*flops_per_token)(const Run* r);       // forward and backward
     // sparing: for training with that option
     double (*activation_bytes)(const Run* r, Purpose purpose, int B, int T, int sparing);
-    double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for
+    double (*workspace_bytes)(const Run* r, int B);  // or NULL: the largest scratch that an op asks for (run_purpose)
     double (*more_bytes)(const Run* r);            // or NULL: what else it takes
     // bytes in an update, by the stage whose turn it is (pp_sum)
     double (*rows_sent)(const Run* r);             // or NULL: to ranks that share experts
@@ -261,7 +261,12 @@ static inline int run_is_training(const Run* r) {
     return !run_is_generating(r) && !*r->o.probe && !r->o.eval_only && (has_data(&r->data.train) || r->o.dry_run);
 }
 
-// the same, as far as one can say before the data is open
+// of a batch: does a backward pass follow?
+static inline Purpose run_purpose(const Run* r) {
+    return run_is_training(r) || *r->o.probe ? TO_TRAIN : TO_EVALUATE;
+}
+
+// does it train, as far as one can say before the data is open?
 static inline int run_will_train(const Run* r) {
     int n = 0;
     for (int i = 0; i < r->n_options; i++) { n += *option_path(&r->table[i], OPTION_TRAINS) != '\0'; }
