@@ -293,6 +293,45 @@ static void test_refused(Test* t) {
     }
 }
 
+// A key that somebody has mistyped is named; the list that they are looked up in has none that nobody reads
+static void near_miss(void* path) {
+    config_load((const char*)path);
+    exit(40);
+}
+
+static void no_miss(void* path) {
+    config_load((const char*)path);
+    warn_line("nothing was said");  // the one line
+    exit(40);
+}
+
+static void test_near_miss(Test* t) {
+    const struct { const char *more, *says; } cases[] = {
+        {",\"indexer_type\":1", "\"indexer_type\" means nothing here, is it \"indexer_types\"?"},
+        {",\"ntopk_group\":1", "is it \"topk_group\"?"}, {",\"mtp_wieght\":1", "is it \"mtp_weight\"?"},
+        {",\"Attention_Bias\":true", "is it \"attention_bias\"?"}, {",\"m_group\":1", "is it \"n_group\"?"},
+        {",\"m_group\":1,\"n_group\":1", ""}, {",\"architectures\":[],\"use_cache\":true,\"ep_size\":1,\"topk\":1", ""}};
+    TempPath folder = temp_folder();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[2048];
+        const int n = snprintf(text, sizeof text, TINY, cases[i].more);
+        TempPath file = temp_file(&folder, "config.json", text, (size_t)n);
+        const int is_said = *cases[i].says != '\0';
+        check_exit(t, cases[i].more, is_said ? near_miss : no_miss, file.s, 40, is_said ? cases[i].says : "nothing was said");
+    }
+    temp_remove(&folder);
+    for (const char* at = CONFIG_OPTIONAL; *at; at += *at == '|') {
+        char more[128];
+        Config c;
+        ErrorText error = {""};
+        const int n = (int)strcspn(at, "|");
+        snprintf(more, sizeof more, ",\"%.*s\":{\"a\":{}}", n, at);
+        at += n;
+        if (strstr(more, "\"num_local_experts\"")) { continue; }  // the last of three names that are looked for
+        check(t, !parse(&c, more, &error), "%s means nothing", more);
+    }
+}
+
 // what is written is read again
 static void test_saved(Test* t) {
     static const char* const more[] = {
@@ -328,6 +367,7 @@ int main(int argc, char** argv) {
         {"counts", "tensors and parameters of the published models, and of a tiny one in transformers", test_counts},
         {"indexers", "which layers have one, by rule, pattern and list", test_indexers},
         {"refused", "config.json that contradicts itself, with the key", test_refused},
+        {"near miss", "a key that somebody has mistyped is named", test_near_miss},
         {"saved", "config.json comes back", test_saved},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

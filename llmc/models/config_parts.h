@@ -1,6 +1,7 @@
 /*
 Pieces of Hugging Face's config.json that more than one model has.
     config_is_absent     a key that is not there, or null
+    config_warn_of_near  a key that nobody reads, but for a letter one that may be left out and is: a mistake of typing
     config_parse_kinds, config_kinds_json   a list with a name for each layer, such as "layer_types", as letters and
                          back
     config_check_quantized   weights in fp8 with a scale for each block of 128 x 128 are read, no other quantized ones
@@ -17,6 +18,34 @@ Errors: 0 with the reason.
 static inline int config_is_absent(const json_t* json, const char* key) {
     const json_t* value = json_object_get(json, key);
     return !value || json_is_null(value);
+}
+
+// one letter more, less or another, two that have changed places, or capitals
+static inline int config_are_near_(const char* a, const char* b) {
+    const size_t n_a = strlen(a), n_b = strlen(b);
+    if (strcasecmp(a, b) == 0) { return 1; }
+    for (; *a && *a == *b; a++, b++) {}
+    if (n_a != n_b) { return n_a == n_b + 1 ? strcmp(a + 1, b) == 0 : n_b == n_a + 1 && strcmp(a, b + 1) == 0; }
+    return strcmp(a + 1, b + 1) == 0 || (a[1] && a[0] == b[1] && a[1] == b[0] && strcmp(a + 2, b + 2) == 0);
+}
+
+// optional: names of keys that may be left out, with | between them. Of others that are missing the reader says so, and
+// published files have many that mean nothing here. Where the near one is there, too, both are meant
+static inline void config_warn_of_near(const char* path, json_t* json, const char* optional) {
+    const char* key;
+    json_t* value;
+    json_object_foreach(json, key, value) {
+        char name[64];
+        for (const char* at = optional; *at; at += *at == '|') {
+            const size_t n = strcspn(at, "|");
+            assert(n < sizeof name);
+            snprintf(name, sizeof name, "%.*s", (int)n, at);
+            at += n;
+            if (strcmp(key, name) == 0) { break; }
+            if (json_object_get(json, name) || !config_are_near_(key, name)) { continue; }
+            warn_alike("%s: \"%s\" means nothing here, is it \"%s\"?", path, key, name);
+        }
+    }
 }
 
 // L letters: of each layer that of its name. names: "one|another", of which letters[] has one each

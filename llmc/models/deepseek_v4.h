@@ -474,12 +474,24 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     return json_agrees(json, same, error);
 }
 
+// keys that may be left out
+#define CONFIG_OPTIONAL \
+    "hc_mult|hc_sinkhorn_iters|hc_eps|n_routed_experts|num_local_experts|moe_intermediate_size" \
+    "|intermediate_size|num_hash_layers|mlp_layer_types|layer_types|compress_ratios|compress_rates" \
+    "|compress_rate_csa|compress_rate_hca|rope_theta|compress_rope_theta|rope_parameters" \
+    "|rope_scaling|qk_rope_head_dim|partial_rotary_factor|rms_norm_eps|routed_scaling_factor" \
+    "|swiglu_limit|num_nextn_predict_layers|mtp_weight|seq_balance_coef|bias_update_rate" \
+    "|indexer_train|index_topk|index_n_heads|index_head_dim|quantization_config|scoring_func" \
+    "|hidden_act|num_key_value_heads|n_shared_experts|attention_bias|mlp_bias|tie_word_embeddings" \
+    "|output_router_logits|norm_topk_prob|attention_dropout"
+
 // is_new: no files say how many modules there are, and a new model has one at most
 static inline Config config_load(const char* path, int is_new) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    config_warn_of_near(path, json, CONFIG_OPTIONAL);
     const json_int_t modules = json_integer_value(json_object_get(json, "num_nextn_predict_layers"));
     if (is_new && modules > 1) {
         fail_input("%s: \"num_nextn_predict_layers\": expected 0 or 1 of a new model, which predicts one token further "

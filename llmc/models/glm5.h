@@ -306,11 +306,23 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     return json_agrees(json, same, error);
 }
 
+// keys that may be left out
+#define CONFIG_OPTIONAL \
+    "rms_norm_eps|latent_norm_eps|rope_theta|rope_parameters|rope_scaling|attention_bias" \
+    "|pad_token_id|indexer_types|index_topk_pattern|index_topk_freq|index_skip_topk_offset" \
+    "|indexer_rope_interleave|mlp_layer_types|first_k_dense_replace|n_routed_experts|num_experts" \
+    "|num_local_experts|n_shared_experts|n_group|topk_group|norm_topk_prob|routed_scaling_factor" \
+    "|num_nextn_predict_layers|mtp_weight|mtp_detach|indexer_train|indexer_kl_coeff" \
+    "|indexer_kl_target|seq_balance_coef|bias_update_rate|quantization_config|scoring_func" \
+    "|topk_method|hidden_act|num_key_value_heads|qk_head_dim|moe_layer_freq|rope_interleave|mlp_bias" \
+    "|tie_word_embeddings|output_router_logits|attention_dropout"
+
 static inline Config config_load(const char* path) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    config_warn_of_near(path, json, CONFIG_OPTIONAL);
     json_decref(json);
     return c;
 }

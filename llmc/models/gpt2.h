@@ -16,6 +16,7 @@ Source: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165 (GPT-3)
 #include "../core/outfile.h"      // FileSum
 #include "../files/tensorfile.h"  // tensors_load
 #include "../ranks/model_gradients.h"  // Model, model_point_gradients
+#include "config_parts.h"         // config_warn_of_near
 
 // ---- 1. Config: what makes one GPT-2 different from another ----
 
@@ -87,11 +88,17 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
                        error);
 }
 
+// keys that may be left out
+#define CONFIG_OPTIONAL \
+    "model_type|activation_function|n_inner|layer_norm_epsilon|tie_word_embeddings" \
+    "|scale_attn_weights|scale_attn_by_inverse_layer_idx|add_cross_attention"
+
 static inline Config config_load(const char* path) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    config_warn_of_near(path, json, CONFIG_OPTIONAL);
     json_decref(json);
     return c;
 }

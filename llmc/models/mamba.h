@@ -19,6 +19,7 @@ Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spa
 #include "../core/outfile.h"      // FileSum
 #include "../core/tensor.h"       // Tensor: the table of parameters
 #include "../files/tensorfile.h"  // tensors_load_layers
+#include "config_parts.h"         // config_warn_of_near
 #include "head.h"                 // HeadConfig
 
 // ---- 1. Config ----
@@ -106,11 +107,17 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
            json_agrees(json, json_pack("{s:s}", "hidden_act", "silu"), error);
 }
 
+// keys that may be left out
+#define CONFIG_OPTIONAL \
+    "model_type|layer_norm_epsilon|time_step_rank|expand|intermediate_size|use_bias|use_conv_bias" \
+    "|tie_word_embeddings|hidden_act|head|proto|num_classes|is_classifier|proto_dim|hpn_scale"
+
 static inline Config config_load(const char* path) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    config_warn_of_near(path, json, CONFIG_OPTIONAL);
     json_decref(json);
     return c;
 }

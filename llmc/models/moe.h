@@ -22,6 +22,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../ops/rope.h"         // rope_scaled_base
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
+#include "config_parts.h"         // config_warn_of_near
 #include "rope_theta.h"          // rope_theta_parse
 
 // ---- 1. Config ----
@@ -169,11 +170,18 @@ typedef struct {
     int is_ours;       // llmc wrote it
 } ConfigFile;
 
+// keys that may be left out
+#define CONFIG_OPTIONAL \
+    "model_type|head_dim|rms_norm_eps|rope_theta|rope_parameters|rope_scaling|rope_base|rope_alpha" \
+    "|rope_base_positions|aux_alpha|z_lambda|balance|tie_word_embeddings|sliding_window|hidden_act" \
+    "|attention_dropout"
+
 static inline Config config_load(const char* path, ConfigFile* file) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    config_warn_of_near(path, json, CONFIG_OPTIONAL);
     const char* writer = json_string_value(json_object_get(json, "written_by"));
     file->is_ours = writer && strcmp(writer, HF_WRITTEN_BY) == 0;
     file->says_balance = json_object_get(json, "balance") || json_object_get(json, "aux_alpha");

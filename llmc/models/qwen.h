@@ -246,11 +246,20 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
                                        "mlp_bias", 0, "is_causal", 1), error);
 }
 
+// keys that may be left out
+#define CONFIG_OPTIONAL \
+    "rms_norm_eps|rope_theta|rope_parameters|rope_scaling|tie_word_embeddings|head_dim" \
+    "|attention_bias|sliding_window|use_sliding_window|layer_types|max_window_layers" \
+    "|decoder_sparse_step|mlp_only_layers|num_experts|num_local_experts|norm_topk_prob" \
+    "|output_router_logits|router_aux_loss_coef|quantization_config|hidden_act|attention_dropout" \
+    "|mlp_bias|is_causal"
+
 static inline Config config_load(const char* path) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    config_warn_of_near(path, json, CONFIG_OPTIONAL);
     json_decref(json);
     return c;
 }

@@ -261,11 +261,21 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
            config_parse_text_(c, text ? text : json, error) && config_parse_vision_(c, json, error);
 }
 
+// keys that may be left out
+#define CONFIG_OPTIONAL \
+    "text_config|vision_config|tie_word_embeddings|rms_norm_eps|layer_types|full_attention_interval" \
+    "|rope_theta|rope_parameters|rope_scaling|partial_rotary_factor|mtp_num_hidden_layers|mtp_weight" \
+    "|mtp_use_dedicated_embeddings|output_router_logits|router_aux_loss_coef|image_token_id" \
+    "|video_token_id|vision_start_token_id|vision_end_token_id|quantization_config|hidden_act" \
+    "|attention_dropout|attention_bias|norm_topk_prob|is_causal"
+
 static inline Config config_load(const char* path) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
+    config_warn_of_near(path, json, CONFIG_OPTIONAL);
+    config_warn_of_near(path, json_object_get(json, "text_config"), CONFIG_OPTIONAL);
     json_decref(json);
     return c;
 }
