@@ -257,17 +257,17 @@ for n, (d, s, x) in list(t.items()):
         refuse "$1" "$2" --from hf --probe in --inject file
     }
     hidden "no choices" "file: expected tensors choice.<module>, as --probe writes them, found none" 't = {n: v for n, v in t.items() if n[0] != "c"}'
-    hidden "those of a layer that shares another's" "file: choice.model.layers.2.self_attn.indexer: this model chooses nothing there" \
+    hidden "those of a layer that shares another's" "found choice.model.layers.2.self_attn.indexer: leave it out" \
         't["choice.model.layers.2.self_attn.indexer"] = t[K]'
     hidden "floats" "file: $key: expected I32 or I64 of shape (2, 19, 5), found F32 of shape (2, 19, 5)" 't[K] = "F32", s, x'
     hidden "another batch" "file: $key: expected I32 or I64 of shape (2, 19, 5), found I32 of shape (1, 38, 5)" 't[K] = d, [1, 38, 5], x'
     hidden "fewer than are chosen" "file: $key: expected I32 or I64 of shape (2, 19, 5), found I32 of shape (2, 19, 4)" 't[K] = d, [2, 19, 4], x[:608]'
     hidden "more experts" "file: $gate: expected I32 or I64 of shape (2, 19, 2), found I32 of shape (2, 19, 5)" 't[G] = t[K]'
-    hidden "a position beyond the row" "file: $key: row 1, position 3: expected numbers 0..18, found 19" 't[K] = d, s, x[:440] + struct.pack("<i", 19) + x[444:]'
-    hidden "too few of those that are there" "file: $key: row 0, position 2: expected 3 different numbers 0..2, found 2" 't[K] = d, s, x[:40] + struct.pack("<5i", 0, 2, 9, -1, -1) + x[60:]'
-    hidden "one twice" "file: $key: row 0, position 7: expected 5 different numbers 0..7, found 4" 't[K] = d, s, x[:140] + struct.pack("<5i", 0, 2, 2, 6, 7) + x[160:]'
-    hidden "an expert twice" "file: $gate: row 0, position 0: expected 2 different numbers 0..3, found 1" 't[G] = e, u, struct.pack("<2i", 3, 3) + y[8:]'
-    hidden "an expert that is not there" "file: $gate: row 0, position 0: expected numbers 0..3, found -1" 't[G] = e, u, struct.pack("<2i", 3, -1) + y[8:]'
+    hidden "a position beyond the row" "file: $key[1, 3]: expected numbers 0..18, found 19" 't[K] = d, s, x[:440] + struct.pack("<i", 19) + x[444:]'
+    hidden "too few of those that are there" "file: $key[0, 2]: expected 3 different numbers 0..2, found 2" 't[K] = d, s, x[:40] + struct.pack("<5i", 0, 2, 9, -1, -1) + x[60:]'
+    hidden "one twice" "file: $key[0, 7]: expected 5 different numbers 0..7, found 4" 't[K] = d, s, x[:140] + struct.pack("<5i", 0, 2, 2, 6, 7) + x[160:]'
+    hidden "an expert twice" "file: $gate[0, 0]: expected 2 different numbers 0..3, found 1" 't[G] = e, u, struct.pack("<2i", 3, 3) + y[8:]'
+    hidden "an expert that is not there" "file: $gate[0, 0]: expected numbers 0..3, found -1" 't[G] = e, u, struct.pack("<2i", 3, -1) + y[8:]'
     head -c 100 other >file
     refuse "a file that is cut off" "file: " --from hf --probe in --inject file
     refuse "no file" "nowhere: " --from hf --probe in --inject nowhere

@@ -69,16 +69,16 @@ static inline void choice_take_(const Choice* c, const SafeFile* file, const Saf
     for (int i = 0; i < n; i++) {
         const int64_t x = choice_number_(found, row * (size_t)n + (size_t)i);
         if (x < (c->n_experts > 0 ? 0 : -1) || x >= end) {
-            fail_input("%s: %s: row %d, position %d: expected numbers 0..%d, found %lld", file->path, c->name, b, t,
-                       end - 1, (long long)x);
+            fail_input("%s: %s[%d, %d]: expected numbers 0..%d, found %lld", file->path, c->name, b, t, end - 1,
+                       (long long)x);
         }
         if (x >= 0 && x < below) { numbers[n_taken++] = (int)x; }
     }
     qsort(numbers, (size_t)n_taken, sizeof(int), choice_compare_);
     for (int i = 0; i < n_taken; i++) { n_different += i == 0 || numbers[i] != numbers[i - 1]; }
     if (n_taken != expected || n_different != expected) {
-        fail_input("%s: %s: row %d, position %d: expected %d different numbers 0..%d, found %d", file->path, c->name,
-                   b, t, expected, below - 1, n_different);
+        fail_input("%s: %s[%d, %d]: expected %d different numbers 0..%d, found %d", file->path, c->name, b, t,
+                   expected, below - 1, n_different);
     }
     for (int i = 0; i < c->width; i++) {
         const int at = c->n_experts > 0 ? 0 : first;
@@ -112,8 +112,8 @@ static inline void choices_read(Choice* list, int n, const char* path, int B, in
         if (strncmp(found->name, CHOICE_PREFIX, strlen(CHOICE_PREFIX)) != 0) { continue; }
         while (k < n && strcmp(list[k].name, found->name) != 0) { k++; }
         if (k == n) {
-            fail_input("%s: %s: this model chooses nothing there: expected names such as %s", path,
-                       format_text(found->name).s, n > 0 ? list[n - 1].name : "none");
+            fail_input("%s: expected a tensor for each module of this model that chooses, such as %s, found %s: leave "
+                       "it out", path, n > 0 ? list[n - 1].name : "none", format_text(found->name).s);
         }
         choice_read_(&list[k], &file, found, B, T);
         n_found++;
