@@ -465,6 +465,7 @@ check "a padded vocabulary: end of text is the tokenizer's" grep -q '"eos_token_
 run --from padded --generate ab --max-new-tokens 3
 check "... and the tokenizer that came with the model encodes and decodes" test "$status" = 0 -a "$(head -c 2 out)" = ab
 refuse "a probe and a text" "--probe: is another task than --generate: give one at a time" --from odd --probe probe --probe-out new --generate a
+refuse "a probe and data" "--probe: computes the batch in its own file alone: leave out --train" --from odd --probe probe --probe-out new --train text
 refuse "a probe and a validation" "--probe: is another task than --eval-only" --from odd --probe probe --probe-out new --eval-only 1 --val text
 refuse "a validation and a text" "--eval-only: is another task than --generate" --from odd --eval-only 1 --val text --generate a
 run --from odd --probe probe --probe-out ours.safetensors

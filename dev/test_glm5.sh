@@ -140,6 +140,11 @@ options() {
     edit tiny.json wordy.json vocab_size 300
     rm -rf with other && go "${start[@]}" --config wordy.json --schedule constant --warmup 0 --run other && go "${start[@]}" --config wordy.json --schedule constant --warmup 0 --steps 2 --run with && go --resume --run with --steps 4 && same_run other with
     verdict $? "a model of more tokens than text has bytes: stopped after 2 of 4 updates, resumed: the same bytes" "$(<err)"
+    go --config wordy.json --train text --seq-len 16 --dry-run
+    check "a new model with more tokens than bytes has: a line says so" \
+        test "$(tr -d '\n' <out | grep -c 'bytes, of 257 tokens; the model has 300: samples')" = 1
+    "$trainer" --model small --seq-len 1024 --batch-size 65536 --dry-run >out 2>err
+    check "... and a batch that is too large is to be smaller" grep -q "try --recompute 3, a smaller --batch-size, --seq-len or --model" err
     refuse "... and other text" "--tokenizer: the model has 300 tokens, bytes has 257: give the model's tokenizer, or token shards" --from with --train text --seq-len 16
 
     echo "# memory and FLOP per token"

@@ -322,7 +322,8 @@ static inline void safeset_close(SafeSet* set) {
 // formats that others read and we do not, by a name's end, with the way out
 static inline const char* model_other_format_(const char* name) {
     const struct { const char *end, *what; } formats[] = {
-        {"adapter_model.safetensors", "a LoRA adapter: --from takes the model that it was trained on"},
+        {"adapter_model.safetensors", "a LoRA adapter: --from takes the model that it was trained on, --lora this "
+                                      "folder (where a trainer has it)"},
         {".gguf", "llama.cpp's format, usually quantised: take the Hugging Face folder that it was made from"},
         {".bin", "PyTorch's pickle, which can run any code when it is read: convert it with transformers, "
                  "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"},

@@ -31,8 +31,10 @@ static inline Shortage shortage_of(const Run* r, const Planned* p, double n_free
     const Purpose purpose = run_purpose(r);
     const double batch = r->trainer->activation_bytes(r, purpose, r->o.batch_size, r->T, 0);
     const double spared = r->trainer->activation_bytes(r, purpose, r->o.batch_size, r->T, 1);
-    const Shortage s = {p->parameters, p->gradients, p->moments, p->rest, p->activations,
-                        p->activations - batch + spared, n_free, place, n_here};
+    const double scratch = r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, r->o.batch_size) : 0.0;
+    const double all = p->activations + scratch;
+    const Shortage s = {p->parameters, p->gradients, p->moments, p->rest - scratch, all, all - batch + spared, n_free,
+                        place, n_here};
     return s;
 }
 

@@ -59,6 +59,12 @@ static inline void start_check_task_(const Run* r) {
         if (first) { options_fail(tasks[i].name, "is another task than --%s: give one at a time", first); }
         first = tasks[i].name;
     }
+    for (int i = 0; i < r->n_options && *r->o.probe; i++) {
+        const Option* row = &r->table[i];
+        if ((row->flags & OPTION_TYPED) && *option_path(row, OPTION_TRAINS | OPTION_VALIDATES)) {
+            options_fail("probe", "computes the batch in its own file alone: leave out --%s", row->name);
+        }
+    }
 }
 
 static inline void start_parse_(Run* r, int argc, char** argv) {
@@ -691,7 +697,13 @@ static inline Needed start_box_(Run* r) {
             format_count((double)n_parameters).s, n_parameters, n_padded);
     data_box(&r->data);
     if (has_data(&r->data.train) && !run_has_text(r) && !r->has_no_text) {
-        box_row("tokenizer", "none of %d tokens: samples are numbers", r->V);
+        const int is_text = r->data.train.text || data_is_chat(&r->data);
+        if (is_text) {
+            box_row("tokenizer", "%s, of %d tokens; the model has %d: samples are numbers", r->tokenizer.kind,
+                    r->tokenizer.n_tokens, r->V);
+        } else {
+            box_row("tokenizer", "none of %d tokens: samples are numbers", r->V);
+        }
     }
     if (run_is_training(r)) {
         box_update(&r->o, r->n_leaves, r->T);

@@ -136,7 +136,7 @@ static inline void task_evaluate(Run* r, int training) {
 static inline void task_need_text(const Run* r, const char* option) {
     if (run_has_text(r)) { return; }
     options_fail(option, "the model has %d tokens, --tokenizer %s has %d: give the model's tokenizer", r->V,
-                 r->o.tokenizer, r->tokenizer.n_tokens);
+                 *r->o.tokenizer ? r->o.tokenizer : r->tokenizer.kind, r->tokenizer.n_tokens);
 }
 
 // room: positions for prompt and text
