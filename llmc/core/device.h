@@ -11,6 +11,7 @@ that a trainer needs to know of the difference:
     device_download                     to the host: waits for every op before it
     device_sync                         waits, and stops if a kernel has failed
     device_workspace                    scratch of the op that runs now
+    device_widened                      of a GPU: what that op reads of a matrix that is stored otherwise
 */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
@@ -50,6 +51,7 @@ typedef struct {
     cudaStream_t stream;   // of every kernel: one begins when the one before has ended
     cublasLtHandle_t blas;
     CublasPlans* plans;
+    Workspace* widened;    // matrices that are stored in fewer bytes, as a product reads them: ops/widen.h
     int n_sms;             // multiprocessors of this GPU
     int most_shared;       // bytes of shared memory that a block may ask for
 #endif
@@ -170,7 +172,8 @@ static inline void device_init(Device* dev, int n_threads) {
     cudaCheck(cudaStreamCreate(&dev->stream));
     cublasCheck(cublasLtCreate(&dev->blas));
     dev->plans = (CublasPlans*)calloc(1, sizeof(CublasPlans));
-    if (!dev->plans) { fail_run("device: no memory"); }
+    dev->widened = (Workspace*)calloc(1, sizeof(Workspace));
+    if (!dev->plans || !dev->widened) { fail_run("device: no memory"); }
 #endif
 }
 
@@ -288,13 +291,11 @@ static inline void* device_pinned(size_t n_bytes, const char* what) {
 static inline void device_pinned_free(void* p) { free(p); }
 #endif
 
-// scratch of at least n_bytes, kept from call to call: it grows in the first step and stays. Never inside a parallel
-// region
-static inline float* device_workspace(const Device* dev, size_t n_bytes) {
-    Workspace* w = dev->workspace;
+// at least n_bytes, kept from call to call: it grows in the first step and stays
+static inline float* device_room_(Workspace* w, size_t n_bytes, const char* what) {
     if (w->n_bytes < n_bytes) {
         device_release(w->memory, w->n_bytes);
-        w->memory = (float*)device_alloc(n_bytes, "workspace");
+        w->memory = (float*)device_alloc(n_bytes, what);
         w->n_bytes = n_bytes;
 #if defined(ARENA_GUARDED) && !defined(__CUDACC__)
         memset(w->memory, 0xff, n_bytes);  // NaN: nobody may count on zeros
@@ -303,11 +304,25 @@ static inline float* device_workspace(const Device* dev, size_t n_bytes) {
     return w->memory;
 }
 
+// scratch of the op that runs now. Never inside a parallel region
+static inline float* device_workspace(const Device* dev, size_t n_bytes) {
+    return device_room_(dev->workspace, n_bytes, "workspace");
+}
+
+#ifdef __CUDACC__
+// what an op reads that has scratch of its own
+static inline void* device_widened(const Device* dev, size_t n_bytes) {
+    return device_room_(dev->widened, n_bytes, "a matrix as products read it");
+}
+#endif
+
 static inline void device_free(Device* dev) {
     device_release(dev->workspace->memory, dev->workspace->n_bytes);
     free(dev->workspace);
     dev->workspace = NULL;
 #ifdef __CUDACC__
+    device_release(dev->widened->memory, dev->widened->n_bytes);
+    free(dev->widened);
     free(dev->plans->cache);
     free(dev->plans);
     cublasCheck(cublasLtDestroy(dev->blas));

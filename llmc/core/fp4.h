@@ -17,7 +17,7 @@ Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; packed so by DeepSeek-V4's 
 */
 #ifndef LLMC_FP4_H
 #define LLMC_FP4_H
-#include "fp8.h"  // FP8_BLOCK, fp8_blocks, fp8_nearest
+#include "fp8.h"  // FP8_BLOCK, FP8_FUNCTION, fp8_blocks, fp8_nearest
 
 enum {
     FP4_GROUP = 32,           // columns that share a scale: a row has whole groups
@@ -26,13 +26,13 @@ enum {
 };
 #define FP4_LARGEST 6.0f
 
-static inline float fp4_widen(int code) {
+FP8_FUNCTION float fp4_widen(int code) {
     const int exponent = code >> 1 & 3, mantissa = code & 1;
     const float size = exponent > 0 ? (float)((2 + mantissa) << (exponent - 1)) * 0.5f : (float)mantissa * 0.5f;
     return code & 8 ? -size : size;
 }
 
-static inline int fp4_code(const uint8_t* row, int column) { return row[column / 2] >> 4 * (column % 2) & 15; }
+FP8_FUNCTION int fp4_code(const uint8_t* row, int column) { return row[column / 2] >> 4 * (column % 2) & 15; }
 
 // A sum with a number whose last place is the unit rounds to units, ties to even. Codes are numbered through: an even
 // number of units is an even code
@@ -44,7 +44,7 @@ static inline int fp4_nearest(float x) {
     return (signbit(x) ? 8 : 0) | (before + n);
 }
 
-static inline float e8m0_widen(uint8_t exponent) {
+FP8_FUNCTION float e8m0_widen(uint8_t exponent) {
     uint32_t bits = exponent > 0 ? (uint32_t)exponent << 23 : 0x00400000u;  // 2^-127 is subnormal
     bits = exponent == 255 ? 0x7fc00000u : bits;
     float x;

@@ -20,6 +20,12 @@ Source: Micikevicius et al. 2022, arXiv:2209.05433, table 1; blocks of 128 x 128
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__  // kernels read codes, too
+#define FP8_FUNCTION static inline __host__ __device__
+#else
+#define FP8_FUNCTION static inline
+#endif
+
 enum { FP8_BLOCK = 128 };  // rows and columns that share a scale; the last ones of a matrix may be fewer
 
 #define FP8_LARGEST 448.0f
@@ -30,7 +36,7 @@ enum { FP8_BLOCK = 128 };  // rows and columns that share a scale; the last ones
 // Exponent and mantissa in the places that those of a float have are a number 2^-120 as large, subnormal ones too
 #define FP8_UNIT 0x1p120f
 
-static inline float fp8_widen(uint8_t byte) {
+FP8_FUNCTION float fp8_widen(uint8_t byte) {
     const uint32_t bits = (uint32_t)(byte & 0x80) << 24 | (uint32_t)(byte & 0x7f) << 20;
     float x;
     memcpy(&x, &bits, sizeof x);

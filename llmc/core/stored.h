@@ -20,7 +20,7 @@ e8m0 (rows, columns / 32) (fp4.h): columns are a multiple of 32.
 #define LLMC_STORED_H
 #include "bf16.h"  // bf16_widen
 #include "fp4.h"   // fp4_widen, e8m0_widen, FP4_GROUP
-#include "fp8.h"   // fp8_widen, fp8_blocks, FP8_BLOCK
+#include "fp8.h"   // fp8_widen, fp8_blocks, FP8_BLOCK, FP8_FUNCTION
 #include <assert.h>
 
 // What a parameter is stored as while it is used: what the build stores (floatX), or always this. FP8: e4m3, and a
@@ -28,7 +28,7 @@ e8m0 (rows, columns / 32) (fp4.h): columns are a multiple of 32.
 typedef enum { STORED_BY_BUILD, STORED_F32, STORED_BF16, STORED_FP8, STORED_FP4 } Stored;
 
 typedef struct {
-    const void* data;    // floatX, or as `kind` says
+    const void* data;    // as `kind` says; in a CUDA build F32 are what the product reads, float or bf16
     Stored kind;         // F32, BF16, FP8 or FP4
     int rows, columns;
     int part_rows;       // FP8: of a part; the parts are all the rows
@@ -52,7 +52,7 @@ static inline size_t stored_bytes(Stored kind, size_t n) {
     return kind == STORED_FP4 ? n / 2 : kind == STORED_FP8 ? n : kind == STORED_BF16 ? 2 * n : 4 * n;
 }
 
-static inline int stored_blocks(int n, int block) { return (n + block - 1) / block; }
+FP8_FUNCTION int stored_blocks(int n, int block) { return (n + block - 1) / block; }
 
 // a power of two, as `block` is
 static inline int stored_cut(int block, int n) {
@@ -61,18 +61,18 @@ static inline int stored_cut(int block, int n) {
 }
 
 // scales of a matrix, and where those of a row begin
-static inline size_t stored_scales(const StoredMatrix* m) {
+FP8_FUNCTION size_t stored_scales(const StoredMatrix* m) {
     return (size_t)(m->rows / m->part_rows) * (size_t)stored_blocks(m->part_rows, m->block_rows) *
            (size_t)stored_blocks(m->columns, m->block_columns);
 }
-static inline const float* stored_row_scales(const StoredMatrix* m, int row) {
+FP8_FUNCTION const float* stored_row_scales(const StoredMatrix* m, int row) {
     const int part = row / m->part_rows, block = row % m->part_rows / m->block_rows;
     return (const float*)m->scales + (size_t)(part * stored_blocks(m->part_rows, m->block_rows) + block) *
                                          (size_t)stored_blocks(m->columns, m->block_columns);
 }
 
-static inline size_t stored_exponents(int rows, int columns) { return (size_t)rows * (size_t)(columns / FP4_GROUP); }
-static inline const uint8_t* stored_row_exponents(const StoredMatrix* m, int row) {
+FP8_FUNCTION size_t stored_exponents(int rows, int columns) { return (size_t)rows * (size_t)(columns / FP4_GROUP); }
+FP8_FUNCTION const uint8_t* stored_row_exponents(const StoredMatrix* m, int row) {
     return (const uint8_t*)m->scales + stored_exponents(row, m->columns);
 }
 

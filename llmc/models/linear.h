@@ -18,8 +18,8 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
                             and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
-Weights are stored as floatX or, in a CPU build, as bf16, fp8 or fp4 where they do not learn (core/stored.h): the bits
-are those of the same numbers stored as floats. With --tp they travel as they are stored, and become floats in the
+Weights are stored as floatX or, where they do not learn, as bf16, fp8 or fp4 (core/stored.h): the bits are those of the
+same numbers stored as floatX. With --tp they travel as they are stored, and become floats in the
 product.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. Its
@@ -52,7 +52,7 @@ typedef struct {
 } LinearAdapter;
 
 typedef struct {
-    StoredMatrix weight;  // (OC, C), of experts (E, OC, C); in a CUDA build its data alone count, which are floatX
+    StoredMatrix weight;  // (OC, C), of experts (E, OC, C); in a CUDA build F32 are floatX
     const floatX* bias;   // (OC) or NULL
     int C, OC;
     int n_adapters;
@@ -334,80 +334,45 @@ static inline Linear linear_turned_rows_(const Linear* w, const TpRoom* room, co
 
 // ---- the products ----
 
-#ifndef __CUDACC__
-static inline void linear_product_(float* out, const float* inp, const Linear* w, int N, const Device* dev) {
-    matmul_forward_stored(out, inp, w->weight, w->bias, N, dev);
-}
-
-static inline void linear_product_back_(float* dinp, const float* dout, const Linear* w, int add, int N,
-                                        const Device* dev) {
-    matmul_backward_input_stored(dinp, dout, w->weight, add, N, dev);
-}
-
-static inline void linear_blocks_product_(float* out, const float* inp, const Linear* w, int G, int N,
-                                          const Device* dev) {
-    block_matmul_forward_stored(out, inp, w->weight, N, G, dev);
-}
-
-static inline void linear_blocks_product_back_(float* dinp, const float* dout, const Linear* w, int G, int N,
-                                               const Device* dev) {
-    block_matmul_backward_input_stored(dinp, dout, w->weight, N, G, dev);
-}
-
-static inline void linear_rows(float* out, const int* tokens, const Linear* w, int N, const Device* dev) {
-    token_embedding_forward_stored(out, tokens, w->weight, N, dev);
-}
-
-static inline void linear_grouped_product_(float* out, const float* inp, const int* index, const Linear* w,
-                                           const int* offsets, int E, int R, const Device* dev) {
-    grouped_matmul_forward_stored(out, inp, index, w->weight, offsets, E, R, dev);
-}
-
-static inline void linear_grouped_product_back_(float* dinp, const float* dout, const int* index, const Linear* w,
-                                                const int* offsets, int E, int R, const Device* dev) {
-    grouped_matmul_backward_input_stored(dinp, dout, index, w->weight, offsets, E, R, dev);
-}
-#else
 static inline void linear_product_(floatX* out, const floatX* inp, const Linear* w, int N, const Device* dev) {
-    matmul_forward(out, inp, (const floatX*)w->weight.data, w->bias, N, w->C, w->OC, dev);
+    matmul_forward_stored(out, inp, w->weight, w->bias, N, dev);
 }
 
 static inline void linear_product_back_(floatX* dinp, const floatX* dout, const Linear* w, int add, int N,
                                         const Device* dev) {
-    matmul_backward_input(dinp, dout, (const floatX*)w->weight.data, add, N, w->C, w->OC, dev);
+    matmul_backward_input_stored(dinp, dout, w->weight, add, N, dev);
 }
 
 static inline void linear_blocks_product_(floatX* out, const floatX* inp, const Linear* w, int G, int N,
                                           const Device* dev) {
-    block_matmul_forward(out, inp, (const floatX*)w->weight.data, N, G * w->C, w->OC, G, dev);
+    block_matmul_forward_stored(out, inp, w->weight, N, G, dev);
 }
 
 static inline void linear_blocks_product_back_(floatX* dinp, const floatX* dout, const Linear* w, int G, int N,
                                                const Device* dev) {
-    block_matmul_backward_input(dinp, dout, (const floatX*)w->weight.data, N, G * w->C, w->OC, G, dev);
+    block_matmul_backward_input_stored(dinp, dout, w->weight, N, G, dev);
 }
 
 static inline void linear_rows(floatX* out, const int* tokens, const Linear* w, int N, const Device* dev) {
-    token_embedding_forward(out, tokens, (const floatX*)w->weight.data, N, w->C, dev);
+    token_embedding_forward_stored(out, tokens, w->weight, N, dev);
 }
 
 static inline void linear_grouped_product_(floatX* out, const floatX* inp, const int* index, const Linear* w,
                                            const int* offsets, int E, int R, const Device* dev) {
-    grouped_matmul_forward(out, inp, index, (const floatX*)w->weight.data, offsets, E, R, w->C, w->OC, dev);
+    grouped_matmul_forward_stored(out, inp, index, w->weight, offsets, E, R, dev);
 }
 
 static inline void linear_grouped_product_back_(floatX* dinp, const floatX* dout, const int* index, const Linear* w,
                                                 const int* offsets, int E, int R, const Device* dev) {
-    grouped_matmul_backward_input(dinp, dout, index, (const floatX*)w->weight.data, offsets, E, R, w->C, w->OC, dev);
+    grouped_matmul_backward_input_stored(dinp, dout, index, w->weight, offsets, E, R, dev);
 }
 
-#if !defined(EXACT) && !defined(FP32)
+#if defined(__CUDACC__) && !defined(EXACT) && !defined(FP32)
 // to floats, as a router's logits are; without bias and adapters
 static inline void linear_forward(float* out, const floatX* inp, Linear w, int N, const Device* dev) {
     assert(!w.bias && w.n_adapters == 0);
-    matmul_forward(out, inp, (const floatX*)w.weight.data, NULL, N, w.C, w.OC, dev);
+    matmul_forward_stored(out, inp, w.weight, NULL, N, dev);
 }
-#endif
 #endif
 
 // ---- adapters of a matrix that ranks share: what sums over all of A or B gets it whole ----

@@ -7,8 +7,8 @@ Backward. NULL: nobody asks for it
     dinp[n][g*Cg + c]     = sum over r of dout[n][g*R + r] * weight[g*R + r][c]      (N, C)      written
     dweight[g*R + r][c]   = sum over n of dout[n][g*R + r] * inp[n][g*Cg + c]        (OC, C/G)   float, written: one
                                                                                      call is one leaf
-In C a weight that does not learn may be stored as bf16 or fp8 (core/stored.h): ..._forward_stored and
-..._backward_input_stored have the bits of the same numbers as floats.
+A weight that does not learn may be stored as bf16, fp8 or fp4 (core/stored.h): ..._forward_stored and
+..._backward_input_stored have the bits of the same numbers as floats (widen.h: as X).
 Cost:   2*N*OC*C/G flops each, a G-th of what a layer with a whole weight takes. In C: the groups are parts of a block
         of gemm.h, so one parallel region has the panels of all as its tasks: with N 512, G 8, C/G 1024 and R 256
         forward reaches 68 GFLOP/s, dinp 69, dweight 65, one product of as many flops 77 (processor time of one thread,
@@ -26,6 +26,7 @@ Source: doc/deepseek_v4.md "Formula" (the output projection of attention)
 #include "few_rows.h"        // in a fast CUDA build: few_rows_outputs
 #include "gemm_cublas.h"     // gemm_cublas
 #include "grouped_matmul.h"  // GroupedPlan, grouped_plan_, gemm, Matrix, MaybeNull, Device
+#include "widen.h"           // in a CUDA build: stored_widen
 #include <assert.h>
 
 // ---- plain C: read this first; it defines every bit ----
@@ -211,6 +212,20 @@ static inline void block_matmul_backward_weight(float* dweight, const X* dout, c
         block_product_(dweight + (size_t)g * R * Cg, (size_t)Cg, gemm_transposed(dout + g * R, (size_t)OC),
                        gemm_matrix(inp + g * Cg, (size_t)C), R, Cg, N, dev);
     }
+}
+
+// weight (OC, C/G)
+template <typename X>
+static inline void block_matmul_forward_stored(X* out, const X* inp, StoredMatrix weight, int N, int G,
+                                               const Device* dev) {
+    block_matmul_forward(out, inp, stored_widen<X>(&weight, dev), N, G * weight.columns, weight.rows, G, dev);
+}
+
+template <typename X>
+static inline void block_matmul_backward_input_stored(X* dinp, const X* dout, StoredMatrix weight, int N, int G,
+                                                      const Device* dev) {
+    if (!dinp) { return; }
+    block_matmul_backward_input(dinp, dout, stored_widen<X>(&weight, dev), N, G * weight.columns, weight.rows, G, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_BLOCK_MATMUL_H

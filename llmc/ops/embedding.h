@@ -22,6 +22,7 @@ Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: sums of n float
 #include "../core/stored.h"  // StoredMatrix, stored_row
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/kernel.h"  // load_floats, store_floats, pack_aligned
+#include "widen.h"           // in a CUDA build: stored_widen_rows
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -176,6 +177,14 @@ static inline void embedding_forward(X* out, const int* tokens, const X* wte, co
 template <typename X>
 static inline void token_embedding_forward(X* out, const int* tokens, const X* wte, int N, int C, const Device* dev) {
     embedding_forward(out, tokens, wte, (const X*)NULL, 1, N, C, 0, dev);
+}
+
+// the same of a table that does not learn
+template <typename X>
+static inline void token_embedding_forward_stored(X* out, const int* tokens, StoredMatrix wte, int N,
+                                                  const Device* dev) {
+    if (!stored_is_wide<X>(&wte)) { stored_widen_rows(out, tokens, &wte, N, dev); }
+    else { token_embedding_forward(out, tokens, (const X*)wte.data, N, wte.columns, dev); }
 }
 
 // ---- CUDA, a table in parts ----

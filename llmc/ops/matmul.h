@@ -8,9 +8,9 @@ Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for 
     dbias   = sum over n of dout     (OC)     float, written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. With
 add 1 the first goes on from what is in dinp, where several layers read inp, and the second from what is in dweight,
-where the weight is used twice; matmul_forward_on goes on from what is in out, without bias. In C a weight that does
-not learn may be bf16, fp8 or fp4 (core/stored.h):
-matmul_forward_stored and matmul_backward_input_stored have the bits of the same numbers as floats.
+where the weight is used twice; matmul_forward_on goes on from what is in out, without bias. A weight that does not
+learn may be bf16, fp8 or fp4 (core/stored.h): matmul_forward_stored and matmul_backward_input_stored have the bits of
+the same numbers as floats; on a GPU, where X is bf16, those of the same numbers as bf16 (widen.h).
 Cost:   compute bound: forward 2*N*C*OC flops, backward twice that. Judge it in GFLOP/s, matmul_backward_bias, which
         reads N*OC elements, in GB/s.
 Error:  a plain chain of K float sums: |error| <= K * 2^-24 * (sum of |products|); stored as bf16, 2^-8 of the result
@@ -30,6 +30,7 @@ Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, 
 #include "gemm.h"         // gemm, matrix, transposed, MaybeNull, Device
 #include "gemm_cublas.h"  // gemm_cublas
 #include "thin_gemm.h"    // thin_gemm, gemm
+#include "widen.h"        // in a CUDA build: stored_widen
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -211,6 +212,13 @@ static inline void matmul_forward(Out* out, const X* inp, const X* weight, const
     matmul_product_(out, bias, 0, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
 }
 
+// weight (OC, C)
+template <typename Out, typename X>
+static inline void matmul_forward_stored(Out* out, const X* inp, StoredMatrix weight,
+                                         const typename MaybeNull<Out>::type* bias, int N, const Device* dev) {
+    matmul_forward(out, inp, stored_widen<X>(&weight, dev), bias, N, weight.columns, weight.rows, dev);
+}
+
 template <typename X>
 static inline void matmul_forward_on(X* out, const X* inp, const X* weight, int N, int C, int OC, const Device* dev) {
     matmul_product_(out, NULL, 1, gemm_matrix(inp, C), gemm_transposed(weight, C), N, OC, C, dev);
@@ -235,6 +243,13 @@ static inline void matmul_backward_input(X* dinp, const X* dout, const X* weight
                                          const Device* dev) {
     if (!dinp) { return; }
     matmul_product_(dinp, NULL, add, gemm_matrix(dout, OC), gemm_matrix(weight, C), N, C, OC, dev);
+}
+
+template <typename X>
+static inline void matmul_backward_input_stored(X* dinp, const X* dout, StoredMatrix weight, int add, int N,
+                                                const Device* dev) {
+    if (!dinp) { return; }
+    matmul_backward_input(dinp, dout, stored_widen<X>(&weight, dev), add, N, weight.columns, weight.rows, dev);
 }
 
 template <typename X>
