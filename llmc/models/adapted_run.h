@@ -22,6 +22,7 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
 #include "experts_run.h"   // experts_obstacle
 
 typedef enum { BASE_FP32, BASE_BF16, BASE_FP8 } BaseDtype;  // --base-dtype
+enum { BASE_OF_BUILD = FLOATX_IS_FLOAT ? BASE_FP32 : BASE_BF16 };  // as all else is stored
 
 typedef struct {
     Decoder decoder;      // first: decoder_of finds it
@@ -56,16 +57,14 @@ static inline void adapted_init(Adapted* x, const DecoderPasses* passes, int rec
 static inline Tensor* adapted_base_rows_(const Run* r) { return r->model->table + adapted_of(r)->adapters->n_table; }
 
 static inline void adapted_options(Run* r, Adapted* x) {
-#ifndef __CUDACC__
     const Option own[] = {
-        {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, "fp32", 0, 0, "fp32|bf16|fp8",
+        {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, FLOATX_NAME, 0, 0, "fp32|bf16|fp8",
          "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
          "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
          "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, "
-         "which is then the default", OPTION_BEGINS},
+         "which is then the default. A build for GPUs that stores bf16 has no fp32", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
-#endif
     r->n_options = adapter_options(r->table, r->n_options, &x->lora);
 }
 
@@ -79,15 +78,11 @@ static inline void adapted_base(Run* r, const SafeSet* set) {
 
 // where the model learns it is floats
 static inline void adapted_keep_scaled_(Run* r, int is_adapter) {
-#ifndef __CUDACC__
     const Adapted* x = adapted_of(r);
     const int measures = r->o.dry_run && !run_is_generating(r) && !r->o.eval_only;
     const int learns = !is_adapter && (run_will_train(r) || *r->o.probe || measures);
     if (!x->has_scaled || learns || options_given(r->table, r->n_options, "weights")) { return; }
     options_set(r->table, r->n_options, "weights", "fp8");
-#else
-    (void)r, (void)is_adapter;
-#endif
 }
 
 // base: the n rows of the model's table. 0: no adapter is asked for
@@ -119,7 +114,7 @@ static inline void adapted_store_as_read_(Run* r) {
 static inline void adapted_store(Run* r, const size_t* fields, int n) {
     const int weights = adapted_of(r)->weights, as_read = weights == BASE_FP8 && adapted_of(r)->has_scaled;
     Model* m = r->model;
-    if (weights == BASE_FP32) { return; }
+    if (weights == BASE_OF_BUILD) { return; }
     model_store_frozen(m, weights == BASE_FP8 ? STORED_FP8 : STORED_BF16);
     if (as_read) { adapted_store_as_read_(r); }
     for (Tensor* t = adapted_base_rows_(r); t < m->table + m->n_table && weights == BASE_FP8; t++) {
@@ -141,7 +136,9 @@ static inline int adapted_parameters_(const Run* r) {
 
 static inline void adapted_check(Run* r) {
     const int learns = run_is_training(r) || *r->o.probe;
-    options_refuse(learns && adapted_of(r)->weights != BASE_FP32 && !model_is_adapter(r->model), "weights",
+    options_refuse(adapted_of(r)->weights < BASE_OF_BUILD, "weights",
+                   "this build stores bf16: PRECISION=fp32 makes one of floats");
+    options_refuse(learns && adapted_of(r)->weights != BASE_OF_BUILD && !model_is_adapter(r->model), "weights",
                    "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
                    "--eval-only");
     if (!FLOATX_IS_FLOAT && adapted_parameters_(r)) {

@@ -15,7 +15,7 @@ Bits:   X float: stored_value of each element, so a product has the bits of the 
 Cost:   memory bound: an element of fp8 moves 1 byte in and sizeof(X) out, of fp4 half a byte in; the product then
         reads sizeof(X) again. Beside a product of N rows, 2 N flops an element, that is little from a few hundred rows
         on; one token after the other it is more than all else. Judge it in GB/s. By ptxas of CUDA 13.0 for sm_90,
-        without spills: REGISTERS. Not measured on a GPU yet.
+        at most 32 registers of a thread, without spills. Not measured on a GPU yet.
 Source: as stored.h
 */
 #ifndef LLMC_WIDEN_H

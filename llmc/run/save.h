@@ -17,6 +17,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #include "../ranks/model_slices.h" // model_slices_open, model_slices_source
 #include "../ranks/moments.h"     // moments_save, moments_load_layers
 #include "checkpoints.h"          // run_save_begin, run_save_end
+#include "staged_stream.h"        // staged_open, staged_copy
 #include "trainer.h"              // Run
 
 #define EMA_WEIGHTS "ema.safetensors"
@@ -373,6 +374,7 @@ static inline void save_open_model(Run* r) {
     const int in_place = DEVICE_IS_SHARED && m->is_float && !model_is_divided(m);
     const int trains = run_is_training(r), exports = !trains && run_exports(r) && !model_exports_stored(m);
     ModelStream stream;
+    StagedStream staged;
     model_init(m, r->trainer->stored_bytes);
     if (trains) { model_init_training(m, r->comm, r->n_leaves, r->o.zero, r->has_masters); }
     if (trains && r->o.optimizer == OPTIMIZER_MUON) { model_init_muon(m); }
@@ -386,7 +388,10 @@ static inline void save_open_model(Run* r) {
     }
     NotFinite found[N_SOURCES] = {{0, 0, "", NULL, 0}, {0, 0, "", NULL, 0}}, beyond = found[0];
     CountingStream counting = {slice_sink(NULL), NULL, NULL, 0, m, r->comm->rank, found, &beyond};
-    if (!in_place) { counting.sink = model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev); }
+    if (!in_place) {
+        const SliceSink to_device = model_stream_open(&stream, m, r->loaded, r->state.updates, &r->dev);
+        counting.sink = staged_open(&staged, m, to_device, &r->dev);
+    }
     if (!in_place && r->comm->size > 1) { model_stream_sum(&stream); }
     const SliceSink counted = {counting_room_,  counting_done_,        &counting,
                                counting_halves_, counting_takes_bands_, counting_bands_, counting_needs_,
@@ -404,6 +409,7 @@ static inline void save_open_model(Run* r) {
     save_check_finite_(r, &found[OF_ADAPTER], r->adapter_weights);
     if (!in_place) {
         save_check_same_(r, &stream);
+        staged_close(&staged);
         model_stream_close(&stream);
     } else if (r->comm->size > 1) {
         ranks_same(r->comm, "parameters", XXH3_64bits(model_floats(m), m->stored_bytes));
@@ -707,7 +713,8 @@ typedef struct {
     const Run* r;
     const float* params;  // of the adapter; NULL: there is none
     float* room;          // for a slice
-    ModelSlices* parts;   // of ranks that have the model in parts; NULL: this one has all of it
+    ModelSlices* parts;   // of ranks that have the model in parts; NULL: this one has all of it,
+    ModelSource stored;   // here
 } MergedSlices;
 
 static inline const float* merged_slice_(void* from, const Tensor* t, int k) {
@@ -718,37 +725,42 @@ static inline const float* merged_slice_(void* from, const Tensor* t, int k) {
         const float* slice = model_slices_source(x->parts).slice(x->parts, t, k);
         memcpy(x->room, slice, sizeof(float) * tensor_slice_elements(t));
     } else {
-        model_stored_slice_(m, m->w.stored, i, k, x->room, &x->r->dev);
+        model_stored_slice_(m, x->stored.stored, i, k, x->room, x->stored.stored_dev);
     }
     if (x->params) { x->r->trainer->merge_adapter(x->r, x->params, i, k, x->room); }
     return x->room;
 }
 
-// parts: see MergedSlices
-static inline void save_export_merged_(const Run* r, const float* params, ModelSlices* parts, const char* folder) {
+// parts, stored: see MergedSlices
+static inline void save_export_merged_(const Run* r, const float* params, ModelSlices* parts, ModelSource stored,
+                                       const char* folder) {
     const Model* m = r->model;
     const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
-    MergedSlices merged = {r, params, (float*)malloc_check(n_bytes, "a tensor that is merged"), parts};
+    MergedSlices merged = {r, params, (float*)malloc_check(n_bytes, "a tensor that is merged"), parts, stored};
     const SliceSource source = {merged_slice_, &merged};
     const int first = model_is_adapter(m) ? m->n_saved : 0;
     save_export_folder_(r, m->table + first, m->n_table - first, source, folder);
     free(merged.room);
 }
 
-// The base with what the adapter adds, whole on rank 0; where ranks have parts of the base, all call and bring them
-static inline void save_export_base_(Run* r, const float* params) {
+// What is stored, with what the adapter adds (params NULL: there is none), whole on rank 0; where ranks have parts of
+// it, all call and bring them
+static inline void save_export_stored_(Run* r, const float* params) {
     Model* m = r->model;
-    const ModelSource stored = {NULL, NULL, m->w.stored, &r->dev};
     const int brings = run_is_training(r) && model_is_divided(m);
+    if (!brings && r->comm->rank > 0) { return; }
+    void* copy = staged_copy(m, &r->dev);
+    const ModelSource stored = {NULL, NULL, copy ? copy : m->w.stored, copy ? NULL : &r->dev};
     if (!brings) {
-        if (r->comm->rank == 0) { save_export_merged_(r, params, NULL, r->o.export_hf); }
+        save_export_merged_(r, params, NULL, stored, r->o.export_hf);
     } else if (r->comm->rank > 0) {
         save_answer_(r, stored);
     } else {
         ModelSlices slices = model_slices_open(m, stored);
-        save_export_merged_(r, params, &slices, r->o.export_hf);
+        save_export_merged_(r, params, &slices, stored, r->o.export_hf);
         model_slices_close(&slices);
     }
+    staged_copy_free(m, copy);
 }
 
 // all ranks call, rank 0 writes: what was loaded, or what training has made of it
@@ -758,7 +770,7 @@ static inline void save_exports(Run* r) {
     if (!run_exports(r)) { return; }
     if (r->comm->rank > 0 && !run_is_training(r)) { return; }  // rank 0 has kept what it has read
     if (model_exports_stored(m)) {
-        save_export_merged_(r, NULL, NULL, r->o.export_hf);
+        save_export_stored_(r, NULL);
         return;
     }
     const int averaged = run_takes_average(r) && m->average && r->state.averaged > 0;
@@ -779,7 +791,7 @@ static inline void save_exports(Run* r) {
                         : averaged ? model_whole_average(m, m->average, model_source(m), &r->dev, &r->dev)
                                    : model_download(m, &r->dev);
     if (r->comm->rank == 0 && exports_adapter) { save_export_adapter_(r, params, r->export_adapter); }
-    if (*r->o.export_hf && model_is_adapter(m)) { save_export_base_(r, params); }
+    if (*r->o.export_hf && model_is_adapter(m)) { save_export_stored_(r, params); }
     else if (*r->o.export_hf && r->comm->rank == 0) {
         save_export_folder_(r, m->table, m->n_table, slice_source(params), r->o.export_hf);
     }

@@ -9,6 +9,7 @@ computed or written.
 #define LLMC_START_H
 #include "../core/floatx.h"  // FLOATX_NAME
 #include "../core/layers.h"  // freeze_slices
+#include "../ops/widen.h"    // in a CUDA build: stored_widen_bytes
 #include "folder.h"          // run_open, run_check_unused
 #include "pipeline.h"        // pp_stream_bytes
 #include "peak.h"            // matmul_peak, memory_available, check_memory
@@ -488,8 +489,27 @@ static inline int start_batches_kept_(const Run* r) {
 
 // ---- the box ----
 
+// of what does not learn a GPU's products read one matrix at a time, or some experts, as the build stores (ops/widen.h)
+static inline double start_widened_bytes_(const Run* r) {
+    size_t most = 0;
+#ifdef __CUDACC__
+    const Model* m = r->model;
+    for (int i = 0; i < m->n_table; i++) {
+        const StoredMatrix w = tensor_as_stored(&m->held[i]);
+        const int E = m->held[i].experts > 0 ? m->held[i].experts : 1;
+        if (!tensor_is_matrix(&m->held[i]) || w.kind == STORED_BY_BUILD) { continue; }
+        const size_t n = r->trainer->stored_bytes == sizeof(float) ? stored_widen_bytes<float>(&w, E)
+                                                                   : stored_widen_bytes<bf16>(&w, E);
+        most = n > most ? n : most;
+    }
+#else
+    (void)r;
+#endif
+    return (double)most;
+}
+
 static inline double start_workspace_(const Run* r, int B) {
-    return r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, B) : 0.0;
+    return start_widened_bytes_(r) + (r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, B) : 0.0);
 }
 
 // activations and scratch of a micro-batch of B rows; sparing: with the option that saves most
@@ -727,7 +747,8 @@ static inline Needed start_box_(Run* r) {
 }
 
 static inline double start_bytes_to_generate_(const Run* r) {
-    return (double)r->model->stored_bytes + r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0);
+    return (double)r->model->stored_bytes + start_widened_bytes_(r) +
+           r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0);
 }
 
 // for texts that do not fit in memory: what would make them smaller
