@@ -224,6 +224,7 @@ rest() {
     part "positions on several ranks" dev/test_context.sh
     part "three ways to share on 8 ranks" dev/test_grids.sh
     part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
+    part "bases in fp8 on GPUs, on this CPU" dev/test_gpu_bases.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts
     if need_nvcc "CUDA programs"; then
