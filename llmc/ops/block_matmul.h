@@ -153,18 +153,17 @@ static inline void block_product_(Out* out, size_t out_row, MatrixOf<X> a, Matri
 
 #ifndef EXACT
 // block is (FEW_THREADS), grid the outputs of all groups, of which FEW_OUTPUTS neighbours are in one
-template <int TILES>
+template <int TILES, typename Weight>
 __global__ void __launch_bounds__(FEW_THREADS, 2)
-block_few_kernel(bf16* out, const bf16* inp, const bf16* weight, int N, int Cg, int OC, int G) {
+block_few_kernel(bf16* out, const bf16* inp, Weight weight, int N, int Cg, int OC, int G) {
     const int first = (int)blockIdx.x * FEW_OUTPUTS, g = first / (OC / G);
     auto row_of = [=](int n) { return n * G; };  // a row of C is G rows of Cg
     few_rows_outputs<TILES>(out, inp + g * Cg, row_of, weight, (const bf16*)NULL, N, first, Cg, OC);
 }
 
-// 1: done. 0: not for these rows or, the second, not for this type
-static inline int block_few_(bf16* out, const bf16* inp, const bf16* weight, int N, int Cg, int OC, int G,
-                             const Device* dev) {
-    if (!few_rows_fit(inp, weight, N, Cg) || OC / G % FEW_OUTPUTS != 0 || N == 0) { return 0; }
+template <typename Weight>
+static inline void block_few_launch_(bf16* out, const bf16* inp, Weight weight, int N, int Cg, int OC, int G,
+                                     const Device* dev) {
     const unsigned grid = (unsigned)(OC / FEW_OUTPUTS);
     if (N <= 8) {
         block_few_kernel<1><<<grid, FEW_THREADS, 0, dev->stream>>>(out, inp, weight, N, Cg, OC, G);
@@ -172,10 +171,25 @@ static inline int block_few_(bf16* out, const bf16* inp, const bf16* weight, int
         block_few_kernel<2><<<grid, FEW_THREADS, 0, dev->stream>>>(out, inp, weight, N, Cg, OC, G);
     }
     cudaCheck(cudaGetLastError());
+}
+
+// 1: done. 0: not for these rows or, the templates of X, not for this type
+static inline int block_few_(bf16* out, const bf16* inp, const bf16* weight, int N, int Cg, int OC, int G,
+                             const Device* dev) {
+    if (!few_rows_fit(inp, weight, N, Cg) || OC / G % FEW_OUTPUTS != 0 || N == 0) { return 0; }
+    block_few_launch_(out, inp, FewHalves{weight, Cg}, N, Cg, OC, G, dev);
     return 1;
 }
 template <typename X>
 static inline int block_few_(X*, const X*, const X*, int, int, int, int, const Device*) { return 0; }
+
+static inline int block_few_codes_(bf16* out, const bf16* inp, const StoredMatrix* w, int N, int G, const Device* dev) {
+    if (!few_codes_fit(inp, w, N) || w->rows / G % FEW_OUTPUTS != 0 || N == 0) { return 0; }
+    few_codes_launch(w, [=](auto codes) { block_few_launch_(out, inp, codes, N, w->columns, w->rows, G, dev); });
+    return 1;
+}
+template <typename X>
+static inline int block_few_codes_(X*, const X*, const StoredMatrix*, int, int, const Device*) { return 0; }
 #endif
 
 template <typename X>
@@ -218,6 +232,9 @@ static inline void block_matmul_backward_weight(float* dweight, const X* dout, c
 template <typename X>
 static inline void block_matmul_forward_stored(X* out, const X* inp, StoredMatrix weight, int N, int G,
                                                const Device* dev) {
+#ifndef EXACT
+    if (block_few_codes_(out, inp, &weight, N, G, dev)) { return; }
+#endif
     block_matmul_forward(out, inp, stored_widen<X>(&weight, dev), N, G * weight.columns, weight.rows, G, dev);
 }
 

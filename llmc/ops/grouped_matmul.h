@@ -555,22 +555,20 @@ static inline int grouped_weight_mma_(float*, const X*, size_t, const int*, cons
 
 #ifndef EXACT
 // as grouped_rows_kernel, weight (N, K)
-template <int TILES>
+template <int TILES, typename Weight>
 __global__ void __launch_bounds__(FEW_THREADS, 2)
-grouped_few_kernel(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets, int E, int K,
-                   int N) {
+grouped_few_kernel(bf16* out, const bf16* x, const int* index, Weight weight, const int* offsets, int E, int K, int N) {
     int n_columns = (N + FEW_OUTPUTS - 1) / FEW_OUTPUTS, n0 = blockIdx.x % n_columns * FEW_OUTPUTS;
     GroupedTile rows = grouped_find_tile_(offsets, E, 8 * TILES, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
     auto row_of = [&](int s) { return grouped_at_(index, rows.first + s); };
-    few_rows_outputs<TILES>(out + (size_t)rows.first * N, x, row_of, weight + (size_t)rows.expert * N * K,
+    few_rows_outputs<TILES>(out + (size_t)rows.first * N, x, row_of, weight.from((size_t)rows.expert * N),
                             (const bf16*)NULL, rows.n_rows, n0, K, N);
 }
 
-// 1: done. 0: not for these rows or, the template, not for this type
-static inline int grouped_few_(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets,
-                               int E, int R, int K, int N, const Device* dev) {
-    if (!few_rows_fit(x, weight, R, K)) { return 0; }
+template <typename Weight>
+static inline void grouped_few_launch_(bf16* out, const bf16* x, const int* index, Weight weight, const int* offsets,
+                                       int E, int R, int K, int N, const Device* dev) {
     const int64_t n_columns = ceil_div(N, FEW_OUTPUTS);
     if (R <= 8) {
         unsigned grid = (unsigned)(grouped_most_tiles_(E, R, 8) * n_columns);
@@ -580,10 +578,31 @@ static inline int grouped_few_(bf16* out, const bf16* x, const int* index, const
         grouped_few_kernel<2><<<grid, FEW_THREADS, 0, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
     }
     cudaCheck(cudaGetLastError());
+}
+
+// 1: done. 0: not for these rows or, the templates of X, not for this type
+static inline int grouped_few_(bf16* out, const bf16* x, const int* index, const bf16* weight, const int* offsets,
+                               int E, int R, int K, int N, const Device* dev) {
+    if (!few_rows_fit(x, weight, R, K)) { return 0; }
+    grouped_few_launch_(out, x, index, FewHalves{weight, K}, offsets, E, R, K, N, dev);
     return 1;
 }
 template <typename X>
 static inline int grouped_few_(X*, const X*, const int*, const X*, const int*, int, int, int, int, const Device*) {
+    return 0;
+}
+
+static inline int grouped_few_codes_(bf16* out, const bf16* x, const int* index, const StoredMatrix* w,
+                                     const int* offsets, int E, int R, const Device* dev) {
+    if (!few_codes_fit(x, w, R) || R == 0) { return 0; }
+    few_codes_launch(w, [=](auto codes) {
+        grouped_few_launch_(out, x, index, codes, offsets, E, R, w->columns, w->rows, dev);
+    });
+    return 1;
+}
+template <typename X>
+static inline int grouped_few_codes_(X*, const X*, const int*, const StoredMatrix*, const int*, int, int,
+                                     const Device*) {
     return 0;
 }
 #endif
@@ -660,6 +679,9 @@ template <typename X>
 static inline void grouped_matmul_forward_stored(X* out, const X* inp, const int* inp_index, StoredMatrix weight,
                                                  const int* offsets, int E, int R, const Device* dev) {
     const int at_once = stored_at_once<X>(&weight, E);
+#ifndef EXACT
+    if (grouped_few_codes_(out, inp, inp_index, &weight, offsets, E, R, dev)) { return; }
+#endif
     for (int e = 0, n; e < E; e += n) {
         n = at_once < E - e ? at_once : E - e;
         grouped_matmul_forward(out, inp, inp_index, stored_widen_experts<X>(&weight, e, n, offsets, dev), offsets + e,

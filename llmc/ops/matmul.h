@@ -174,18 +174,17 @@ static inline void matmul_product_(Out* out, const typename MaybeNull<Out>::type
 
 #ifndef EXACT
 // block is (FEW_THREADS), grid the outputs
-template <int TILES, typename Out>
+template <int TILES, typename Out, typename Weight>
 __global__ void __launch_bounds__(FEW_THREADS, 2)
-matmul_few_kernel(Out* out, const bf16* inp, const bf16* weight, const Out* bias, int N, int C, int OC) {
+matmul_few_kernel(Out* out, const bf16* inp, Weight weight, const Out* bias, int N, int C, int OC) {
     auto row_of = [](int n) { return n; };
     few_rows_outputs<TILES>(out, inp, row_of, weight, bias, N, (int)blockIdx.x * FEW_OUTPUTS, C, OC);
 }
 
-// 1: done. 0: not for these rows or, the second, not for this type
-template <typename Out>
-static inline int matmul_few_(Out* out, const bf16* inp, const bf16* weight, const typename MaybeNull<Out>::type* bias,
-                              int N, int C, int OC, const Device* dev) {
-    if (!few_rows_fit(inp, weight, N, C)) { return 0; }
+template <typename Out, typename Weight>
+static inline void matmul_few_launch_(Out* out, const bf16* inp, Weight weight,
+                                      const typename MaybeNull<Out>::type* bias, int N, int C, int OC,
+                                      const Device* dev) {
     unsigned grid = (unsigned)ceil_div(OC, FEW_OUTPUTS);
     if (N <= 8) {
         matmul_few_kernel<1><<<grid, FEW_THREADS, 0, dev->stream>>>(out, inp, weight, bias, N, C, OC);
@@ -193,11 +192,34 @@ static inline int matmul_few_(Out* out, const bf16* inp, const bf16* weight, con
         matmul_few_kernel<2><<<grid, FEW_THREADS, 0, dev->stream>>>(out, inp, weight, bias, N, C, OC);
     }
     cudaCheck(cudaGetLastError());
+}
+
+// 1: done. 0: not for these rows or, the templates of X, not for this type
+template <typename Out>
+static inline int matmul_few_(Out* out, const bf16* inp, const bf16* weight, const typename MaybeNull<Out>::type* bias,
+                              int N, int C, int OC, const Device* dev) {
+    if (!few_rows_fit(inp, weight, N, C)) { return 0; }
+    matmul_few_launch_(out, inp, FewHalves{weight, C}, bias, N, C, OC, dev);
     return 1;
 }
 template <typename Out, typename X>
 static inline int matmul_few_(Out*, const X*, const X*, const typename MaybeNull<Out>::type*, int, int, int,
                               const Device*) {
+    return 0;
+}
+
+template <typename Out>
+static inline int matmul_few_codes_(Out* out, const bf16* inp, const StoredMatrix* w,
+                                    const typename MaybeNull<Out>::type* bias, int N, const Device* dev) {
+    if (!few_codes_fit(inp, w, N)) { return 0; }
+    few_codes_launch(w, [=](auto codes) {
+        matmul_few_launch_(out, inp, codes, bias, N, w->columns, w->rows, dev);
+    });
+    return 1;
+}
+template <typename Out, typename X>
+static inline int matmul_few_codes_(Out*, const X*, const StoredMatrix*, const typename MaybeNull<Out>::type*, int,
+                                    const Device*) {
     return 0;
 }
 #endif
@@ -216,6 +238,9 @@ static inline void matmul_forward(Out* out, const X* inp, const X* weight, const
 template <typename Out, typename X>
 static inline void matmul_forward_stored(Out* out, const X* inp, StoredMatrix weight,
                                          const typename MaybeNull<Out>::type* bias, int N, const Device* dev) {
+#ifndef EXACT
+    if (matmul_few_codes_(out, inp, &weight, bias, N, dev)) { return; }
+#endif
     matmul_forward(out, inp, stored_widen<X>(&weight, dev), bias, N, weight.columns, weight.rows, dev);
 }
 

@@ -14,8 +14,9 @@ Bits:   X float: stored_value of each element, so a product has the bits of the 
         2^-9 of a weight.
 Cost:   memory bound: an element of fp8 moves 1 byte in and sizeof(X) out, of fp4 half a byte in; the product then
         reads sizeof(X) again. Beside a product of N rows, 2 N flops an element, that is little from a few hundred rows
-        on; one token after the other it is more than all else. Judge it in GB/s. By ptxas of CUDA 13.0 for sm_90,
-        at most 32 registers of a thread, without spills. Not measured on a GPU yet.
+        on. Forward of at most 16 rows of bf16 reads the codes themselves (few_rows.h), and nothing is widened. Judge it
+        in GB/s. By ptxas of CUDA 13.0 for sm_90, at most 32 registers of a thread, without spills. Not measured on a
+        GPU yet.
 Source: as stored.h
 */
 #ifndef LLMC_WIDEN_H
@@ -46,13 +47,13 @@ __device__ inline Pack<float, W> widen_load_(const StoredMatrix& m, const void* 
     return x;
 }
 
-// a row of matrix e, by n_threads of which this is number `thread`
+// a row of it or of a matrix behind it, by n_threads of which this is number `thread`
 template <int W, typename X>
-__device__ inline void widen_row_(X* out, const StoredMatrix& first, int e, int row, int thread, int n_threads) {
-    const size_t at = ((size_t)e * first.rows + row) * first.columns;
+__device__ inline void widen_row_(X* out, const StoredMatrix& first, int row, int thread, int n_threads) {
+    const size_t at = (size_t)row * first.columns;
     const void* scales = NULL;
-    if (first.kind == STORED_FP8) { scales = stored_row_scales(&first, row) + (size_t)e * stored_scales(&first); }
-    if (first.kind == STORED_FP4) { scales = stored_row_exponents(&first, e * first.rows + row); }
+    if (first.kind == STORED_FP8) { scales = stored_row_scales(&first, row); }
+    if (first.kind == STORED_FP4) { scales = stored_row_exponents(&first, row); }
     for (int c = thread * W; c < first.columns; c += n_threads * W) {
         store_floats(out + c, widen_load_<W>(first, scales, at, c));
     }
@@ -63,8 +64,8 @@ template <int W, typename X>
 __global__ void widen_kernel(X* out, StoredMatrix first, int first_expert, const int* offsets) {
     const int row = blockIdx.x, e = first_expert + blockIdx.y;
     if (offsets && offsets[e] == offsets[e + 1]) { return; }  // nobody reads it
-    widen_row_<W>(out + ((size_t)blockIdx.y * first.rows + row) * first.columns, first, e, row, threadIdx.x,
-                  WIDEN_THREADS);
+    widen_row_<W>(out + ((size_t)blockIdx.y * first.rows + row) * first.columns, first, e * first.rows + row,
+                  threadIdx.x, WIDEN_THREADS);
 }
 
 // one warp a token; blocks are (32, WIDEN_THREADS / 32)
@@ -72,7 +73,7 @@ template <int W, typename X>
 __global__ void widen_rows_kernel(X* out, const int* tokens, StoredMatrix m, int N) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N || tokens[n] < 0) { return; }
-    widen_row_<W>(out + (size_t)n * m.columns, m, 0, tokens[n], threadIdx.x, WARP);
+    widen_row_<W>(out + (size_t)n * m.columns, m, tokens[n], threadIdx.x, WARP);
 }
 
 template <typename X>
