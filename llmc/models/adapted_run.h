@@ -22,7 +22,8 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
 #include "experts_run.h"   // experts_obstacle
 
 typedef enum { BASE_FP32, BASE_BF16, BASE_FP8 } BaseDtype;  // --base-dtype
-enum { BASE_OF_BUILD = FLOATX_IS_FLOAT ? BASE_FP32 : BASE_BF16 };  // as all else is stored
+// as all else is stored; a bf16 build that goes on with a run of floats takes fp32 for this
+enum { BASE_OF_BUILD = FLOATX_IS_FLOAT ? BASE_FP32 : BASE_BF16 };
 
 typedef struct {
     Decoder decoder;      // first: decoder_of finds it
@@ -114,7 +115,7 @@ static inline void adapted_store_as_read_(Run* r) {
 static inline void adapted_store(Run* r, const size_t* fields, int n) {
     const int weights = adapted_of(r)->weights, as_read = weights == BASE_FP8 && adapted_of(r)->has_scaled;
     Model* m = r->model;
-    if (weights == BASE_OF_BUILD) { return; }
+    if (weights <= BASE_OF_BUILD) { return; }
     model_store_frozen(m, weights == BASE_FP8 ? STORED_FP8 : STORED_BF16);
     if (as_read) { adapted_store_as_read_(r); }
     for (Tensor* t = adapted_base_rows_(r); t < m->table + m->n_table && weights == BASE_FP8; t++) {
@@ -136,9 +137,9 @@ static inline int adapted_parameters_(const Run* r) {
 
 static inline void adapted_check(Run* r) {
     const int learns = run_is_training(r) || *r->o.probe;
-    options_refuse(adapted_of(r)->weights < BASE_OF_BUILD, "weights",
+    options_refuse(run_is_typed(r, "weights") && adapted_of(r)->weights < BASE_OF_BUILD, "weights",
                    "this build stores bf16: PRECISION=fp32 makes one of floats");
-    options_refuse(learns && adapted_of(r)->weights != BASE_OF_BUILD && !model_is_adapter(r->model), "weights",
+    options_refuse(learns && adapted_of(r)->weights > BASE_OF_BUILD && !model_is_adapter(r->model), "weights",
                    "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
                    "--eval-only");
     if (!FLOATX_IS_FLOAT && adapted_parameters_(r)) {
