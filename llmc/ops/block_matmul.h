@@ -26,7 +26,7 @@ Source: doc/deepseek_v4.md "Formula" (the output projection of attention)
 #include "few_rows.h"        // in a fast CUDA build: few_rows_outputs
 #include "gemm_cublas.h"     // gemm_cublas
 #include "grouped_matmul.h"  // GroupedPlan, grouped_plan_, gemm, Matrix, MaybeNull, Device
-#include "widen.h"           // in a CUDA build: stored_widen
+#include "widen.h"           // in a CUDA build: widen_matrix
 #include <assert.h>
 
 // ---- plain C: read this first; it defines every bit ----
@@ -235,14 +235,14 @@ static inline void block_matmul_forward_stored(X* out, const X* inp, StoredMatri
 #ifndef EXACT
     if (block_few_codes_(out, inp, &weight, N, G, dev)) { return; }
 #endif
-    block_matmul_forward(out, inp, stored_widen<X>(&weight, dev), N, G * weight.columns, weight.rows, G, dev);
+    block_matmul_forward(out, inp, widen_matrix<X>(&weight, dev), N, G * weight.columns, weight.rows, G, dev);
 }
 
 template <typename X>
 static inline void block_matmul_backward_input_stored(X* dinp, const X* dout, StoredMatrix weight, int N, int G,
                                                       const Device* dev) {
     if (!dinp) { return; }
-    block_matmul_backward_input(dinp, dout, stored_widen<X>(&weight, dev), N, G * weight.columns, weight.rows, G, dev);
+    block_matmul_backward_input(dinp, dout, widen_matrix<X>(&weight, dev), N, G * weight.columns, weight.rows, G, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_BLOCK_MATMUL_H

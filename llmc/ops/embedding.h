@@ -22,7 +22,7 @@ Error:  forward one rounding, to X: bf16 2^-8 |out|. dwte, dwpe: sums of n float
 #include "../core/stored.h"  // StoredMatrix, stored_row
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/kernel.h"  // load_floats, store_floats, pack_aligned
-#include "widen.h"           // in a CUDA build: stored_widen_rows
+#include "widen.h"           // in a CUDA build: widen_rows
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -183,7 +183,7 @@ static inline void token_embedding_forward(X* out, const int* tokens, const X* w
 template <typename X>
 static inline void token_embedding_forward_stored(X* out, const int* tokens, StoredMatrix wte, int N,
                                                   const Device* dev) {
-    if (!stored_is_wide<X>(&wte)) { stored_widen_rows(out, tokens, &wte, N, dev); }
+    if (!widen_is_wide<X>(&wte)) { widen_rows(out, tokens, &wte, N, dev); }
     else { token_embedding_forward(out, tokens, (const X*)wte.data, N, wte.columns, dev); }
 }
 

@@ -24,7 +24,7 @@ Order:  a step of FEW_TERMS terms is four mma, ascending; which 16 of its terms 
 #if defined(__CUDACC__) && !defined(EXACT)
 #include "../core/kernel.h"  // WARP, bf16, pack_load, pack_fits, from_float
 #include "../core/mma.h"     // mma_m16n8k16
-#include "widen.h"           // widen_load_, widen_in_packs_
+#include "widen.h"           // widen_load, widen_in_packs
 
 enum {
     FEW_ROWS = 16,     // at most
@@ -67,7 +67,7 @@ struct FewCodesRow {
         if (!at || k >= K) { return loaded; }
         StoredMatrix m = {at, KIND, 1, K, 1, scales, 1, block_columns};
         Pack<bf16, 8> x;
-        store_floats(x.x, widen_load_<8>(m, scales, 0, k));
+        store_floats(x.x, widen_load<8>(m, scales, 0, k));
         memcpy(&loaded, &x, sizeof loaded);
         return loaded;
     }
@@ -156,7 +156,7 @@ static inline int few_rows_fit(const bf16* x, const bf16* weight, int n_rows, in
 // ... and is the weight one of codes? A bf16 is none
 static inline int few_codes_fit(const bf16* x, const StoredMatrix* weight, int n_rows) {
     const int is_code = weight->kind == STORED_FP8 || weight->kind == STORED_FP4;
-    return is_code && n_rows <= FEW_ROWS && pack_fits(x, weight->columns) && widen_in_packs_(x, weight);
+    return is_code && n_rows <= FEW_ROWS && pack_fits(x, weight->columns) && widen_in_packs(x, weight);
 }
 
 // launch(FewCodes of its kind)

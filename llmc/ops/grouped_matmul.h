@@ -8,7 +8,7 @@ Backward, row s of expert e:
     dinp[s]    = dout[s] * weight[e]                          (R, C)       written; NULL: nobody asks for it
     dweight[e] = sum over the expert's rows of dout^T * inp   (E, OC, C)   float, written; zeros where there are no rows
 A weight that does not learn may be bf16, fp8 or fp4 (core/stored.h): ..._forward_stored and
-..._backward_input_stored have the bits of the same numbers as floats (on a GPU as X, a few experts at a time: widen.h).
+..._backward_input_stored have the bits of the same numbers as floats; on a GPU as X, a few experts at a time (widen.h).
 grouped_product and grouped_gradient are what these are made of. Rows of their operands may be part of wider ones, so
 many elements apart (out_row, x_row, dout_row); and with add 1 chains go on from what is in out.
 Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: with so few rows for each that this takes
@@ -32,7 +32,7 @@ Source: Gale et al. 2023, "MegaBlocks", arXiv:2211.15841, for products without p
 #include "few_rows.h"  // in a fast CUDA build: few_rows_outputs
 #include "gemm.h"      // GemmPart, GemmBlock, gemm_block_, Matrix, MaybeNull, Device
 #include "tile.h"      // tile_load, tile_load_a, tile_store_rows
-#include "widen.h"     // in a CUDA build: stored_widen_experts, stored_at_once
+#include "widen.h"     // in a CUDA build: widen_experts, widen_at_once
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -678,13 +678,13 @@ static inline void grouped_matmul_backward_weight(float* dweight, const X* dout,
 template <typename X>
 static inline void grouped_matmul_forward_stored(X* out, const X* inp, const int* inp_index, StoredMatrix weight,
                                                  const int* offsets, int E, int R, const Device* dev) {
-    const int at_once = stored_at_once<X>(&weight, E);
+    const int at_once = widen_at_once<X>(&weight, E);
 #ifndef EXACT
     if (grouped_few_codes_(out, inp, inp_index, &weight, offsets, E, R, dev)) { return; }
 #endif
     for (int e = 0, n; e < E; e += n) {
         n = at_once < E - e ? at_once : E - e;
-        grouped_matmul_forward(out, inp, inp_index, stored_widen_experts<X>(&weight, e, n, offsets, dev), offsets + e,
+        grouped_matmul_forward(out, inp, inp_index, widen_experts<X>(&weight, e, n, offsets, dev), offsets + e,
                                n, R, weight.columns, weight.rows, dev);
     }
 }
@@ -693,10 +693,10 @@ template <typename X>
 static inline void grouped_matmul_backward_input_stored(X* dinp, const X* dout, const int* dout_index,
                                                         StoredMatrix weight, const int* offsets, int E, int R,
                                                         const Device* dev) {
-    const int at_once = stored_at_once<X>(&weight, E);
+    const int at_once = widen_at_once<X>(&weight, E);
     for (int e = 0, n; dinp && e < E; e += n) {
         n = at_once < E - e ? at_once : E - e;
-        grouped_matmul_backward_input(dinp, dout, dout_index, stored_widen_experts<X>(&weight, e, n, offsets, dev),
+        grouped_matmul_backward_input(dinp, dout, dout_index, widen_experts<X>(&weight, e, n, offsets, dev),
                                       offsets + e, n, R, weight.columns, weight.rows, dev);
     }
 }

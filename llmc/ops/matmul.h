@@ -30,7 +30,7 @@ Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, 
 #include "gemm.h"         // gemm, matrix, transposed, MaybeNull, Device
 #include "gemm_cublas.h"  // gemm_cublas
 #include "thin_gemm.h"    // thin_gemm, gemm
-#include "widen.h"        // in a CUDA build: stored_widen
+#include "widen.h"        // in a CUDA build: widen_matrix
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -241,7 +241,7 @@ static inline void matmul_forward_stored(Out* out, const X* inp, StoredMatrix we
 #ifndef EXACT
     if (matmul_few_codes_(out, inp, &weight, bias, N, dev)) { return; }
 #endif
-    matmul_forward(out, inp, stored_widen<X>(&weight, dev), bias, N, weight.columns, weight.rows, dev);
+    matmul_forward(out, inp, widen_matrix<X>(&weight, dev), bias, N, weight.columns, weight.rows, dev);
 }
 
 template <typename X>
@@ -274,7 +274,7 @@ template <typename X>
 static inline void matmul_backward_input_stored(X* dinp, const X* dout, StoredMatrix weight, int add, int N,
                                                 const Device* dev) {
     if (!dinp) { return; }
-    matmul_backward_input(dinp, dout, stored_widen<X>(&weight, dev), add, N, weight.columns, weight.rows, dev);
+    matmul_backward_input(dinp, dout, widen_matrix<X>(&weight, dev), add, N, weight.columns, weight.rows, dev);
 }
 
 template <typename X>

@@ -2,12 +2,12 @@
 Matrices that do not learn and are stored in fewer bytes (core/stored.h) as a product on a GPU reads them: X, which is
 float or bf16. They stay in memory as they are; one at a time, or a few experts, is widened into a room that the next
 one takes.
-    stored_widen           (rows, columns) of X; a matrix of X already is itself
-    stored_widen_experts   n of E matrices from number `first` on; where offsets (grouped_matmul.h) says that an expert
-                           has no rows, nothing is written for it
-    stored_widen_rows      out (N, columns) = the rows that tokens say, as an embedding has them; below 0: none
-    stored_at_once         how many experts of E are widened together: what fits into WIDEN_ROOM, at least one
-    stored_widen_bytes     what the room takes of memory
+    widen_matrix    (rows, columns) of X; a matrix of X already is itself
+    widen_experts   n of E matrices from number `first` on; where offsets (grouped_matmul.h) says that an expert has no
+                    rows, nothing is written for it
+    widen_rows      out (N, columns) = the rows that tokens say, as an embedding has them; below 0: none
+    widen_at_once   how many experts of E are widened together: what fits into WIDEN_ROOM, at least one
+    widen_bytes     what the room takes of memory
 A matrix of kind STORED_F32, or as the build stores them, is one of X.
 Bits:   X float: stored_value of each element, so a product has the bits of the C code, whose chains are the same. X
         bf16: that, rounded once: exact but for scales of fp8 that are no powers of two, which cost half a last place,
@@ -27,12 +27,12 @@ Source: as stored.h
 
 enum { WIDEN_THREADS = 128, WIDEN_PACK = 8 };  // elements that a thread takes at once
 #ifndef WIDEN_ROOM
-#define WIDEN_ROOM ((size_t)256 << 20)  // bytes of experts; of GLM-5's in bf16 four
+#define WIDEN_ROOM ((size_t)256 << 20)  // bytes of experts; five in bf16 of 4096 x 6144
 #endif
 
 // W elements from column c on of a row that begins with element `at` of the data; scales: of the row
 template <int W>
-__device__ inline Pack<float, W> widen_load_(const StoredMatrix& m, const void* scales, size_t at, int c) {
+__device__ inline Pack<float, W> widen_load(const StoredMatrix& m, const void* scales, size_t at, int c) {
     Pack<float, W> x;
     if (m.kind == STORED_BF16) { return load_floats<W>((const bf16*)m.data + at + c); }
     if (m.kind == STORED_FP4) {
@@ -55,7 +55,7 @@ __device__ inline void widen_row_(X* out, const StoredMatrix& first, int row, in
     if (first.kind == STORED_FP8) { scales = stored_row_scales(&first, row); }
     if (first.kind == STORED_FP4) { scales = stored_row_exponents(&first, row); }
     for (int c = thread * W; c < first.columns; c += n_threads * W) {
-        store_floats(out + c, widen_load_<W>(first, scales, at, c));
+        store_floats(out + c, widen_load<W>(first, scales, at, c));
     }
 }
 
@@ -77,40 +77,40 @@ __global__ void widen_rows_kernel(X* out, const int* tokens, StoredMatrix m, int
 }
 
 template <typename X>
-static inline int stored_is_wide(const StoredMatrix* m) {
+static inline int widen_is_wide(const StoredMatrix* m) {
     const int is_of_build = m->kind == STORED_F32 || m->kind == STORED_BY_BUILD;
     return is_of_build || (m->kind == STORED_BF16 && sizeof(X) == sizeof(bf16));
 }
 
 // do WIDEN_PACK elements lie in one row, under one scale, and where a load may begin?
 template <typename X>
-static inline int widen_in_packs_(const X* out, const StoredMatrix* m) {
+static inline int widen_in_packs(const X* out, const StoredMatrix* m) {
     const int whole_blocks = m->kind != STORED_FP8 || m->block_columns % WIDEN_PACK == 0;
     return m->columns % WIDEN_PACK == 0 && whole_blocks && pack_aligned(out, (const char*)m->data);
 }
 
 template <typename X>
-static inline int stored_at_once(const StoredMatrix* m, int E) {
+static inline int widen_at_once(const StoredMatrix* m, int E) {
     const size_t most = WIDEN_ROOM / (sizeof(X) * (size_t)m->rows * (size_t)m->columns);
-    return stored_is_wide<X>(m) || most >= (size_t)E ? E : most < 1 ? 1 : (int)most;
+    return widen_is_wide<X>(m) || most >= (size_t)E ? E : most < 1 ? 1 : (int)most;
 }
 
 // of E experts; of a matrix that is none's E is 1
 template <typename X>
-static inline size_t stored_widen_bytes(const StoredMatrix* m, int E) {
-    if (stored_is_wide<X>(m)) { return 0; }
-    return sizeof(X) * (size_t)m->rows * (size_t)m->columns * (size_t)stored_at_once<X>(m, E);
+static inline size_t widen_bytes(const StoredMatrix* m, int E) {
+    if (widen_is_wide<X>(m)) { return 0; }
+    return sizeof(X) * (size_t)m->rows * (size_t)m->columns * (size_t)widen_at_once<X>(m, E);
 }
 
 // offsets (E + 1) of all experts, or NULL
 template <typename X>
-static inline const X* stored_widen_experts(const StoredMatrix* m, int first, int n, const int* offsets,
+static inline const X* widen_experts(const StoredMatrix* m, int first, int n, const int* offsets,
                                             const Device* dev) {
     const size_t each = (size_t)m->rows * (size_t)m->columns;
-    if (stored_is_wide<X>(m)) { return (const X*)m->data + (size_t)first * each; }
+    if (widen_is_wide<X>(m)) { return (const X*)m->data + (size_t)first * each; }
     X* out = (X*)device_widened(dev, sizeof(X) * (size_t)n * each);
     const dim3 grid((unsigned)m->rows, (unsigned)n);
-    if (widen_in_packs_(out, m)) {
+    if (widen_in_packs(out, m)) {
         widen_kernel<WIDEN_PACK><<<grid, WIDEN_THREADS, 0, dev->stream>>>(out, *m, first, offsets);
     } else {
         widen_kernel<1><<<grid, WIDEN_THREADS, 0, dev->stream>>>(out, *m, first, offsets);
@@ -120,15 +120,15 @@ static inline const X* stored_widen_experts(const StoredMatrix* m, int first, in
 }
 
 template <typename X>
-static inline const X* stored_widen(const StoredMatrix* m, const Device* dev) {
-    return stored_widen_experts<X>(m, 0, 1, NULL, dev);
+static inline const X* widen_matrix(const StoredMatrix* m, const Device* dev) {
+    return widen_experts<X>(m, 0, 1, NULL, dev);
 }
 
 template <typename X>
-static inline void stored_widen_rows(X* out, const int* tokens, const StoredMatrix* m, int N, const Device* dev) {
+static inline void widen_rows(X* out, const int* tokens, const StoredMatrix* m, int N, const Device* dev) {
     const dim3 block(WARP, WIDEN_THREADS / WARP);
     const unsigned grid = (unsigned)ceil_div(N, WIDEN_THREADS / WARP);
-    if (widen_in_packs_(out, m)) {
+    if (widen_in_packs(out, m)) {
         widen_rows_kernel<WIDEN_PACK><<<grid, block, 0, dev->stream>>>(out, tokens, *m, N);
     } else {
         widen_rows_kernel<1><<<grid, block, 0, dev->stream>>>(out, tokens, *m, N);

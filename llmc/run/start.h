@@ -9,7 +9,7 @@ computed or written.
 #define LLMC_START_H
 #include "../core/floatx.h"  // FLOATX_NAME
 #include "../core/layers.h"  // freeze_slices
-#include "../ops/widen.h"    // in a CUDA build: stored_widen_bytes
+#include "../ops/widen.h"    // in a CUDA build: widen_bytes
 #include "folder.h"          // run_open, run_check_unused
 #include "pipeline.h"        // pp_stream_bytes
 #include "peak.h"            // matmul_peak, memory_available, check_memory
@@ -498,8 +498,8 @@ static inline double start_widened_bytes_(const Run* r) {
         const StoredMatrix w = tensor_as_stored(&m->held[i]);
         const int E = m->held[i].experts > 0 ? m->held[i].experts : 1;
         if (!tensor_is_matrix(&m->held[i]) || w.kind == STORED_BY_BUILD) { continue; }
-        const size_t n = r->trainer->stored_bytes == sizeof(float) ? stored_widen_bytes<float>(&w, E)
-                                                                   : stored_widen_bytes<bf16>(&w, E);
+        const size_t n = r->trainer->stored_bytes == sizeof(float) ? widen_bytes<float>(&w, E)
+                                                                   : widen_bytes<bf16>(&w, E);
         most = n > most ? n : most;
     }
 #else
