@@ -16,11 +16,11 @@ trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 for i in {1..100}; do echo "line $i: the plain loop is the law, and $i times $i is $((i * i))."; done >text  # not a page, which changes
 size='"vocab_size":257,"num_hidden_layers":2,"num_attention_heads":4,"max_position_embeddings":48'
-experts='"num_experts_per_tok":2,"moe_intermediate_size":72'
+experts='"num_experts_per_tok":2,"moe_intermediate_size":96'
 echo '{"model_type":"qwen3_moe",'$size',"hidden_size":160,"num_key_value_heads":2,"head_dim":16,"num_experts":4,'$experts',"intermediate_size":136,
 "norm_topk_prob":true,"mlp_only_layers":[1]}' >qwen3.json
 echo '{"model_type":"qwen3_5_moe_text",'$size',"hidden_size":144,"full_attention_interval":2,"num_key_value_heads":2,"head_dim":40,
-"linear_num_key_heads":1,"linear_num_value_heads":2,"linear_key_head_dim":36,"linear_value_head_dim":40,"linear_conv_kernel_dim":4,"num_experts":4,
+"linear_num_key_heads":2,"linear_num_value_heads":2,"linear_key_head_dim":36,"linear_value_head_dim":40,"linear_conv_kernel_dim":4,"num_experts":4,
 '$experts',"shared_expert_intermediate_size":140,"rope_parameters":{"partial_rotary_factor":0.5,"mrope_section":[4,3,3]}}' >qwen36.json
 echo '{"model_type":"deepseek_v4",'$size',"hidden_size":160,"head_dim":40,"qk_rope_head_dim":4,"q_lora_rank":132,"o_groups":2,"o_lora_rank":34,
 "sliding_window":7,"index_n_heads":3,"index_head_dim":6,"index_topk":2,"hc_mult":2,"hc_sinkhorn_iters":2,"n_routed_experts":4,'$experts',
@@ -50,11 +50,13 @@ for name in $trainers; do
     c=c_$name c=${!c} gpu=$root/build/simt-exact/train_$name
     echo "# train_$name, exact build"
     run hf_$name "$c" --config $name.json --export-hf hf_$name
-    "$python" "$root/dev/ref/fp8.py" hf_$name release_$name --release floats_$name
+    file=$([ $name = deepseek_v4 ] && echo fp4.py || echo fp8.py)  # as each is published
+    scaled=$([ $name = deepseek_v4 ] && echo "fp8, fp4" || echo fp8)
+    "$python" "$root/dev/ref/$file" hf_$name release_$name --release floats_$name
     adapter beside_floats_$name "$c" --from floats_$name
     adapter released_$name "$gpu" --from release_$name
-    equal "beside a folder in fp8: the adapter that C finds beside the same floats" beside_floats_$name released_$name
-    check "... which stays as it is" boxed released_$name matrices "fp8 and all else as in the files"
+    equal "beside a folder in $scaled: the adapter that C finds beside the same floats" beside_floats_$name released_$name
+    check "... which stays as it is" boxed released_$name matrices "$scaled and all else as in the files"
     adapter rounded_c_$name "$c" --config $name.json --base-dtype fp8
     adapter rounded_$name "$gpu" --config $name.json --base-dtype fp8
     equal "--base-dtype fp8 of a model drawn at random: the bits of C" rounded_c_$name rounded_$name

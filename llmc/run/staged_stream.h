@@ -95,9 +95,11 @@ static inline void staged_send_(const StagedStream* s, const Tensor* t) {
     const int i = staged_row_(s, t);
     const Tensor* held = &s->m->held[i];
     const size_t n_floats = sizeof(float) * model_part_elements(s->m, i), n = staged_size_(s->m, i);
+    const size_t n_bytes = staged_bytes_(s->m, i), scales_at = staged_scales_at_(s->m, i);
+    memset(s->bytes + n_bytes, 0, scales_at - n_bytes);  // ranks compare it, too
     memcpy(s->room, s->bytes, n < n_floats ? n : n_floats);
-    device_upload(s->to, s->bytes, staged_bytes_(s->m, i), s->dev);
-    device_upload(s->to_scales, s->bytes + staged_scales_at_(s->m, i), tensor_scale_bytes(held, held->stored), s->dev);
+    device_upload(s->to, s->bytes, n_bytes, s->dev);
+    device_upload(s->to_scales, s->bytes + scales_at, tensor_scale_bytes(held, held->stored), s->dev);
 }
 
 static inline void staged_done_(void* stream, const Tensor* t, int k) {
