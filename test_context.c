@@ -56,7 +56,7 @@ static void arrays_free(Arrays* a) {
 static void run_attention(Arrays* a, const Case* c, const RankGroup* cp, float* room, const Segments* segments,
                           const CpRows* rows, const Device* dev) {
     const SegmentAttention x = {c->NH, c->NKV, c->HS, c->window, a->q_row, a->kv_row, a->q, a->k, a->v, a->made[OUT],
-                                a->max, a->inv, cp, room};
+                                a->max, a->inv, cp, room, NULL, NULL};
     segment_attention_forward(&x, segments, rows, dev);
     segment_attention_backward(a->made[DQ], a->made[DK], a->made[DV], a->dout, &x, segments, rows, dev);
 }

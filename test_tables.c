@@ -393,7 +393,10 @@ static void test_shares(Test* t) {
     check_share(t, &qkv, 0, 1, 2, 4, 4);
     check_share(t, &qkv, 1, 1, 2, 8 + 2, 2);
     check_share(t, &qkv, 2, 0, 2, 12, 2);
-    check_share(t, &qkv, 2, 3, 4, 12 + 2, 2);  // more ranks than units: neighbours have the same
+    check_share(t, &qkv, 2, 3, 4, 0, 0);       // more ranks than units
+    tensor_cut_units(&gain);
+    check_share(t, &gain, 0, 3, 4, 3, 1);      // ... of which each may have a part: units 0 0 1 1
+    check_share(t, &gain, 0, 1, 3, 0, 0);      // not of two
     check_share(t, &qkv, 3, 0, 2, 0, 0);
     check_share(t, &qkv, 0, 0, 3, 0, 0);       // refused
     check_share(t, &out, 0, 3, 4, 6, 2);

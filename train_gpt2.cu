@@ -236,7 +236,7 @@ static SegmentAttention attention(const GPT2* gpt2, const Activations* acts, int
     const Statistics s = layer_statistics(acts, l);
     const size_t row = 3 * (size_t)HC;
     const SegmentAttention x = {NH, NH, HC / NH, 0, row, row, a.qkv, a.qkv + HC, a.qkv + 2 * HC, a.atty, s.att_max,
-                                s.att_inv, acts->how.cp, layer_activations(acts, 0).keys};
+                                s.att_inv, acts->how.cp, layer_activations(acts, 0).keys, NULL, NULL};
     return x;
 }
 

@@ -27,6 +27,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
+#include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
 #include "llmc/ops/residual.h"        // residual_forward
@@ -57,6 +58,7 @@ typedef struct {
         *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv;
     Stream residual2, residual3;
     ExpertTensors experts;
+    floatX *key_part;         // with --tp, of keys and values that ranks share
     floatX *parallel, *keys;  // room of --tp, of attention with --cp
 } ActivationTensors;
 
@@ -98,10 +100,12 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const RankGroup* tp = &moe->model.tp;
+    const size_t shared = shared_keys_elements(&moe->model, c.NH, c.HS, N, purpose == TO_TRAIN);
     const size_t parallel = tp_larger(
-        linear_room_elements(&moe->model, N),
+        tp_larger(shared, linear_room_elements(&moe->model, N)),
         vocabulary_room_elements(&moe->model, N, N_head, purpose == TO_GENERATE ? N_head : 1));
-    const size_t keys = segment_room_elements(B * T, c.NH, c.NKV, c.HS, purpose == TO_TRAIN, how->cp);
+    const size_t keys =
+        segment_room_elements(B * T, c.NH * moe->model.keys.size, c.NKV, c.HS, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -125,6 +129,7 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     *t++ = activation(FIELD(dq),         0, N_train, HQ);
     *t++ = activation(FIELD(dk),         0, N_train, HK);
     *t++ = activation(FIELD(dv),         0, N_train, HK);
+    *t++ = activation(FIELD(key_part),   0, N, keys_part(&moe->model, c.HS));  // of shared keys, values, gradients
     *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
     *t++ = activation(FIELD(keys),       0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
@@ -213,11 +218,12 @@ static float* layer_numbers(const Activations* acts, const Config* c, int l) {
     return acts->numbers ? acts->numbers + (size_t)l * router_statistics_length(c->E) : NULL;
 }
 
-static RotaryAttention rotary_attention(const Config* c, const Activations* acts, int l) {
-    const ActivationTensors a = layer_activations(acts, l);
+static RotaryAttention rotary_attention(const Moe* moe, const Activations* acts, int l) {
+    const Config* c = &moe->config;
+    const ActivationTensors a = layer_activations(acts, l), room = layer_activations(acts, 0);
     const Statistics s = layer_statistics(acts, l);
-    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp,
-                                              layer_activations(acts, 0).keys);
+    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, room.keys,
+                                              &moe->model.keys, room.parallel);
     x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
     x.of.max = s.att_max, x.of.inv = s.att_inv;
     return x;
@@ -260,12 +266,12 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
     const int D = c->D;
     const ActivationTensors a = layer_activations(acts, l);
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
-    const RotaryAttention attention = rotary_attention(c, acts, l);
+    const RotaryAttention attention = rotary_attention(moe, acts, l);
     rmsnorm_forward(a.norm1, layer_statistics(acts, l).norm1_rstd, residual, layer_weights(moe, l).norm1, c->eps, N, D,
                     dev);
     linear_forward(a.q, a.norm1, linear(moe, acts, AT(wq), l), N, dev);
-    linear_forward(k, a.norm1, linear(moe, acts, AT(wk), l), N, dev);
-    linear_forward(v, a.norm1, linear(moe, acts, AT(wv), l), N, dev);
+    keys_forward(k, a.key_part, a.norm1, linear(moe, acts, AT(wk), l), &moe->model, N, dev);
+    keys_forward(v, a.key_part, a.norm1, linear(moe, acts, AT(wv), l), &moe->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
@@ -376,15 +382,19 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
 // ... and then that before the layer, whose stream came in as `residual`
 static void attention_block_backward(Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                      const Device* dev) {
+    const Model* m = &moe->model;
+    const int HK = moe->config.NKV * moe->config.HS;
     const ActivationTensors a = layer_activations(acts, l);
-    const RotaryAttention attention = rotary_attention(&moe->config, acts, l);
+    const RotaryAttention attention = rotary_attention(moe, acts, l);
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(moe, acts, AT(wo), l), gradients(moe, AT(wo), l), 0, N,
                     dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
     linear_chain_backward(&chain, a.dq, a.norm1, linear(moe, acts, AT(wq), l), gradients(moe, AT(wq), l), N, dev);
-    linear_chain_backward(&chain, a.dk, a.norm1, linear(moe, acts, AT(wk), l), gradients(moe, AT(wk), l), N, dev);
-    linear_chain_backward(&chain, a.dv, a.norm1, linear(moe, acts, AT(wv), l), gradients(moe, AT(wv), l), N, dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, a.dk, m, HK, N, dev), a.norm1, linear(moe, acts, AT(wk), l),
+                          gradients(moe, AT(wk), l), N, dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, HK, N, dev), a.norm1, linear(moe, acts, AT(wv), l),
+                          gradients(moe, AT(wv), l), N, dev);
     linear_chain_end(&chain, N, dev);
     rmsnorm_backward(a.dresidual, layer_gradients(moe, l).norm1, a.dbranch, residual, layer_weights(moe, l).norm1,
                      layer_statistics(acts, l).norm1_rstd, 1, N, moe->config.D, dev);
@@ -712,8 +722,13 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const int N = run_positions(r), recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
-    const double n = linear_layers_send(m, NULL, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
-                     streams_send(m, model_end_layer(m), recomputes, c->D, N);
+    const int end = model_end_layer(m);
+    double n = linear_layers_send(m, NULL, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
+               streams_send(m, end, recomputes, c->D, N);
+    for (int l = model_first_layer(m); l < end; l++) {
+        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
+        n += shared_keys_sends(m, workplace(r)->moe.config.NH, c->HS, N, 1 + again, is_back);
+    }
     return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
 }
 

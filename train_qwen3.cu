@@ -26,6 +26,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
+#include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
 #include "llmc/ops/residual.h"        // residual_forward
@@ -47,7 +48,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *q_proj, *k_proj, *q, *k, *v, *new_k, *new_v, *attention, *norm2,
-        *gate_up, *hidden, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden;
+        *gate_up, *hidden, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden, *key_part;
     Stream residual2, residual3;
     ExpertTensors experts;
     floatX *adapter, *parallel, *keys;  // room of adapters, of --tp, of attention with --cp
@@ -105,10 +106,13 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const int N_train = purpose == TO_TRAIN ? N : 0;
     const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
     const RankGroup* tp = &qwen->model.tp;
-    const size_t products = tp_larger(linear_room_elements(&qwen->model, N), norms_room_elements(qwen, N_train));
+    const size_t shared = shared_keys_elements(&qwen->model, c->NH, c->HS, N, purpose == TO_TRAIN);
+    const size_t products =
+        tp_larger(linear_room_elements(&qwen->model, N), tp_larger(shared, norms_room_elements(qwen, N_train)));
     const size_t parallel = tp_larger(
         products, vocabulary_room_elements(&qwen->model, N, N_head, purpose == TO_GENERATE ? N_head : 1));
-    const size_t keys = segment_room_elements(B * T, c->NH, c->NKV, c->HS, purpose == TO_TRAIN, how->cp);
+    const size_t keys =
+        segment_room_elements(B * T, c->NH * qwen->model.keys.size, c->NKV, c->HS, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -138,6 +142,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(dv),         0, N_train, HK);
     *t++ = activation(FIELD(dproj),      0, c->qk_norm * N_train, HQ);  // of q or k before the norm of its heads
     *t++ = activation(FIELD(dhidden),    0, N_train, F);
+    *t++ = activation(FIELD(key_part),   0, N, keys_part(&qwen->model, c->HS));  // of shared keys, values, gradients
     *t++ = activation(FIELD(adapter),    0, (int)ceil_div((int64_t)adapters, 64), 64);
     *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
     *t++ = activation(FIELD(keys),       0, (int)ceil_div((int64_t)keys, 64), 64);
@@ -228,11 +233,12 @@ static const floatX* gain(const Qwen* qwen, size_t field, int l) {
 // where a gradient is to be written; NULL: it does not learn
 static float* gradient(Qwen* qwen, size_t field, int l) { return model_vector_gradient(&qwen->model, field, l); }
 
-static RotaryAttention rotary_attention(const Config* c, const Activations* acts, int l) {
-    const ActivationTensors a = layer_activations(acts, l);
+static RotaryAttention rotary_attention(const Qwen* qwen, const Activations* acts, int l) {
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, l), room = layer_activations(acts, 0);
     const Statistics s = layer_statistics(acts, l);
     RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, config_window(c, l), &acts->rope, acts->how.cp,
-                                              layer_activations(acts, 0).keys);
+                                              room.keys, &qwen->model.keys, room.parallel);
     x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
     x.of.max = s.att_max, x.of.inv = s.att_inv;
     return x;
@@ -282,11 +288,11 @@ static void keep_streams(const Qwen* qwen, const Activations* acts, int l, int N
 
 // ---- forward ----
 
-// q or k of N positions: with a norm of each of its heads that is the projection's output, normalised
-static void heads_forward(floatX* out, floatX* proj, float* rstd, const floatX* inp, Linear w, const floatX* weight,
-                          const Config* c, int heads, int N, const Device* dev) {
-    linear_forward(c->qk_norm ? proj : out, inp, w, N, dev);
-    if (c->qk_norm) { rmsnorm_forward(out, rstd, proj, weight, c->eps, N * heads, c->HS, dev); }
+// the norm of each head of q or k; without one the projection's output is already there
+static void heads_norm(floatX* out, float* rstd, const floatX* proj, const Qwen* qwen, size_t field, int l, int heads,
+                       int N, const Device* dev) {
+    const Config* c = &qwen->config;
+    if (c->qk_norm) { rmsnorm_forward(out, rstd, proj, gain(qwen, field, l), c->eps, N * heads, c->HS, dev); }
 }
 
 // the first half of layer l: N positions, whose stream comes in as `residual`
@@ -296,14 +302,15 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
     const TokenBatch* batch = &acts->batch;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention attention = rotary_attention(c, acts, l);
+    const RotaryAttention attention = rotary_attention(qwen, acts, l);
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
     rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
-    heads_forward(a.q, a.q_proj, s.q_rstd, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
-                  c->qk_norm ? gain(qwen, AT(q_norm), l) : NULL, c, c->NH, N, dev);
-    heads_forward(k, a.k_proj, s.k_rstd, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l),
-                  c->qk_norm ? gain(qwen, AT(k_norm), l) : NULL, c, c->NKV, N, dev);
-    linear_forward(v, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l), N, dev);
+    linear_forward(c->qk_norm ? a.q_proj : a.q, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l), N, dev);
+    heads_norm(a.q, s.q_rstd, a.q_proj, qwen, AT(q_norm), l, c->NH, N, dev);
+    keys_forward(c->qk_norm ? a.k_proj : k, a.key_part, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l), &qwen->model, N,
+                 dev);
+    heads_norm(k, s.k_rstd, a.k_proj, qwen, AT(k_norm), l, c->NKV, N, dev);
+    keys_forward(v, a.key_part, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l), &qwen->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
@@ -448,10 +455,11 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
 }
 
 // from the gradient of q or k, turned back, to that of what the projection has given: where it lies comes back
+// x: the ranks whose heads are all
 static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
-                                    const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
+                                    const float* rstd, size_t field, int l, int heads, const RankGroup* x, int N,
+                                    const Device* dev) {
     const Config* c = &qwen->config;
-    const RankGroup* x = &qwen->model.tp;
     float* dgain = c->qk_norm ? gradient(qwen, field, l) : NULL;
     if (!c->qk_norm) { return dheads; }
     const HeadRows h = heads_gather(dproj, dheads, proj, rstd, heads, N, c->HS, dgain != NULL, room, x, dev);
@@ -463,23 +471,25 @@ static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, con
 // from dresidual, the gradient of the stream behind the attention of layer l, to that of its input, dbranch
 static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &qwen->config;
+    const Model* m = &qwen->model;
+    const RankGroup key_heads = model_key_heads(m);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention attention = rotary_attention(c, acts, l);
+    const RotaryAttention attention = rotary_attention(qwen, acts, l);
     linear_backward(a.dbranch, a.dresidual, a.attention, linear(qwen, acts, AT(wo), AT(bo), l),
                     gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
     const floatX* dq =
-        heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, N, dev);
+        heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, &m->tp, N, dev);
     linear_chain_backward(&chain, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
                           gradients(qwen, AT(wq), AT(bq), l), N, dev);
     const floatX* dk =
-        heads_backward(qwen, a.dproj, a.parallel, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, N, dev);
-    linear_chain_backward(&chain, dk, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l),
-                          gradients(qwen, AT(wk), AT(bk), l), N, dev);
-    linear_chain_backward(&chain, a.dv, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l),
-                          gradients(qwen, AT(wv), AT(bv), l), N, dev);
+        heads_backward(qwen, a.dproj, a.parallel, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, &key_heads, N, dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, dk, m, c->NKV * c->HS, N, dev), a.norm1,
+                          linear(qwen, acts, AT(wk), AT(bk), l), gradients(qwen, AT(wk), AT(bk), l), N, dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, c->NKV * c->HS, N, dev), a.norm1,
+                          linear(qwen, acts, AT(wv), AT(bv), l), gradients(qwen, AT(wv), AT(bv), l), N, dev);
     linear_chain_end(&chain, N, dev);
 }
 
@@ -730,10 +740,9 @@ static void qwen_box(const Run* r) {
     cp_box(r);
 }
 
-// floatX that a norm of heads sends on the way back
-static double norm_sends(const Qwen* qwen, size_t field, int l, int heads, int N) {
-    const Model* m = &qwen->model;
-    return model_field_learns(m, field, l) ? heads_sends(N, heads, qwen->whole.HS, &m->tp) : 0.0;
+// floatX that a norm of the heads of these ranks sends on the way back
+static double norm_sends(const Qwen* qwen, size_t field, int l, int heads, const RankGroup* x, int N) {
+    return model_field_learns(&qwen->model, field, l) ? heads_sends(N, heads, qwen->whole.HS, x) : 0.0;
 }
 
 // with --tp: what the products of a micro-batch need of other ranks, in an update
@@ -742,11 +751,15 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const int N = run_positions(r), recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int end = model_end_layer(m);
+    const RankGroup key_heads = model_key_heads(m);
     double n = linear_layers_send(m, &qwen->adapters, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
-    n += streams_send(m, model_end_layer(m), recomputes, c->D, N);
-    for (int l = model_first_layer(m); l < model_end_layer(m) && model_has_tp(m); l++) {
-        if (l < m->lowest) { continue; }
-        n += norm_sends(qwen, AT(q_norm), l, c->NH, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, N);
+    n += streams_send(m, end, recomputes, c->D, N);
+    for (int l = model_first_layer(m); l < end && model_has_tp(m); l++) {
+        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
+        n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + again, is_back);
+        if (!is_back) { continue; }
+        n += norm_sends(qwen, AT(q_norm), l, c->NH, &m->tp, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, &key_heads, N);
     }
     return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
 }

@@ -31,6 +31,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
+#include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/text_sight.h"   // TextSight: what a text that is generated has seen
 #include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
@@ -60,7 +61,8 @@ typedef struct {
     floatX *encoded, *norm1, *norm2, *shared_logit, *shared_gate_up, *shared_hidden, *shared_out, *norm, *logits,
         *branch, *adapter, *parallel;  // adapter, parallel: room of adapters, of --tp
     Stream residual2, residual3;
-    floatX *q_proj, *k_proj, *heads, *q, *k, *v, *new_k, *new_v, *attention, *gated_attention;  // of full layers
+    floatX *q_proj, *k_proj, *heads, *q, *k, *v, *new_k, *new_v, *attention, *gated_attention,
+        *key_part;  // of full layers
     floatX* keys;        // of these with --cp: room
     DeltaTensors delta;  // of linear ones
     ExpertTensors experts;
@@ -141,9 +143,11 @@ static Tensor full_activation(const Config* c, const char* name, size_t field, i
 }
 
 // lines of the layers with attention behind t; returns the end
-static Tensor* full_rows(Tensor* t, const Config* c, int B, int T, int N, int L_block, Purpose purpose,
+static Tensor* full_rows(Tensor* t, const Qwen36* qwen, int B, int T, int N, int L_block, Purpose purpose,
                          const RankGroup* cp) {
-    const size_t keys = segment_room_elements(B * T, c->NH, c->NKV, c->HS, purpose == TO_TRAIN, cp);
+    const Config* c = &qwen->config;
+    const Model* m = &qwen->model;
+    const size_t keys = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, purpose == TO_TRAIN, cp);
     const int HQ = c->NH * c->HS, HK = c->NKV * c->HS, N_new = purpose == TO_GENERATE ? N : 0;
     const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -159,6 +163,7 @@ static Tensor* full_rows(Tensor* t, const Config* c, int B, int T, int N, int L_
     *t++ = full_activation(c, FIELD(new_v),  0, N_new, HK);
     *t++ = full_activation(c, FIELD(attention), L_block, N, HQ);   // before its gate
     *t++ = full_activation(c, FIELD(gated_attention), 0, N, HQ);
+    *t++ = activation(FIELD(key_part), 0, N, keys_part(m, c->HS));  // of shared keys, values, gradients
     *t++ = activation(FIELD(keys), 0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
     return t;
@@ -173,7 +178,8 @@ static size_t parallel_elements(const Qwen36* qwen, int N, int N_head, Purpose p
                                    delta_room_elements(N_train, c->Hv, c->DV, &m->tp));
     const size_t back = tp_larger(norms, swiglu_room_elements(N_train, c->FS, &m->tp));
     const size_t head = vocabulary_room_elements(m, N, N_head, purpose == TO_GENERATE ? N_head : 1);
-    return tp_larger(back, tp_larger(head, linear_room_elements(m, N)));
+    const size_t shared = shared_keys_elements(m, qwen->config.NH, c->HS, N, purpose == TO_TRAIN);
+    return tp_larger(tp_larger(back, shared), tp_larger(head, linear_room_elements(m, N)));
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
@@ -195,7 +201,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, D);             // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),          L_norms, N, D);   // what a mixer reads
-    if (config_layers(c, FULL_LAYER) + mtp > 0) { t = full_rows(t, c, B, T, N, L_block, purpose, how->cp); }
+    if (config_layers(c, FULL_LAYER) + mtp > 0) { t = full_rows(t, qwen, B, T, N, L_block, purpose, how->cp); }
     if (config_layers(c, LINEAR_LAYER) > 0) {
         t = delta_tensor_rows(t, offsetof(ActivationTensors, delta), &delta, B, N, L_block, purpose);
     }
@@ -344,7 +350,8 @@ static RotaryAttention rotary_attention(const Qwen36* qwen, const Activations* a
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, a.keys);
+    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, a.keys,
+                                              &qwen->model.keys, layer_activations(acts, 0).parallel);
     x.rotated = c->rotated;
     if (has_images(qwen)) { x.rope = &qwen->images.rope, x.by_position = 1; }
     x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
@@ -438,10 +445,10 @@ static void norm_backward(Qwen36* qwen, const Activations* acts, floatX* dinp, c
     rmsnorm_backward(dinp, gradient(qwen, field, l), dout, inp, gain, rstd, add, N, C, dev);
 }
 
-// of q or k, whose heads may be of several ranks (--tp)
+// of q or k, whose heads may be of several ranks, x (--tp)
 static void heads_backward(Qwen36* qwen, const Activations* acts, floatX* dinp, const floatX* dout, const floatX* inp,
-                           const float* rstd, size_t field, int l, int heads, int N, const Device* dev) {
-    const RankGroup* x = &qwen->model.tp;
+                           const float* rstd, size_t field, int l, int heads, const RankGroup* x, int N,
+                           const Device* dev) {
     const int HS = qwen->config.HS, is_asked = gradient(qwen, field, l) != NULL;
     floatX* room = layer_activations(acts, 0).parallel;
     const HeadRows h = heads_gather(dinp, dout, inp, rstd, heads, N, HS, is_asked, room, x, dev);
@@ -462,9 +469,9 @@ static void gated_attention_forward(const Qwen36* qwen, Activations* acts, int l
     linear_forward(a.q_proj, a.norm1, linear(qwen, acts, AT(wq), l), N, dev);
     head_gate_split(a.heads, a.q_proj, N, c->NH, c->HS, dev);
     norm_forward(qwen, acts, a.q, s.q_rstd, a.heads, AT(q_norm), l, N * c->NH, c->HS, dev);
-    linear_forward(a.k_proj, a.norm1, linear(qwen, acts, AT(wk), l), N, dev);
+    keys_forward(a.k_proj, a.key_part, a.norm1, linear(qwen, acts, AT(wk), l), &qwen->model, N, dev);
     norm_forward(qwen, acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, N * c->NKV, c->HS, dev);
-    linear_forward(v, a.norm1, linear(qwen, acts, AT(wv), l), N, dev);
+    keys_forward(v, a.key_part, a.norm1, linear(qwen, acts, AT(wv), l), &qwen->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
@@ -660,6 +667,8 @@ static void experts_backward(Qwen36* qwen, Activations* acts, int l, int N, cons
 // from dresidual, the gradient of the stream behind the mixer of layer l, to that of norm1, dbranch
 static void gated_attention_backward(Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &qwen->config;
+    const Model* m = &qwen->model;
+    const RankGroup key_heads = model_key_heads(m);
     const int NH = c->NH, NKV = c->NKV, HS = c->HS;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -670,12 +679,14 @@ static void gated_attention_backward(Qwen36* qwen, Activations* acts, int l, int
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dattention, &attention, &acts->batch.segments, &acts->batch.rows,
                               dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
-    heads_backward(qwen, acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, N, dev);
+    heads_backward(qwen, acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, &m->tp, N, dev);
     head_gate_join(a.q_proj, a.dheads, N, NH, HS, dev);
     linear_chain_backward(&chain, a.q_proj, a.norm1, linear(qwen, acts, AT(wq), l), gradients(qwen, AT(wq), l), N, dev);
-    heads_backward(qwen, acts, a.dheads, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, NKV, N, dev);
-    linear_chain_backward(&chain, a.dheads, a.norm1, linear(qwen, acts, AT(wk), l), gradients(qwen, AT(wk), l), N, dev);
-    linear_chain_backward(&chain, a.dv, a.norm1, linear(qwen, acts, AT(wv), l), gradients(qwen, AT(wv), l), N, dev);
+    heads_backward(qwen, acts, a.dheads, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, NKV, &key_heads, N, dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, a.dheads, m, NKV * HS, N, dev), a.norm1,
+                          linear(qwen, acts, AT(wk), l), gradients(qwen, AT(wk), l), N, dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, NKV * HS, N, dev), a.norm1,
+                          linear(qwen, acts, AT(wv), l), gradients(qwen, AT(wv), l), N, dev);
     linear_chain_end(&chain, N, dev);
 }
 
@@ -1367,10 +1378,13 @@ static double layer_sends(const Run* r, int l, int is_fresh, int N) {
               workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
     double n = linear_layer_sends(m, &qwen->adapters, l, !is_all ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo),
                                   is_linear ? 4 : 3, c->D, N);
-    if (l < m->lowest) { return n; }
+    const int is_back = l >= m->lowest;
+    if (!is_linear) { n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + (is_back && is_all), is_back); }
+    if (!is_back) { return n; }
+    const RankGroup key_heads = model_key_heads(m);
     n += swiglu_sends(N, c->FS, &m->tp);
     n += model_field_learns(m, AT(q_norm), l) ? heads_sends(N, c->NH, c->HS, &m->tp) : 0.0;
-    n += model_field_learns(m, AT(k_norm), l) ? heads_sends(N, c->NKV, c->HS, &m->tp) : 0.0;
+    n += model_field_learns(m, AT(k_norm), l) ? heads_sends(N, c->NKV, c->HS, &key_heads) : 0.0;
     return n + (model_field_learns(m, AT(o_norm), l) ? heads_sends(N, c->Hv, c->DV, &m->tp) : 0.0);
 }
 

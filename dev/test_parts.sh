@@ -60,11 +60,19 @@ edit hybrid.json three.json num_attention_heads 3 num_key_value_heads 1 linear_n
 v = {"depth": 2, "hidden_size": 16, "intermediate_size": 10, "num_heads": 2, "in_channels": 3, "patch_size": 2, "temporal_patch_size": 2,
      "spatial_merge_size": 2, "num_position_embeddings": 9, "out_hidden_size": 16}
 json.dump({"model_type": "qwen3_5_moe", "text_config": json.load(open("all.json")), "vision_config": v}, open("sees.json", "w"))'
+# fewer heads of keys than ranks
+edit dense.json one_key.json num_key_value_heads 1 head_dim 8
+edit sparse.json one_sparse.json num_key_value_heads 1 head_dim 8
+edit experts.json one_expert_key.json num_key_value_heads 1 head_dim 8
+edit all_experts.json one_all_experts.json num_key_value_heads 1 head_dim 8
+edit mtp.json two_keys.json linear_num_key_heads 4 linear_num_value_heads 8
+edit all.json two_all.json linear_num_key_heads 4 linear_num_value_heads 8
 # matrices whose blocks of 128 x 128 ranks cut; of fp4, between groups of 32 columns
 edit dense.json wide.json hidden_size 160 intermediate_size 288 head_dim 66
 edit sparse.json wide_sparse.json hidden_size 160 intermediate_size 288 moe_intermediate_size 136 head_dim 66
 edit dense.json even.json hidden_size 128 intermediate_size 192 head_dim 32
 edit even.json even4.json num_key_value_heads 4
+edit wide.json wide_one_key.json num_key_value_heads 1 head_dim 64
 edit hybrid_tied.json wide_hybrid.json hidden_size 144 head_dim 40 linear_key_head_dim 37 linear_value_head_dim 42 shared_expert_intermediate_size 140 \
     mtp_num_hidden_layers 1 rope_parameters '{"rope_type":"default","rope_theta":10000,"partial_rotary_factor":0.5,"mrope_section":[4,3,3]}'
 run=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --grad-accum 5 --steps 4 --val-fraction 0.1 --eval-every 2 --eval-batches 3
@@ -155,7 +163,7 @@ evaluated() {  # TRAINER NAME FOLDER OPTION...
 
 if is_quick; then
     parts qwen "output matrix = embedding" "2/2 4/2/--pp,2" --config tied.json --ema 0.9
-    parts qwen "biases and windows" "4/2/--zero,2" --config bias.json
+    parts qwen "biases and windows, a head of keys on two ranks" "4/2/--zero,2 4/4" --config bias.json
     parts gpt2 "GPT-2" "4/4" --config gpt2.json --dropout 0.1
     parts moe "experts" "4/2/--ep,4" --config experts.json --grad-accum 4 --seq-len 13
     parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4" --config hybrid.json --grad-accum 4
@@ -174,6 +182,15 @@ parts qwen "biases of o, four parts" "4/4 8/4/--zero,2 8/4/--pp,2" --config llam
 parts qwen "an output matrix of its own, four parts" "4/4 4/4/--head-rows,3 8/4/--pp,2,--zero,1" --config apart.json
 parts qwen "conversations" "2/2 4/2/--pp,2" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
 answers 7 text >examples
+parts qwen "a head of keys on two ranks" "4/4 8/4/--pp,2,--zero,2 4/4/--recompute,3 4/4/--recompute,0" --config dense.json
+parts qwen "one head of keys on all ranks" "2/2 4/4 4/2/--zero,1" --config one_key.json
+parts qwen "... biases and windows" "4/4" --config bias.json
+parts qwen "... conversations" "4/4" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96
+parts qwen "... documents" "4/4" --config dense.json --train documents --doc-reset 1
+parts qwen "... some does not learn" "4/4" --config dense.json --freeze '*.layers.0.*,*k_norm*,*v_proj*'
+parts qwen "... an adapter with dropout" "4/4 4/4/--recompute,3" --config dense.json --lora-rank 3 --lora-dropout 0.2
+parts qwen "... beside a base in bf16" "4/4" --config wide_one_key.json --lora-rank 3 --base-dtype bf16
+parts qwen "... in fp8" "4/4 2/2/--recompute,3" --config wide_one_key.json --lora-rank 3 --base-dtype fp8
 parts qwen "documents, answering examples" "2/2 4/2" --config dense.json --train documents --doc-reset 1 --hellaswag examples
 parts qwen "some matrices do not learn" "2/2 4/2/--zero,2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
 parts qwen "only norms learn" "2/2 4/2/--zero,1" --config tied.json --freeze '*_proj*,*embed*'
@@ -190,6 +207,10 @@ parts qwen "Qwen3 with experts" "2/2 4/2/--ep,4 2/2/--recompute,3" --config spar
 parts qwen "an adapter of Qwen3 with experts" "2/2" --config sparse.json "${some[@]}" --lora-rank 3
 every=(--lora-rank 3 --lora-parameters mlp.experts.gate_up_proj,mlp.experts.down_proj,mlp.gate.weight)
 parts qwen "adapters of experts" "2/2 4/2/--ep,4 2/1/--ep,2 4/1/--ep,4 8/2/--pp,2,--ep,4,--recompute,3" --config sparse.json "${some[@]}" "${every[@]}" --ema 0.9
+parts moe "one head of keys on all ranks" "2/2 4/2/--ep,4 4/4/--recompute,3" --config one_expert_key.json "${some[@]}"
+parts qwen "adapters of experts, one head of keys on all ranks" "4/2/--ep,4 4/4" --config one_sparse.json "${some[@]}" "${every[@]}" --ema 0.9
+parts qwen36 "Qwen3.6, MTP, a head of keys on two ranks" "4/4 8/4/--ep,4 4/4/--recompute,3" --config two_keys.json "${some[@]}"
+parts qwen36 "... adapters, of experts, too" "4/4" --config two_keys.json "${some[@]}" "${every[@]}"
 parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4 6/2/--pp,3 2/2/--recompute,0 2/2/--recompute,3" --config hybrid.json "${some[@]}" --ema 0.9
 parts qwen36 "Qwen3.6, four parts, rows of two chunks" "4/4 8/4/--pp,2" --config four.json --grad-accum 4 --batch-size 1 --seq-len 70
 parts qwen36 "Qwen3.6, documents, embedding = output matrix" "2/2 4/2/--pp,2,--recompute,3" --config hybrid_tied.json --grad-accum 4 --train documents --doc-reset 1
@@ -340,6 +361,10 @@ travels glm "GLM-5" glm_taught.json
 evaluated glm "GLM-5" exported
 rm -rf exported fused first
 evaluated qwen "Qwen3" whole
+writers=("4 --tp 4" "1 --tp 1") readers=("4 --tp 4" "2 --tp 2" "1 --tp 1") some=()
+travels qwen "one head of keys on all ranks" one_key.json
+evaluated qwen "one head of keys on all ranks" exported
+rm -rf exported
 echo "# what it costs"
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json
 sends qwen "  parts sent|matrices" 2 --tp 2 --recompute 3 --config tied.json
@@ -353,10 +378,17 @@ sends qwen "  parts sent|matrices +. each" 4 --tp 2 --pp 2 --lora-rank 3 --confi
 sends qwen "  parts sent|matrices +. each" 2 --tp 2 --lora-rank 3 --from release4
 sends qwen "  parts sent|matrices" 2 --tp 2 --config tied.json --eval-every 1 --sample-every 1 --save-every 1  # updates alone count
 sends qwen "  parts sent|matrices" 4 --tp 2 --ep 4 "${every[@]}" --config all_sparse.json --grad-accum 4
+sends qwen "  parts sent|  heads of keys" 4 --tp 4 --config dense.json --recompute 3
+sends qwen "  parts sent|  heads of keys" 8 --tp 4 --pp 2 --config dense.json --lora-rank 3
+sends qwen "  parts sent|  heads of keys" 4 --tp 4 --config bias.json --freeze 'first:1'
+sends qwen "  parts sent|  keys sent" 8 --tp 4 --cp 2 --config dense.json
+sends qwen "  parts sent|  keys sent" 4 --tp 2 --cp 2 --cp-by heads --config one_key.json --recompute 3
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
 equally() { sends $1 "  parts sent|matrices" "${@:2}" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
 equally qwen36 2 --tp 2 --config all.json
 equally qwen36 2 --tp 2 --recompute 3 --config all.json
+equally qwen36 4 --tp 4 --recompute 3 --config two_all.json
+equally moe 4 --tp 4 --config one_all_experts.json
 equally qwen36 4 --tp 2 --pp 2 --config all.json
 equally qwen36 2 --tp 2 --config all_mtp.json
 equally qwen36 2 --tp 2 --config sees.json --recompute 3
@@ -377,8 +409,12 @@ echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
 refused "that does not divide the ranks" "--tp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" "${go[@]}" --tp 2
-refused "more than heads of keys" "--tp: 4: expected a number that divides the 2 heads of model.layers.0.self_attn.k_proj.weight" \
-    "$launch" -n 4 "$qwen" "${go[@]}" --tp 4
+edit dense.json six.json num_attention_heads 12 hidden_size 24 num_key_value_heads 4
+edit dense.json thin.json num_key_value_heads 1 head_dim 6
+refused "neither a divisor nor a multiple of the heads of keys" "--tp: 6: expected a number that divides the 4 heads of model.layers.0.self_attn.k_proj.weight, or a multiple" \
+    "$launch" -n 6 "$qwen" "${run[@]}" --config six.json --tp 6
+refused "a head of keys with fewer channels" "--tp: 4: expected a number that divides both sides of model.layers.0.self_attn.k_proj.weight, 6 and 20" \
+    "$launch" -n 4 "$qwen" "${run[@]}" --config thin.json --tp 4
 refused "that does not divide the vocabulary" "--tp: 5: expected a number that divides the 384 rows of model.embed_tokens.weight, padded" \
     "$launch" -n 5 "$qwen" "${run[@]}" --config fifths.json --tp 5
 sparsely=("$qwen" "${run[@]}" --config sparse.json --grad-accum 4)

@@ -12,7 +12,8 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor_hold_layers     some of its layers are in memory, as a rank of pipeline parallelism has them;
                            tensor_hold_none: nothing of it
     tensor_dims            more dimensions on disk
-    tensor_split           how ranks of tensor parallelism share it; tensor_hold_part: the row of what one of them has;
+    tensor_split           how ranks of tensor parallelism share it; tensor_cut_units: more of them than units are;
+                           tensor_hold_part: the row of what one of them has;
                            tensor_part, tensor_take_rows, tensor_take_scales: this of a slice, however it is stored
     tensor_blocks          a linear layer in groups, whose blocks alone are stored
     tensor_stored          in which type releases have it
@@ -93,6 +94,7 @@ typedef struct {
     int dims[DISK_DIMS_MAX];         // on disk in place of the columns, up to the first 0
     Split split;
     int units;                       // heads, groups: what a rank has whole, of each section's rows or of the columns
+    int cuts_units;                  // tensor_cut_units: of fewer units than ranks each has a part of one
     int sections[SECTIONS_MAX];      // rows of which each rank has its share, as those of Q, K and V; 0: all are one,
                                      // or those of each name in {}
     int blocks;                      // groups of rows with columns of their own (tensor_blocks); 0: all have the same
@@ -229,6 +231,12 @@ static inline int tensor_outputs(const Tensor* t) { return t->on_disk == VECTOR 
 static inline void tensor_split(Tensor* t, Split split, int units) {
     t->split = split;
     t->units = units;
+}
+
+// where there are more ranks than units, as heads of keys, neighbours share one: each has some of its rows
+static inline void tensor_cut_units(Tensor* t) {
+    assert(t->split == SPLIT_ROWS && t->units > 0 && t->sections[0] == 0);
+    t->cuts_units = 1;
 }
 
 // rows of each section; c and d may be 0
@@ -630,14 +638,17 @@ static inline const char* tensor_name_of(char* buffer, size_t n_bytes, const Ten
 
 // ---- shares of ranks, and what is stored ----
 
-// Of `size` ranks, one has elements first .. first + n - 1 of an axis of `length` in `units`; with fewer units than
-// ranks several have the same one, as with heads of keys and values. 0: they cannot be shared so
-static inline int tensor_share_(int length, int units, int rank, int size, int* first, int* n) {
-    units = units > 0 ? units : length;
-    if (length % units != 0 || (units % size != 0 && size % units != 0)) { return 0; }
-    const int unit = length / units, count = units >= size ? units / size : 1;
-    *first = unit * (units >= size ? rank * count : rank / (size / units));
-    *n = unit * count;
+// of so many ranks does each have whole units, or, where these may be cut, a part of one? Without units it may
+static inline int tensor_units_divide(const Tensor* t, int size) {
+    return t->units == 0 || t->units % size == 0 || (t->cuts_units && size % t->units == 0);
+}
+
+// of `size` ranks, one has elements first .. first + n - 1 of an axis of `length`. 0: it cannot be shared so
+static inline int tensor_share_(const Tensor* t, int length, int rank, int size, int* first, int* n) {
+    const int units = t->units > 0 ? t->units : length;
+    if (length % units != 0 || length % size != 0 || !tensor_units_divide(t, size)) { return 0; }
+    *n = length / size;
+    *first = rank * *n;
     return 1;
 }
 
@@ -660,9 +671,10 @@ static inline int tensor_share(const Tensor* t, int section, int rank, int size,
     const int length = tensor_section(t, section);
     int begin = 0;
     for (int k = 0; k < section; k++) { begin += tensor_section(t, k); }
-    if (t->split == SPLIT_COLUMNS) { return section == 0 && tensor_share_(t->columns, t->units, rank, size, first, n); }
+    if (t->split == SPLIT_COLUMNS) { return section == 0 && tensor_share_(t, t->columns, rank, size, first, n); }
     if (length == 0) { return 0; }
-    if (!tensor_share_(length, t->split == SPLIT_NONE ? 1 : t->units, rank, size, first, n)) { return 0; }
+    *first = 0, *n = length;
+    if (t->split != SPLIT_NONE && !tensor_share_(t, length, rank, size, first, n)) { return 0; }
     *first += begin;
     return 1;
 }

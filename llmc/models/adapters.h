@@ -416,6 +416,7 @@ static inline void adapter_split_(Tensor* row, const Tensor* t, const AdapterPla
     int sections[SECTIONS_MAX] = {0}, n = 0, begin = 0;
     if (t->split != (is_B ? SPLIT_ROWS : SPLIT_COLUMNS)) { return; }
     tensor_split(row, t->split, t->units);
+    row->cuts_units = t->cuts_units;
     for (int k = 0; is_B && tensor_section(t, k) > 0; begin += tensor_section(t, k++)) {
         if (begin >= p->first && begin < p->first + p->n) { sections[n++] = tensor_section(t, k); }
     }

@@ -22,7 +22,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../ops/rope.h"         // rope_scaled_base
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"         // config_warn_of_near
+#include "config_parts.h"         // config_part_keys, config_warn_of_near
 #include "rope_theta.h"          // rope_theta_parse
 
 // ---- 1. Config ----
@@ -49,7 +49,7 @@ typedef struct {
 // what one of `ranks` ranks has of heads and the padded vocabulary, with --tp
 static inline Config config_part(const Config* c, int ranks) {
     Config part = *c;
-    part.NH /= ranks, part.NKV /= ranks, part.Vp /= ranks;
+    part.NH /= ranks, part.NKV = config_part_keys(c->NKV, ranks), part.Vp /= ranks;
     return part;
 }
 
@@ -237,8 +237,10 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     tensor_split(&t[-1], SPLIT_ROWS, c->NH);
     *t++ = tensor(ATTENTION "k_proj.weight",         AT(wk),      L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+    tensor_cut_units(&t[-1]);
     *t++ = tensor(ATTENTION "v_proj.weight",         AT(wv),      L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+    tensor_cut_units(&t[-1]);
     *t++ = tensor(ATTENTION "o_proj.weight",         AT(wo),      L, D,     HQ, INIT_NORMAL, scaled, DECAY,    AS_IS);
     tensor_split(&t[-1], SPLIT_COLUMNS, c->NH);
     *t++ = tensor("post_attention_layernorm.weight", AT(norm2),   L, 1,     D,  INIT_ONES,   0.0f,   NO_DECAY, VECTOR);

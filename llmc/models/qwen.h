@@ -21,7 +21,7 @@ Source: Yang et al. 2024, arXiv:2412.15115 (Qwen2.5), 2025, arXiv:2505.09388 (Qw
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet, tensors_match
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"        // config_parse_kinds, config_parse_balance
+#include "config_parts.h"        // config_parse_kinds, config_parse_balance, config_part_keys
 #include "rope_theta.h"          // rope_theta_parse
 #include "tied_head.h"           // tied_head_fit
 
@@ -63,7 +63,7 @@ static inline int config_has_mlps(const Config* c) { return config_expert_layers
 // what one of `ranks` ranks has of heads, MLPs and the padded vocabulary, with --tp
 static inline Config config_part(const Config* c, int ranks) {
     Config part = *c;
-    part.NH /= ranks, part.NKV /= ranks, part.F /= ranks, part.Vp /= ranks;
+    part.NH /= ranks, part.NKV = config_part_keys(c->NKV, ranks), part.F /= ranks, part.Vp /= ranks;
     return part;
 }
 
@@ -360,16 +360,20 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     *t++ = tensor(ATTENTION "k_proj.weight",         AT(wk),     L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_adaptable(&t[-1], ATTENTION "k_proj", NULL);
     tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+    tensor_cut_units(&t[-1]);
     if (c->qkv_bias) {
         *t++ = tensor(ATTENTION "k_proj.bias",       AT(bk),     L, 1,     HK, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
         tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+        tensor_cut_units(&t[-1]);
     }
     *t++ = tensor(ATTENTION "v_proj.weight",         AT(wv),     L, HK,    D,  INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_adaptable(&t[-1], ATTENTION "v_proj", NULL);
     tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+    tensor_cut_units(&t[-1]);
     if (c->qkv_bias) {
         *t++ = tensor(ATTENTION "v_proj.bias",       AT(bv),     L, 1,     HK, INIT_ZEROS,  0.0f,   NO_DECAY, VECTOR);
         tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+        tensor_cut_units(&t[-1]);
     }
     if (c->qk_norm) {
         *t++ = tensor(ATTENTION "q_norm.weight",     AT(q_norm), L, 1,     HS, INIT_ONES,   0.0f,   NO_DECAY, VECTOR);

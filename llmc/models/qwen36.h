@@ -29,7 +29,7 @@ Source: Qwen Team 2025, "Qwen3-Next"; huggingface/transformers 5.23, models/qwen
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/causal_conv1d.h"  // CONV1D_MOST_TAPS
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"        // config_parse_kinds, config_parse_balance
+#include "config_parts.h"        // config_parse_kinds, config_parse_balance, config_part_keys
 #include "rope_theta.h"          // rope_theta_parse
 #include "tied_head.h"           // tied_head_fit
 #include "vision_tower.h"        // VisionConfig, vision_rows
@@ -93,7 +93,7 @@ static inline int config_axis(const Config* c, int i) {
 
 static inline Config config_part(const Config* c, int ranks) {
     Config part = *c;
-    part.NH /= ranks, part.NKV /= ranks, part.Hk /= ranks, part.Hv /= ranks, part.FS /= ranks, part.Vp /= ranks;
+    part.NH /= ranks, part.NKV = config_part_keys(c->NKV, ranks), part.Hk /= ranks, part.Hv /= ranks, part.FS /= ranks, part.Vp /= ranks;
     return part;
 }
 
@@ -454,9 +454,11 @@ static inline Tensor* full_rows_of_table_(Tensor* t, const Config* c) {
     *t++ = tensor(MIXER "k_proj.weight",        AT(wk),      L, HK,       D,      INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_adaptable(&t[-1], MIXER "k_proj", NULL);
     tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+    tensor_cut_units(&t[-1]);
     *t++ = tensor(MIXER "v_proj.weight",        AT(wv),      L, HK,       D,      INIT_NORMAL, 0.02f,  DECAY,    AS_IS);
     tensor_adaptable(&t[-1], MIXER "v_proj", NULL);
     tensor_split(&t[-1], SPLIT_ROWS, c->NKV);
+    tensor_cut_units(&t[-1]);
     *t++ = tensor(MIXER "q_norm.weight",        AT(q_norm),  L, 1,        HS,     INIT_ZEROS,  0.0f, NO_DECAY, VECTOR);
     *t++ = tensor(MIXER "k_norm.weight",        AT(k_norm),  L, 1,        HS,     INIT_ZEROS,  0.0f, NO_DECAY, VECTOR);
     *t++ = tensor(MIXER "o_proj.weight",        AT(wo),      L, D,        HQ,     INIT_NORMAL, scaled, DECAY,    AS_IS);

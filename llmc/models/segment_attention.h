@@ -12,6 +12,7 @@ these ways (--cp-by):
              the gradients of all keys, and shares are added
     ring     keys and values go round, and each rank meets one other's at a time: segment_ring.h
     heads    each rank gets all positions of some heads, and gives back their outputs: segment_heads.h
+Where ranks of --tp share a head of keys the way back is that of all of their query heads, on each: shared_keys.h.
 Order:  segment by segment, ascending; in each as attention.h says. With --cp forward has the bits of one rank, but for
         ring. gather: dk and dv of a key are sums over the chunks of queries: of each rank its early one and then its
         late one, then the ranks in the order of their places; each sum is rounded to floatX.
@@ -21,12 +22,13 @@ Order:  segment by segment, ascending; in each as attention.h says. With --cp fo
 #include "segment_heads.h"  // segment_heads_forward, segment_heads_backward
 #include "segment_ring.h"   // segment_ring_forward, segment_ring_backward
 #include "segment_spans.h"  // SegmentAttention, SegmentSpan, segment_each_forward, segment_each_backward
+#include "shared_keys.h"    // SharedQueries, shared_queries_gather, shared_queries_take
 
 // ---- gather ----
 
 enum { SEGMENT_ROOMS = 6 };  // as large as the keys of all: keys, values; of either chunk shares of dk and dv
 
-// n_positions of all ranks; trains: backward will come
+// n_positions of all ranks; trains: backward will come, of NH heads, those of all ranks that share their keys
 static inline size_t segment_room_elements(int n_positions, int NH, int NKV, int HS, int trains, const RankGroup* cp) {
     if (!cp) { return 0; }
     if (cp->by == CP_BY_RING) { return segment_ring_elements(n_positions, NH, NKV, HS, trains, cp); }
@@ -101,9 +103,10 @@ static inline void segment_attention_forward(const SegmentAttention* x, const Se
     segment_each_forward(&whole, segments, rows, dev);
 }
 
-static inline void segment_attention_backward(floatX* dq, floatX* dk, floatX* dv, const floatX* dout,
-                                              const SegmentAttention* x, const Segments* segments, const CpRows* rows,
-                                              const Device* dev) {
+// of query heads of which this rank has all that read its keys
+static inline void segment_whole_backward_(floatX* dq, floatX* dk, floatX* dv, const floatX* dout,
+                                           const SegmentAttention* x, const Segments* segments, const CpRows* rows,
+                                           const Device* dev) {
     if (x->cp && x->cp->by == CP_BY_RING) {
         segment_ring_backward(dq, dk, dv, dout, x, segments, rows, dev);
         return;
@@ -117,5 +120,18 @@ static inline void segment_attention_backward(floatX* dq, floatX* dk, floatX* dv
     segment_each_backward(dq, shares.dk, shares.dv, dout, &whole, segments, rows, dev);
     segment_sum_shares_(dk, shares.dk, x, rows, dev);
     segment_sum_shares_(dv, shares.dv, x, rows, dev);
+}
+
+static inline void segment_attention_backward(floatX* dq, floatX* dk, floatX* dv, const floatX* dout,
+                                              const SegmentAttention* x, const Segments* segments, const CpRows* rows,
+                                              const Device* dev) {
+    if (!x->keys || x->keys->size == 1) {
+        segment_whole_backward_(dq, dk, dv, dout, x, segments, rows, dev);
+        return;
+    }
+    const SharedQueries all = shared_queries_gather(dout, x, segments, rows, dev);
+    if (shared_keys_repeats(x->cp)) { segment_heads_forward(&all.of, segments, rows, dev); }
+    segment_whole_backward_(all.dq, dk, dv, all.dout, &all.of, segments, rows, dev);
+    shared_queries_take(dq, &all, x, rows, dev);
 }
 #endif  // LLMC_SEGMENT_ATTENTION_H

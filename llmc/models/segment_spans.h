@@ -25,6 +25,8 @@ typedef struct {
     float *max, *inv;
     const RankGroup* cp;   // NULL: this rank has whole rows
     floatX* room;          // with cp: segment_room_elements
+    const RankGroup* keys; // ranks that share a head of keys with this one, with --tp (shared_keys.h); NULL: none do
+    floatX* shared_room;   // with such: shared_keys_elements
 } SegmentAttention;
 
 static inline size_t segment_room(size_t n) { return (n + 15) / 16 * 16; }

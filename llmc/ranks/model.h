@@ -6,6 +6,8 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_begin_pp        --pp: this rank holds some of the layers, others the rest (pipeline_ranks.h); model_turn_to:
                           what is computed from now on is this chunk of them
     model_begin_tp        --tp: of matrices that are split this rank holds a part, others the rest (rank_group.h)
+    model_shares_keys     ... with more ranks than heads of keys: neighbours share one (models/shared_keys.h);
+                          model_key_heads: those that have different ones
     model_begin_cp        --cp: of the rows of a micro-batch this rank has some positions, others the rest
                           (context_ranks.h)
     model_batches, model_batch   so many micro-batches of an update this rank computes, or its share of them; which
@@ -62,6 +64,7 @@ typedef struct {
     ExpertRanks ranks;    // of --ep
     PpRanks pp;           // of --pp
     RankGroup tp;         // of --tp
+    RankGroup keys;       // those of tp that have the same head of keys; alone: each has whole ones
     RankGroup cp;         // of --cp
     char* held_layers;    // with --pp, of each layer: is it in memory? (tensor_hold_layers)
     char* chunk_layers[PP_CHUNKS_MAX];  // the same of each chunk
@@ -94,7 +97,7 @@ static inline void model_layout(Model* m, int n_table) {
     m->held = m->table;
     m->ranks = expert_ranks_init(NULL, 1, NULL);
     m->pp = pp_ranks_init(NULL, 1, 1, NULL);
-    m->tp = rank_group_init(NULL, 1);
+    m->tp = m->keys = rank_group_init(NULL, 1);
     m->cp = rank_group_init(NULL, 1);
     m->shared = -1;
 }
@@ -277,6 +280,15 @@ static inline int model_rank(const Model* m) { return m->world ? m->world->rank 
 
 // ---- tensor parallel ----
 
+// heads of keys, which more ranks than they are share; 0: none are
+static inline int model_cut_units_(const Model* m, int size) {
+    for (int i = 0; i < m->n_table; i++) {
+        const Tensor* t = &m->table[i];
+        if (t->cuts_units && t->units % size != 0) { return t->units; }
+    }
+    return 0;
+}
+
 // After model_layout and model_begin_pp, all ranks call. size: of a group; it divides the ranks of a stage, and every
 // row can be shared so
 static inline void model_begin_tp(Model* m, Comm* world, int size) {
@@ -286,6 +298,19 @@ static inline void model_begin_tp(Model* m, Comm* world, int size) {
     model_begin_local_(m);
     for (int i = 0; i < m->n_table; i++) { tensor_hold_part(&m->local[i], m->tp.place, size); }
     model_lay_local_(m);
+    const int n_heads = model_cut_units_(m, size);
+    if (n_heads > 0) { m->keys = rank_group_init(m->tp.group, size / n_heads); }
+}
+
+static inline int model_shares_keys(const Model* m) { return m->keys.size > 1; }
+
+// the ranks that have all heads of keys together, each once; with whole heads all of --tp
+static inline RankGroup model_key_heads(const Model* m) {
+    RankGroup x = m->tp;
+    if (!model_shares_keys(m)) { return x; }
+    x.size = m->tp.size / m->keys.size, x.place = m->tp.place / m->keys.size;
+    x.group = m->keys.alike, x.alike = NULL;
+    return x;
 }
 
 // ---- context parallel ----
@@ -828,6 +853,7 @@ static inline void model_free(Model* m) {
     model_plan_free(m);
     expert_ranks_free(&m->ranks);
     pp_ranks_free(&m->pp);
+    rank_group_free(&m->keys);
     rank_group_free(&m->tp);
     rank_group_free(&m->cp);
     free(m->held_layers);

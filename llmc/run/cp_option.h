@@ -149,8 +149,11 @@ static inline double cp_layer_sent(const Run* r, int NH, int NKV, int HS, int re
     const Model* m = r->model;
     const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
     const double forward = cp_attention_sends(&m->cp, NH, NKV, HS, 0, r->o.batch_size, r->T);
-    return (1.0 + again) * forward +
-           (is_back ? cp_attention_sends(&m->cp, NH, NKV, HS, 1, r->o.batch_size, r->T) : 0.0);
+    double back = is_back ? cp_attention_sends(&m->cp, NH * m->keys.size, NKV, HS, 1, r->o.batch_size, r->T) : 0.0;
+    if (is_back && model_shares_keys(m) && m->cp.by == CP_BY_HEADS) {  // shared_keys_repeats
+        back += cp_attention_sends(&m->cp, NH * m->keys.size, NKV, HS, 0, r->o.batch_size, r->T);
+    }
+    return (1.0 + again) * forward + back;
 }
 
 static inline double cp_sent(const Run* r, int NH, int NKV, int HS, int recomputes) {

@@ -15,8 +15,8 @@ compute every micro-batch together (ranks/tensor_parallel.h).
 static inline Option tp_option(int* size) {
     const Option row = {"machine", "tp", "", OPTION_INT, size, "1", 1, RANK_GROUP_MAX, "T",
                         "share each matrix among groups of T ranks, which compute every micro-batch together: needs a "
-                        "multiple of T ranks, in one machine, and T divides the heads of keys. The result does not "
-                        "depend on it, but for last digits in bf16", 0};
+                        "multiple of T ranks, in one machine, and T divides the heads, or is a multiple of those of "
+                        "keys. The result does not depend on it, but for last digits in bf16", 0};
     return row;
 }
 
@@ -36,12 +36,14 @@ static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t 
         const char* unit = t->blocks ? "groups" : "heads";
         int first, n;
         if (t->split == SPLIT_NONE) { continue; }
-        const int units = t->units > 0 ? t->units : T, divides = units % T == 0 && (!is_matrix || other % T == 0);
+        const int fits = tensor_units_divide(t, T), divides = fits && (!is_matrix || other % T == 0);
         const int is_cut = is_matrix && t->stored == STORED_FP4 && t->columns / FP4_GROUP % T != 0;
         if (divides && !is_cut && tensor_share(t, 0, 0, T, &first, &n)) { continue; }
         tensor_slice_name(name, sizeof name, t, 0);
         if (is_vocabulary) { snprintf(text, n_bytes, "the %d rows of %s, padded", t->rows, name); }
-        else if (units % T != 0) { snprintf(text, n_bytes, "the %d %s of %s", units, unit, name); }
+        else if (!fits) {
+            snprintf(text, n_bytes, "the %d %s of %s%s", t->units, unit, name, t->cuts_units ? ", or a multiple" : "");
+        }
         else if (is_cut) {
             snprintf(text, n_bytes, "the %d groups of %d columns that %s has in fp4 (--weights bf16 has none)",
                      t->columns / FP4_GROUP, FP4_GROUP, name);
@@ -86,6 +88,7 @@ static inline void tp_box(const Run* r) {
     const Model* m = r->model;
     if (!model_has_tp(m)) { return; }
     box_row("matrices", "each shared by %d ranks", m->tp.size);
+    if (model_shares_keys(m)) { box_row("  heads of keys", "each shared by %d of them", m->keys.size); }
     if (!run_is_training(r)) { return; }
     box_row("  parts sent", "%s per update by each", format_bytes(pp_sum(r, r->trainer->parts_sent)).s);
 }
