@@ -28,7 +28,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mtp.h"          // MtpBatch: the token after the next
 #include "llmc/models/stream.h"       // Stream, stream_bring: streams that backward asks for
-#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
 #include "llmc/ops/residual.h"        // residual_forward
@@ -81,7 +80,7 @@ typedef struct {
     Config config;  // with --tp heads, groups of these and rows of the vocabulary that this rank has
     Config whole;   // of all ranks
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
-    int indexer;        // how indexers learn in a pass: as config says, but off in validations (validating_forward)
+    int indexer;        // how indexers learn in a pass: as config says, but off in validations (indexer_forward)
 } DeepseekV4;
 
 // what --recompute leaves out in forward: each level what those before leave out, too

@@ -21,9 +21,8 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
-#include "llmc/models/mtp.h"          // MtpBatch, mtp_join, mtp_part: the token after the next
+#include "llmc/models/mtp.h"          // mtp_join, mtp_part: the token after the next
 #include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
-#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
@@ -893,8 +892,12 @@ static void glm5_choose(Run* r) {
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
     begin_ranks(r, &c, learns_mtp);
-    if (routers_of(&w->glm) > 0) { experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E); }
-    else { options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts"); }
+    if (routers_of(&w->glm) > 0) {
+        router_log_keys(r);
+        experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
+    } else {
+        options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts");
+    }
 }
 
 // biases of routers learn by counting (level_biases)
@@ -922,8 +925,8 @@ static void glm5_check(Run* r) {
     mtp_check(r);
     pp_check_batches(r);
     cp_check(r, &w->adapted.decoder.cp, w->glm.adapters.settings.dropout);
-    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
     if (routers_of(&w->glm) > 0) { experts_check(r, &w->adapted.decoder.how.ep, c->k); }
+    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
 }
 
 // of the model's rows those before the MTP module's
@@ -1197,7 +1200,6 @@ static Trainer glm5_trainer(void) {
     t.presets = "random start from a preset: " GLM5_PRESETS;
     t.usual_V = 154880;
     t.options = glm5_options;
-    t.parsed = router_log_keys;
     t.choose = glm5_choose;
     t.freeze = glm5_freeze;
     t.check = glm5_check;

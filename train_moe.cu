@@ -29,7 +29,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
                                            // document; rotary_attention_cached: text by text
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
-#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
+#include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
@@ -373,7 +373,7 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     p.drouter = gradients(moe, AT(router), l);
     p.dgate_up = gradients(moe, AT(gate_up), l);
     p.ddown = gradients(moe, AT(down), l);
-    if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: balance_biases
+    if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: moe_balance_biases
     expert_backward(&p, a.dbranch, a.dresidual, p.numbers, balance, z, dev);
     rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2.x, layer_weights(moe, l).norm2,
                      layer_statistics(acts, l).norm2_rstd, 1, N, c->D, dev);

@@ -34,8 +34,8 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
 #include "llmc/models/text_sight.h"   // TextSight: what a text that is generated has seen
-#include "llmc/models/token_batch.h"  // token_batch_inputs, token_batch_texts: tokens on the device
-#include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_rows_backward
+#include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
+#include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/head_gate.h"       // head_gate_split, head_gate_forward: the output gate of attention
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_gain, rmsnorm_forward, rmsnorm_backward

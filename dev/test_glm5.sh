@@ -283,6 +283,8 @@ files() {
     echo "# a run and its files"
     rm -rf run && go "${mixed[@]}" --config taught.json --ema 0.9 --tensorboard 1 --run run
     router_keys
+    rm -rf with && go "${start[@]}" --config plain.json --run with
+    check "... and without experts has not one of them" test "$(grep -cE 'cross_entropy|idle_experts' with/metrics.jsonl)" = 0
     check "--eval-only: the loss of the last validation" test "$(go --from run --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value run 8 val_loss)")"
     rm -rf exported && go --from run --export-hf exported && diff -r -x manifest.json -x optimizer.safetensors -x trainer.safetensors -x ema.safetensors exported run/step_000008 >err
     verdict $? "its export is the checkpoint without what training needs" "$(<err)"

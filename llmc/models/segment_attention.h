@@ -4,7 +4,7 @@ before it, or a window of them.
     segment_attention_forward   out, max and inv as attention.h has them
     segment_attention_backward  dq, dk and dv, written
     segment_room_elements       of --cp: scratch
-q, out, dq (N, NH*HS), k, v, dk, dv (N, NKV*HS), max, inv (N, NH); q, k and v, and so their gradients, may be parts of
+q, out, dq (N, NH*HS), k, v, dk, dv (N, NKV*HS), max, inv of each position and head; q, k and v, and so their gradients, may be parts of
 longer rows. Spans of segments and SegmentAttention: segment_spans.h.
 With --cp N are this rank's positions, in the order of context_ranks.h, and queries meet keys of other ranks in one of
 these ways (--cp-by):

@@ -2,9 +2,8 @@
 What a run does beside a model that reads images (vision_tower.h): their files become the patches of a batch.
     vision_options      --image-max-pixels
     vision_run_init     how images become patches: preprocessor_config.json beside the model, or of a new one what
-                        Qwen3.6 has
-    vision_run_measure  for Trainer.image_measure: placeholders that a file needs. It is read whole, so that what is
-                        damaged is found before anything is computed
+                        Qwen3.6 has; and Trainer.image_measure, placeholders that a file needs. It is read whole, so
+                        that what is damaged is found before anything is computed
     vision_run_patches  the most that B rows of the data have
     vision_run_bytes    of host memory for so many patches, and for files that threads decode
     vision_run_share    of the positions, that are placeholders

@@ -12,7 +12,7 @@ singular values of about 1: all directions in which a gradient has pointed count
 A matrix with more rows than columns is turned for it, and its direction turned back: A is of the smaller side.
     muon_momentum    m, and x before it is divided
     muon_direction   x made of that, in `room` (muon_room_bytes), where it stays until it is used again
-    muon_descend     p, or n elements of it
+    muon_descend_stored  p, or n elements of it
     muon_update      all three, of floats
 Stored as X (CUDA: bf16 too): as in adamw.h, with its noise and its masters. There x, A and P are stored as X as well.
 Cost:   10 (4 s^2 l + 2 s^3) flops, s and l the smaller and the larger side, compute bound; what is moved beside counts
