@@ -77,11 +77,6 @@ static inline void block_matmul_backward_weight_ref(float* dweight, const float*
 
 #ifndef __CUDACC__  // ---- fast C: the same chains, the groups' products side by side ----
 
-// of whichever of the three products needs most
-static inline size_t block_matmul_workspace_bytes(int N, int C, int OC, int G, int n_threads) {
-    return grouped_matmul_workspace_bytes(G, G * N, C / G, OC / G, n_threads);
-}
-
 // weight (OC, C/G)
 static inline void block_matmul_forward_stored(float* out, const float* inp, StoredMatrix weight, int N, int G,
                                                const Device* dev) {

@@ -9,7 +9,7 @@ matrix.
     tp_chain_steps, tp_chain_piece, tp_chain_pass, tp_chain_end   of a vocabulary, or of heads, of which each rank has
                     some: sums over all of it, each a chain that goes on from rank to rank
     tp_chain_sends  bytes that a rank sends for it
-    tp_take         those of this rank, of all columns; tp_spread: to their places among those of all
+    tp_take         those of this rank, of all columns
     tp_to_columns   each rank has some rows of a matrix (OC, C), all their columns: it gets its columns of all rows
     tp_to_rows      and the other way; both of elements of any size, such as bytes of fp8, or scales of blocks
     TpRoom, tp_room, tp_room_elements   scratch of a product with a matrix (OC, C), whole sizes, for N positions
@@ -211,13 +211,6 @@ static inline void tp_take(floatX* part, const floatX* whole, int N, TpSections 
         const int width = sections.of[s] / size;
         tp_strips_(part + at / size, L / size, whole + at + x->place * width, L, width, N, dev);
     }
-}
-
-// the way back: whole (N, L) with columns of this rank at their place, 0 in those of the others
-static inline void tp_spread(floatX* whole, const floatX* part, int N, int L, const RankGroup* x, const Device* dev) {
-    const int each = L / x->size;
-    device_zero(whole, sizeof(floatX) * (size_t)N * (size_t)L, dev);
-    tp_strips_(whole + x->place * each, L, part, each, each, N, dev);
 }
 
 // columns (OC, width bytes), of this rank's columns, from rows (OC / size, size width bytes), OC in sections
