@@ -147,7 +147,7 @@ $(BUILD)/train_%: train_%.cu $(COMMIT_FILE) | build/libraries
 
 # a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh. -Og: the same bits, soon compiled
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
-    malloc calloc realloc posix_memalign mmap open_memstream clock_gettime
+    malloc calloc realloc posix_memalign mmap open_memstream clock_gettime XXH3_64bits_withSeed
 $(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) -Og $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)

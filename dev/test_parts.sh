@@ -405,6 +405,25 @@ equally glm 4 --tp 4 --config all_glm.json
 equally glm 2 --tp 2 --config all_glm.json --recompute 3 --freeze 'first:1'
 equally glm 4 --tp 2 --pp 2 --config all_glm_taught.json --recompute 3
 equally glm 4 --tp 4 --config all_glm.json --lora-rank 3
+echo "# a bit that flips in the memory of one rank: what is shared, what all have, what experts are"
+need_build faults "CPU=1" train_qwen3_faults
+flips() {  # RANKS RANK SUM LIKE OPTION...: before that rank's SUM-th sum, at the checkpoint of step 2 or 4
+    local n=$1 bad=$2 sum=$3 like=$4 rank pids=() pid ended=()
+    shift 4
+    rm -rf several
+    for rank in $(seq $((n - 1)) -1 0); do
+        (if [ $rank = $bad ]; then export FAULT=flip:$sum; fi
+         COMM_CHECK=0 exec timeout 60 "$faults" "${run[@]}" --grad-accum 8 "$@" --rank $rank/$n@./meet --run several) >out 2>err$rank </dev/null &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait $pid; ended+=($?); done
+    cat err[0-9] >err
+    rm -f err[0-9]
+    check "rank $bad of $n, $*: other bits than rank $like" test "$(tr -d ' 1' <<<"${ended[*]}") $(grep -cE "step [24]: rank $bad: other bits of [a-z0-9_.]+ than rank $like, which has the same" err) $(wc -l <err)" = " 1 1"
+}
+flips 4 2 120 0 --config dense.json --tp 2  # a part of a matrix
+flips 4 2 90 0 --config dense.json --tp 2   # or a gain, which all four have
+flips 4 3 172 1 --config sparse.json --ep 2  # experts, which rank 1 has, too
 echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2

@@ -13,6 +13,7 @@ is_quick || build "ARCH=x86-64" train_gpt2 >/dev/null &
 need_build trainer "" train_gpt2
 wait
 need_build launch "" launch
+need_build faults "" train_gpt2_faults
 is_quick || need_build trainer_other "ARCH=x86-64" train_gpt2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -533,6 +534,39 @@ else
     skip "ranks that are struck: no shared library can be built: $(tail -n 1 err)"
 fi
 rm -rf several several2 exported
+
+# ---- a bit flips in the memory of one rank ----
+
+echo "# before a checkpoint ranks compare their parameters: no checkpoint has the flipped bit"
+options=("${start[@]}" --batch-tokens 128 --steps 8 --save-every 2 --keep 9)
+"$trainer" "${options[@]}" --run sound >out 2>err
+
+# flips RANKS RANK SUM STEP LIKE OPTION...: in that rank's memory, before its SUM-th sum, which is made at step STEP; who has what most have
+flips() {
+    local n=$1 bad=$2 sum=$3 step=$4 like=$5 rank ended=() sound=0 pids=() pid checkpoint
+    shift 5
+    for rank in $(seq $((n - 1)) -1 0); do
+        (if [ $rank = $bad ]; then export FAULT=flip:$sum; fi
+         COMM_CHECK=0 exec timeout 60 "$faults" "${options[@]}" --rank $rank/$n@./meet --run several "$@") >out 2>err$rank </dev/null &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait $pid; ended+=($?); done
+    for checkpoint in several/step_*; do
+        [ -e "$checkpoint" ] && { [ "$(sums "$checkpoint")" = "$(sums sound/${checkpoint#*/})" ] || sound=1; }
+    done
+    cat err[0-9] >err
+    check "sum $sum of rank $bad of $n, $*: status 1 on all, one line, checkpoints up to the one before step $step" \
+        test "$(sort -u <<<"${ended[*]}" | tr -d ' 1') $sound $(wc -l <err) $(grep -c "step $step: rank $bad: other bits of .* than rank $like, which has the same" err) $(ls -d several/step_* 2>/dev/null | wc -l)" = " 0 1 1 $((step / 2 - 1))"
+    ranks $n "${options[@]}" --run several --continue
+    check "... and --continue ends with the bytes of one rank" same_run sound several step_000008
+    rm -rf several err[0-9]
+}
+flips 2 1 70 6 0 --zero 0
+if ! is_quick; then
+    flips 2 1 20 2 0 --zero 2
+    flips 3 0 50 4 1 --zero 1  # two of three are right
+    flips 4 3 30 2 2 --pp 2
+fi
 
 # ---- strangers, secrets, other runs ----
 

@@ -10,6 +10,7 @@ no line of this; the Makefile links train_*_faults with `--wrap`, so that its ca
     FAULT=nomem:N     the N-th allocation fails, once
     FAULT=nomem:0     every allocation fails, each in a child forked for it, which must end with status 1 and one line on
                       stderr (and removes nothing, for its parent goes on); the counts are printed at the end
+    FAULT=flip:N      a bit of the parameters has flipped when the N-th sum with a seed is made of them (llmc/ranks/replicas.h)
     FAULT=count:0     at the end: the numbers of file calls, writes and allocations, on stderr
 With FAULT_NO_EXCHANGE=1 renameat2 says EINVAL, as file systems do that cannot exchange two names. The clock runs 200 times
 as fast: the trainer's 0.2 s of measuring the machine take a millisecond. Calls are counted from 1, over the whole process.
@@ -28,6 +29,7 @@ Used by dev/test_faults.sh; what a run must do then: doc/checkpoints.md
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 typedef enum { CLOSES, READS, TAKES_SPACE } Kind;  // of file call
 
@@ -35,7 +37,7 @@ static struct {
     char kind[16];
     long at;
     int no_exchange;
-    atomic_long n_files, n_writes, n_allocations, n_bad;
+    atomic_long n_files, n_writes, n_allocations, n_bad, n_sums;
     int in_child;  // one that was forked to see an allocation fail
 } fault;
 
@@ -176,6 +178,13 @@ WRAP(void*, mmap, void* at, size_t n_bytes, int access, int flags, int fd, off_t
     return no_memory() ? MAP_FAILED : __real_mmap(at, n_bytes, access, flags, fd, offset);
 }
 WRAP(FILE*, open_memstream, char** text, size_t* n_bytes) { return no_memory() ? NULL : __real_open_memstream(text, n_bytes); }
+
+// ---- memory ----
+
+WRAP(XXH64_hash_t, XXH3_64bits_withSeed, const void* x, size_t n_bytes, XXH64_hash_t seed) {
+    if (atomic_fetch_add(&fault.n_sums, 1) + 1 == fault.at && is("flip") && n_bytes > 0) { ((unsigned char*)x)[n_bytes / 2] ^= 4; }
+    return __real_XXH3_64bits_withSeed(x, n_bytes, seed);
+}
 
 // ---- the clock ----
 

@@ -52,7 +52,7 @@ static inline int ranks_threads(const RankPlace* place, int asked) {
 // ---- are all alike? ----
 
 // "1, 3" of the ranks that are marked
-static inline ShortText ranks_list_(const int* marked, int size) {
+static inline ShortText ranks_list(const int* marked, int size) {
     ShortText out = {""};
     size_t used = 0;
     for (int i = 0; i < size; i++) {
@@ -109,7 +109,7 @@ static inline void ranks_same_of(Comm* c, const char* what, uint64_t sum, uint64
     for (int i = 0; i < c->size && named < c->size; i++) { n += firsts[i] = firsts[i] == named; }
     if (n > 0) {
         ranks_fail_input(c, "rank%s %s: other %s than rank %d: start all ranks with the same", n > 1 ? "s" : "",
-                         ranks_list_(firsts, c->size).s, what, named);
+                         ranks_list(firsts, c->size).s, what, named);
     }
     free(all);
     free(ranks);

@@ -6,6 +6,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
     save_resume            with --resume: moments of the checkpoint, counts of updates, what else the trainer keeps
     save_checkpoint        parameters, moments and state, written beside training
                             --ema: the averaged weights too, in ema.safetensors under the names of model.safetensors
+    save_check_replicas    asked before: ranks that hold the same parameters hold the same bits, or nothing is saved
     save_check_data        asked before: nothing is saved that was learnt from data which somebody wrote to meanwhile
     save_exports           --export-hf, and what else the trainer writes
 */
@@ -16,6 +17,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #include "../files/tensorfile.h"  // tensors_save_folder
 #include "../ranks/model_slices.h" // model_slices_open, model_slices_source
 #include "../ranks/moments.h"     // moments_save, moments_load_layers
+#include "../ranks/replicas.h"    // replicas_find
 #include "checkpoints.h"          // run_save_begin, run_save_end
 #include "staged_stream.h"        // staged_open, staged_copy
 #include "trainer.h"              // Run
@@ -628,6 +630,26 @@ static inline void save_check_data(Run* r) {
     fail_run("%s: another program has written to it since it was opened, or has taken it away: nothing is saved of "
              "what was learnt since the last checkpoint%s", path,
              *r->o.run ? "; give the file back and --resume, which compares its bytes" : "");
+}
+
+// all ranks call; rank 0 says it. What the ranks go on with would no longer be what one rank computes
+static inline void save_check_replicas(Run* r) {
+    Comm* c = r->comm;
+    Replicas found = replicas_find(r->model, c, &r->dev);
+    char name[NAME_BYTES];
+    int n = 0;
+    if (found.row < 0) { return; }
+    for (int i = 0; i < c->size; i++) { n += found.others[i]; }
+    if (c->rank > 0) {
+        failure_()->silent = 1;
+        comm_barrier(c, HERE);
+    }
+    background_wait(&r->snapshot.writer);
+    fail_run("step %d: rank%s %s: other bits of %s than rank %d, which has the same: memory or a link of one of them, "
+             "or a bug; not saved. Go on from the checkpoint before, by --continue%s", r->state.step, n > 1 ? "s" : "",
+             ranks_list(found.others, c->size).s,
+             tensor_slice_name(name, sizeof name, &r->model->table[found.row], found.slice), found.like,
+             c->size > 2 ? "; if it comes again, without that machine" : "");
 }
 
 // rank 0 writes, in the background unless the run is over; with --zero 1 or 2 or stages the others send it their parts

@@ -266,6 +266,7 @@ static inline void train(Run* r) {
         int save = last || due_by_time || (o->save_every > 0 && s->step > 0 && s->step % o->save_every == 0);
         if (unsaved && save) {
             save_check_data(r);
+            save_check_replicas(r);
             save_checkpoint(r, last);
         }
         if (last) { break; }
