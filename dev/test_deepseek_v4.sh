@@ -227,6 +227,10 @@ index_topk 1 16777216
 n_routed_experts 1 1024
 moe_intermediate_size 1 4194304
 KEYS
+    edit windows.json bare.json index_topk - index_n_heads - index_head_dim -
+    rm -rf with without && go "${start[@]}" --config windows.json --run with && go "${start[@]}" --config bare.json --run without && same_model with without
+    verdict $? "a model without an indexer needs no sizes of one, and learns the same" "$(<err)"
+    rm -rf with without
     changed "groups whose outputs no int counts" '"o_lora_rank": expected at most 1024 of each of the 4096 "o_groups", found 1048576' \
         num_attention_heads 4096 o_groups 4096 o_lora_rank 1048576
     edit tiny.json long.json max_position_embeddings 16777216 head_dim 1024 compress_rates '{"compressed_sparse_attention":1,"heavily_compressed_attention":1}'

@@ -229,6 +229,19 @@ static inline int config_parse_layers_(Config* c, const json_t* json, ErrorText*
     return good;
 }
 
+// of layers with an indexer; where none has one they are not needed, and as transformers has them
+static inline int config_parse_index_(Config* c, const json_t* json, ErrorText* error) {
+    const JsonInt sizes[] = {{"index_n_heads", &c->nI, 1, 1 << 12}, {"index_head_dim", &c->dI, 2, CONFIG_MOST_HEAD},
+                             {"index_topk", &c->topk, 1, CONFIG_MAX_T}};
+    const int is_needed = config_layers(c, CSA_LAYER) > 0;
+    c->nI = 64, c->dI = 128, c->topk = 512;
+    for (int i = 0; i < 3; i++) {
+        const int is_asked = is_needed || !config_is_absent(json, sizes[i].key);
+        if (is_asked && !json_ints(json, &sizes[i], 1, error)) { return 0; }
+    }
+    return 1;
+}
+
 // tokens of an entry
 static inline int config_parse_rates_(Config* c, const json_t* json, ErrorText* error) {
     static const char of_csa[] = "compressed_sparse_attention", of_hca[] = "heavily_compressed_attention";
@@ -447,9 +460,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
         {"num_hidden_layers", &c->L, 1, CONFIG_MAX_LAYERS}, {"hidden_size", &c->D, 1, 1 << 20},
         {"num_attention_heads", &c->H, 1, 1 << 12}, {"head_dim", &c->d, 2, CONFIG_MOST_HEAD},
         {"q_lora_rank", &c->qr, 1, 1 << 20}, {"o_groups", &c->G, 1, 1 << 12}, {"o_lora_rank", &c->R, 1, 1 << 20},
-        {"sliding_window", &c->window, 1, CONFIG_MAX_T}, {"index_n_heads", &c->nI, 1, 1 << 12},
-        {"index_head_dim", &c->dI, 2, CONFIG_MOST_HEAD}, {"index_topk", &c->topk, 1, CONFIG_MAX_T},
-        {"num_experts_per_tok", &c->k, 1, ROUTER_MOST_CHOSEN}};
+        {"sliding_window", &c->window, 1, CONFIG_MAX_T}, {"num_experts_per_tok", &c->k, 1, ROUTER_MOST_CHOSEN}};
     const JsonInt streams[] = {{"hc_mult", &c->hc, 1, HYPER_STREAMS}};
     const JsonInt iters[] = {{"hc_sinkhorn_iters", &c->iters, 1, 1000}};
     if (!json_choice(&type, json, "model_type", "deepseek_v4", error)) { return 0; }
@@ -463,8 +474,9 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     }
     config_set_vocabulary_(c, c->V);
     if (!config_check_sizes_(c, error) || !config_parse_layers_(c, json, error) ||
-        !config_parse_rates_(c, json, error) || !config_parse_turn_(c, json, error) ||
-        !config_parse_numbers_(c, json, error) || !config_parse_training_(c, json, error)) {
+        !config_parse_index_(c, json, error) || !config_parse_rates_(c, json, error) ||
+        !config_parse_turn_(c, json, error) || !config_parse_numbers_(c, json, error) ||
+        !config_parse_training_(c, json, error)) {
         return 0;
     }
     json_t* same = json_pack("{s:s, s:s, s:i, s:i, s:b, s:b, s:b, s:b, s:b, s:f}", "scoring_func", "sqrtsoftplus",
@@ -485,15 +497,15 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     "|hidden_act|num_key_value_heads|n_shared_experts|attention_bias|mlp_bias|tie_word_embeddings" \
     "|output_router_logits|norm_topk_prob|attention_dropout"
 
-// is_new: no files say how many modules there are, and a new model has one at most
-static inline Config config_load(const char* path, int is_new) {
+// is_drawn: start values are, so that no files say how many modules there are, and such a model has one at most
+static inline Config config_load(const char* path, int is_drawn) {
     Config c;
     ErrorText error;
     json_t* json = json_read(path);
     if (!config_parse(&c, json, &error)) { fail_input("%s: %s", path, error.text); }
     config_warn_of_near(path, json, CONFIG_OPTIONAL);
     const json_int_t modules = json_integer_value(json_object_get(json, "num_nextn_predict_layers"));
-    if (is_new && modules > 1) {
+    if (is_drawn && modules > 1) {
         fail_input("%s: \"num_nextn_predict_layers\": expected 0 or 1 of a new model, which predicts one token further "
                    "at most, found %lld: write 1, or give --mtp 0 or 1", path, (long long)modules);
     }
