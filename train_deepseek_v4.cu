@@ -97,18 +97,18 @@ static HyperShape hyper_shape(const Config* c, int N) {
 }
 
 // do passes of this rank go through the MTP module?
-static int holds_mtp(const DeepseekV4* v4, Purpose purpose) {
+static int rank_has_mtp(const DeepseekV4* v4, Purpose purpose) {
     const Model* m = &v4->model;
     return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
 }
 
 // ... those of the stage whose turn it is?
-static int has_mtp(const DeepseekV4* v4, Purpose purpose) {
-    return holds_mtp(v4, purpose) && model_has_head(&v4->model);
+static int stage_has_mtp(const DeepseekV4* v4, Purpose purpose) {
+    return rank_has_mtp(v4, purpose) && model_has_head(&v4->model);
 }
 
 // layers that a pass goes through, on whatever ranks
-static int layers_of(const DeepseekV4* v4, Purpose purpose) { return v4->config.L + holds_mtp(v4, purpose); }
+static int layers_of(const DeepseekV4* v4, Purpose purpose) { return v4->config.L + rank_has_mtp(v4, purpose); }
 
 // of the shared expert; with --tp this rank's channels
 static int shared_width(const DeepseekV4* v4) { return v4->config.F / v4->model.tp.size; }
@@ -152,7 +152,7 @@ static size_t parallel_elements(const DeepseekV4* v4, int N, int N_head, Purpose
 static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
     const int D = c->D, S = c->hc * D, F = shared_width(v4), N = activations_positions(how, B, T, purpose);
-    const int N_train = purpose == TO_TRAIN ? N : 0, L = layers_of(v4, purpose), mtp = holds_mtp(v4, purpose);
+    const int N_train = purpose == TO_TRAIN ? N : 0, L = layers_of(v4, purpose), mtp = rank_has_mtp(v4, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
@@ -232,7 +232,7 @@ static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Pu
     *t++ = activation(FIELD(losses),     0, N, 1);
     *t++ = activation(FIELD(dpost),      0, N_train, c->hc);
     *t++ = activation(FIELD(dcomb),      0, N_train, c->hc * c->hc);
-    if (holds_mtp(v4, purpose)) {
+    if (rank_has_mtp(v4, purpose)) {
         t = site_rows(t, mtp_head, offsetof(Statistics, mtp_head), 0, N, c->hc, c->hc, 1);
         *t++ = activation(FIELD(mtp_embedding_rstd),   0, N, 1);
         *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, c->hc);
@@ -297,7 +297,7 @@ static double activations_layout(Activations* acts, const DeepseekV4* v4, int B,
     acts->entry_before = entry_attention_before(&entries, T);
     acts->entry_theta = c->entry_theta;
     acts->yarn = c->has_yarn ? &c->yarn : NULL;
-    acts->has_mtp = holds_mtp(v4, purpose);
+    acts->has_mtp = rank_has_mtp(v4, purpose);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     if (acts->N > INT_MAX / (c->H > c->hc ? c->H : c->hc)) { return INFINITY; }  // rows of norms: heads, streams
     const int n_tensors = activation_table(acts->tensors.table, v4, B, T, purpose, &how);
@@ -441,7 +441,7 @@ static int end_layer(const DeepseekV4* v4) {
 
 // is what layers share still that of layer l, the last one that forward went through?
 static int is_last_and_fresh(const DeepseekV4* v4, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == end_layer(v4) + has_mtp(v4, acts->purpose);
+    return acts->is_fresh && l + 1 == end_layer(v4) + stage_has_mtp(v4, acts->purpose);
 }
 
 // the streams behind layer l, for backward
@@ -788,7 +788,7 @@ static void leaf_backward(DeepseekV4* v4, Activations* acts, float dloss, int N,
         lm_head_losses(&head, &acts->batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&v4->model.dp), head.losses, N, dev);
         collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
-        if (has_mtp(v4, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
+        if (stage_has_mtp(v4, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
     }
     deepseek_v4_backward(v4, acts, N, dev);
 }
@@ -961,13 +961,13 @@ static int chunk_unit(const Config* c, int n_ranks) {
 
 static void deepseek_v4_choose(Run* r) {
     Workplace* w = workplace(r);
-    const int is_new = !*r->config;
+    const int from_preset = !*r->config;
     const size_t not_fp8[] = {AT(embedding), AT(router), AT(index_proj)};
     Adapters adapters;
     Tensor base[MAX_PARAMETERS];
     SafeSet set;
-    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
-    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r))
+    if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r))
                       : config_load(r->config, !*r->weights && !run_is_typed(r, "mtp"));
     if (*r->weights) {
         safeset_open(&set, r->weights);
@@ -1106,7 +1106,7 @@ static double parts_sent(const Run* r) {
     const DeepseekV4* v4 = &workplace(r)->v4;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = has_mtp(v4, TO_TRAIN), end = end_layer(v4) + mtp, again = recomputes_blocks(r);
+    const int mtp = stage_has_mtp(v4, TO_TRAIN), end = end_layer(v4) + mtp, again = recomputes_blocks(r);
     const int N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
@@ -1143,7 +1143,7 @@ static double deepseek_v4_keys_sent(const Run* r) {
     const EntrySizes s = entry_sizes(v4, TO_TRAIN, &m->cp);
     const int replays = recomputes_blocks(r);
     const int scores = entry_scores(&s, r->T, TO_TRAIN), learns = entry_learns(&s, r->T, TO_TRAIN);
-    const int first = model_first_layer(m), end = end_layer(v4) + has_mtp(v4, TO_TRAIN);
+    const int first = model_first_layer(m), end = end_layer(v4) + stage_has_mtp(v4, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = first; l < end; l++) {

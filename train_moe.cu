@@ -608,12 +608,12 @@ static void moe_choose_rope(Run* r, Config* c, double alpha) {
 
 static void moe_choose(Run* r) {
     Workplace* w = workplace(r);
-    const int is_new = !*r->config;
+    const int from_preset = !*r->config;
     Config config, *c = &config;
-    if (*r->weights && is_new) { fail_input("%s: expected a Mixtral model with its config.json", r->o.from); }
-    *c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config, &w->file);
-    if (is_new) { c->tied = w->tied; }
-    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c->tied, "tied",
+    if (*r->weights && from_preset) { fail_input("%s: expected a Mixtral model with its config.json", r->o.from); }
+    *c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config, &w->file);
+    if (from_preset) { c->tied = w->tied; }
+    options_refuse(!from_preset && run_is_typed(r, "tied") && w->tied != c->tied, "tied",
                    "is for --model; config.json says it as tie_word_embeddings");
     moe_choose_balance(r, c);
     if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }

@@ -650,11 +650,11 @@ static void qwen_fit(Run* r, Config* c) {
 
 static void qwen_choose(Run* r) {
     Workplace* w = workplace(r);
-    const int is_new = !*r->config;
-    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
-    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
-    if (is_new && run_is_typed(r, "tied")) { c.tied = w->tied; }
-    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
+    const int from_preset = !*r->config;
+    if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (from_preset && run_is_typed(r, "tied")) { c.tied = w->tied; }
+    options_refuse(!from_preset && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
                    "is for --model; config.json says it as tie_word_embeddings");
     qwen_fit(r, &c);
     if (run_is_typed(r, "aux-alpha")) {

@@ -107,18 +107,18 @@ static RouterShape router_shape(const Config* c) {
 }
 
 // do passes of this rank go through the MTP module?
-static int holds_mtp(const Qwen36* qwen, Purpose purpose) {
+static int rank_has_mtp(const Qwen36* qwen, Purpose purpose) {
     const Model* m = &qwen->model;
     return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
 }
 
 // ... those of the stage whose turn it is?
-static int has_mtp(const Qwen36* qwen, Purpose purpose) {
-    return holds_mtp(qwen, purpose) && model_has_head(&qwen->model);
+static int stage_has_mtp(const Qwen36* qwen, Purpose purpose) {
+    return rank_has_mtp(qwen, purpose) && model_has_head(&qwen->model);
 }
 
 // layers that a pass goes through, on whatever ranks
-static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.L + holds_mtp(qwen, purpose); }
+static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.L + rank_has_mtp(qwen, purpose); }
 
 static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
@@ -187,7 +187,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     const Config* c = &qwen->config;
     const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
-    const int L = layers_of(qwen, purpose), mtp = holds_mtp(qwen, purpose);
+    const int L = layers_of(qwen, purpose), mtp = rank_has_mtp(qwen, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
@@ -240,7 +240,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
 static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
-    const int mtp = holds_mtp(qwen, purpose);
+    const int mtp = rank_has_mtp(qwen, purpose);
     const int L_block = activations_kept(how, layers_of(qwen, purpose), purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(qwen, purpose, how);
     const DeltaSizes delta = delta_sizes(c, how->cp);
@@ -300,7 +300,7 @@ static double activations_layout(Activations* acts, const Qwen36* qwen, int B, i
     const ExpertSizes experts = expert_sizes(qwen, purpose, &how);
     activations_begin(acts, B, T, purpose, how);
     acts->has_states = config_layers(c, LINEAR_LAYER) > 0;
-    acts->has_mtp = holds_mtp(qwen, purpose);
+    acts->has_mtp = rank_has_mtp(qwen, purpose);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, qwen, B, T, purpose, &how);
@@ -412,7 +412,7 @@ static int end_layer(const Qwen36* qwen) {
 
 // is what layers share still that of layer l, the last one that forward went through?
 static int is_last_and_fresh(const Qwen36* qwen, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == end_layer(qwen) + has_mtp(qwen, acts->purpose);
+    return acts->is_fresh && l + 1 == end_layer(qwen) + stage_has_mtp(qwen, acts->purpose);
 }
 
 // the stream behind layer l, for backward
@@ -584,7 +584,7 @@ static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : A
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient, dhidden
 static LmHead lm_head(const Qwen36* qwen, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    floatX* dhidden = has_mtp(qwen, acts->purpose) ? a.dhidden : a.dbranch;
+    floatX* dhidden = stage_has_mtp(qwen, acts->purpose) ? a.dhidden : a.dbranch;
     const LmHead head = {linear(qwen, acts, output_field(&qwen->config), 0), a.norm, dhidden, a.logits,
                          layer_statistics(acts, 0).losses, acts->how.head_rows, qwen->config.V, 0};
     return head;
@@ -875,7 +875,7 @@ static void leaf_backward(Qwen36* qwen, Activations* acts, float dloss, int N, c
         lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, N, dev);
     }
-    if (has_mtp(qwen, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
+    if (stage_has_mtp(qwen, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
     qwen36_backward(qwen, acts, N, dev);
 }
 
@@ -998,15 +998,15 @@ static void qwen36_options(Run* r) {
 
 static void qwen36_choose(Run* r) {
     Workplace* w = workplace(r);
-    const int is_new = !*r->config;
+    const int from_preset = !*r->config;
     const size_t not_fp8[] = {AT(embedding), AT(router), AT(shared_gate), AT(a), AT(b)};
     Adapters adapters;
     Tensor base[MAX_PARAMETERS];
     SafeSet set;
-    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
-    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
-    if (is_new && run_is_typed(r, "tied")) { c.tied = w->tied; }
-    options_refuse(!is_new && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
+    if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (from_preset && run_is_typed(r, "tied")) { c.tied = w->tied; }
+    options_refuse(!from_preset && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
                    "is for --model; config.json says it as tie_word_embeddings");
     if (*r->weights) {
         safeset_open(&set, r->weights);
@@ -1281,7 +1281,7 @@ static double keys_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const int recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
-    const int end = end_layer(&workplace(r)->qwen) + has_mtp(&workplace(r)->qwen, TO_TRAIN);
+    const int end = end_layer(&workplace(r)->qwen) + stage_has_mtp(&workplace(r)->qwen, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = model_first_layer(m); l < end; l++) {
@@ -1392,7 +1392,7 @@ static double layer_sends(const Run* r, int l, int is_fresh, int N) {
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = has_mtp(&workplace(r)->qwen, TO_TRAIN);
+    const int mtp = stage_has_mtp(&workplace(r)->qwen, TO_TRAIN);
     const int N = run_positions(r), end = end_layer(&workplace(r)->qwen) + mtp;
     if (!model_has_tp(m)) { return 0.0; }
     double n = streams_send(m, end, workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS, c->D, N);
