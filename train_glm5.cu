@@ -43,15 +43,15 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Tensors. Sizes and parameters are in llmc/models/glm5.h; here is one line for each activation.
 
-// what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
+// what a pass leaves behind; from `dhidden` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *attention_out, *norm2, *gate_up, *hidden, *shared_gate_up, *shared_hidden, *shared_out,
         *branch, *norm, *logits, *adapter, *parallel;
     Stream residual2, residual3;
     LatentTensors attention;
     ExpertTensors experts;
-    floatX *mtp_joined, *mtp_encoded, *mtp_norm, *dhidden;  // of the MTP module, and of what it reads
-    floatX *dresidual, *dbranch, *droom, *dmlp_hidden, *dshared_hidden;
+    floatX *mtp_joined, *mtp_encoded, *mtp_norm;  // of the MTP module
+    floatX *dhidden, *dresidual, *dbranch, *droom, *dmlp_hidden, *dshared_hidden;
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -81,16 +81,23 @@ static RouterShape router_shape(const Config* c) {
 }
 
 // do passes of this rank go through the MTP module?
-static int holds_mtp(const Glm5* glm, Purpose purpose) {
+static int rank_has_mtp(const Glm5* glm, Purpose purpose) {
     const Model* m = &glm->model;
     return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
 }
 
 // ... those of the stage whose turn it is?
-static int has_mtp(const Glm5* glm, Purpose purpose) { return holds_mtp(glm, purpose) && model_has_head(&glm->model); }
+static int stage_has_mtp(const Glm5* glm, Purpose purpose) {
+    return rank_has_mtp(glm, purpose) && model_has_head(&glm->model);
+}
 
 // layers that a pass goes through, on whatever ranks
-static int layers_of(const Glm5* glm, Purpose purpose) { return glm->config.L + holds_mtp(glm, purpose); }
+static int layers_of(const Glm5* glm, Purpose purpose) { return glm->config.L + rank_has_mtp(glm, purpose); }
+
+// layers with experts, MTP's too
+static int routers_of(const Glm5* glm) {
+    return config_layers(glm->config.mlps, glm->config.L, EXPERT_LAYER) + glm->model.learns_mtp;
+}
 
 static int has_experts(const Config* c, int l) { return c->mlps[l] == EXPERT_LAYER; }
 
@@ -135,6 +142,8 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
     const int FD = config_layers(c->mlps, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
+    const int FS = routers_of(glm) > 0 ? c->FS : 0, N_shared = FS > 0 ? N : 0;
+    const int N_hidden = rank_has_mtp(glm, purpose) ? N : 0;
     const int N_keys = how->cp ? B * T : N;  // with --cp keys are made of the short vectors of whole rows
     const size_t adapters = adapter_scratch_elements(&glm->adapters, &glm->model, N_keys, N * c->k);
     const size_t parallel = parallel_elements(glm, N_keys, N_head, purpose);
@@ -152,25 +161,25 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     *t++ = activation(FIELD(norm2),          L_norms, N, D);   // what MLP, router and experts read
     *t++ = kind_activation(c->mlps, "M", FIELD(gate_up), L_mlps, N, 2 * FD);  // then its gradient
     *t++ = activation(FIELD(hidden),         0, N, FD);        // silu(gate) o up
-    t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_mlps, purpose);
-    *t++ = kind_activation(c->mlps, "E", FIELD(shared_gate_up), L_mlps, N, 2 * c->FS);
-    *t++ = activation(FIELD(shared_hidden),  0, N, c->FS);
-    *t++ = activation(FIELD(shared_out),     0, N, D);
+    if (FS > 0) { t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_mlps, purpose); }
+    *t++ = kind_activation(c->mlps, "E", FIELD(shared_gate_up), L_mlps, N_shared, 2 * FS);
+    *t++ = activation(FIELD(shared_hidden),  0, N, FS);
+    *t++ = activation(FIELD(shared_out),     0, N_shared, D);
     *t++ = activation(FIELD(branch),         0, N, D);         // what a half of a block says
     t = stream_rows(t, FIELD(residual3),     L_out, N, D, purpose, tp);    // after the MLP
     *t++ = activation(FIELD(norm),           0, N, D);         // the last one's output
     *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
-    if (holds_mtp(glm, purpose)) {
+    if (rank_has_mtp(glm, purpose)) {
         *t++ = activation(FIELD(mtp_joined),  0, N, 2 * D);    // [next token; last norm]; then its gradient
         *t++ = activation(FIELD(mtp_encoded), 0, N, D);        // the stream that comes into the module's layer
         *t++ = activation(FIELD(mtp_norm),    0, N, D);        // behind it
-        *t++ = activation(FIELD(dhidden),     0, N, D);        // of the last norm's output
     }
+    *t++ = activation(FIELD(dhidden),        0, N_hidden, D);  // of the last norm's output, which the module reads, too
     *t++ = activation(FIELD(dresidual),      0, N_train, D);
     *t++ = activation(FIELD(dbranch),        0, N_train, D);   // of what a norm gives
     *t++ = activation(FIELD(droom),          0, N_train, room);
     *t++ = activation(FIELD(dmlp_hidden),    0, N_train, FD);
-    *t++ = activation(FIELD(dshared_hidden), 0, N_train, c->FS);
+    *t++ = activation(FIELD(dshared_hidden), 0, N_train, FS);
     *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
     *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
@@ -189,10 +198,12 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
     *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
     t = latent_statistic_rows(t, offsetof(Statistics, attention), &latent, &rows);
     *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
-    t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose);
+    if (routers_of(glm) > 0) {
+        t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose);
+    }
     *t++ = activation(FIELD(norm_rstd),  0, N, 1);
     *t++ = activation(FIELD(losses),     0, N, 1);
-    if (holds_mtp(glm, purpose)) {
+    if (rank_has_mtp(glm, purpose)) {
         *t++ = activation(FIELD(mtp_embedding_rstd), 0, N, 1);
         *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, 1);
         *t++ = activation(FIELD(mtp_norm_rstd), 0, N, 1);
@@ -211,10 +222,6 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
 
 // of the layers below l
 static int kinds_below(const char* kinds, char kind, int l) { return config_layers(kinds, l, kind); }
-
-static int routers_of(const Glm5* glm) {
-    return kinds_below(glm->config.mlps, EXPERT_LAYER, glm->config.L) + glm->model.learns_mtp;
-}
 
 static size_t router_number(const Glm5* glm, int l) {
     return (size_t)kinds_below(glm->config.mlps, EXPERT_LAYER, l) * router_statistics_length(glm->config.E);
@@ -251,7 +258,7 @@ static double activations_layout(Activations* acts, const Glm5* glm, int B, int 
     activations_begin(acts, B, T, purpose, how);
     acts->has_places = 1;
     acts->entry_ratio[LATENT_PLACES] = 1;
-    acts->has_mtp = holds_mtp(glm, purpose);
+    acts->has_mtp = rank_has_mtp(glm, purpose);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     const int n_tensors = activation_table(acts->tensors.table, glm, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, glm, B, T, purpose, &how);
@@ -364,7 +371,7 @@ static int end_layer(const Glm5* glm) {
 
 // is what layers share still that of layer l, the last one that forward went through?
 static int is_last_and_fresh(const Glm5* glm, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == end_layer(glm) + has_mtp(glm, acts->purpose);
+    return acts->is_fresh && l + 1 == end_layer(glm) + stage_has_mtp(glm, acts->purpose);
 }
 
 // the stream behind layer l, for backward
@@ -470,7 +477,7 @@ static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device
     const ActivationTensors a = layer_activations(acts, 0);
     const floatX* residual = a.encoded;
     if (latent_sizes(glm, acts->purpose, NULL).absorbs) {
-        latent_forget_sinks(layer_statistics(acts, 0).attention.no_sinks, c->H, dev);
+        latent_forget_sinks(layer_statistics(acts, 0).attention.no_sinks, c->H, &acts->batch, dev);
     }
     if (model_has_embedding(m)) {
         vocabulary_rows(a.encoded, acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
@@ -488,7 +495,7 @@ static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Glm5* glm, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    floatX* dhidden = holds_mtp(glm, acts->purpose) ? a.dhidden : a.dbranch;
+    floatX* dhidden = rank_has_mtp(glm, acts->purpose) ? a.dhidden : a.dbranch;
     const LmHead head = {linear(glm, acts, AT(head), NO_BIAS, 0), a.norm, dhidden, a.logits,
                          layer_statistics(acts, 0).losses, acts->how.head_rows, glm->config.V, 0};
     return head;
@@ -684,7 +691,7 @@ static void leaf_backward(Glm5* glm, Activations* acts, float dloss, int N, cons
         const LmHead head = lm_head(glm, acts);
         lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&glm->model.dp), head.losses, N, dev);
-        if (has_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
+        if (stage_has_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
         norm_backward(glm, layer_activations(acts, last).dresidual, head.dnorm, stream_behind(glm, acts, last, N, dev),
                       layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, dev);
     }
@@ -867,13 +874,13 @@ static void begin_ranks(Run* r, const Config* c, int learns_mtp) {
 
 static void glm5_choose(Run* r) {
     Workplace* w = workplace(r);
-    const int is_new = !*r->config;  // the sizes are a preset's
+    const int from_preset = !*r->config;
     const size_t not_fp8[] = {AT(embedding), AT(router), AT(index_proj)};
     Adapters adapters;
     Tensor base[MAX_PARAMETERS];
     SafeSet set;
-    if (*r->weights && is_new) { fail_input("%s: expected a model with its config.json", r->o.from); }
-    Config c = is_new ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
+    if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
+    Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
     if (*r->weights) {
         safeset_open(&set, r->weights);
         config_fit(&c, &set);
@@ -989,7 +996,7 @@ static double parts_sent(const Run* r) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = has_mtp(glm, TO_TRAIN), end = end_layer(glm) + mtp, N = run_positions(r);
+    const int mtp = stage_has_mtp(glm, TO_TRAIN), end = end_layer(glm) + mtp, N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, recomputes_blocks(r), c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
@@ -1005,7 +1012,7 @@ static double glm5_keys_sent(const Run* r) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const LatentSizes s = latent_sizes(glm, TO_TRAIN, &m->cp);
-    const int first = model_first_layer(m), end = end_layer(glm) + has_mtp(glm, TO_TRAIN);
+    const int first = model_first_layer(m), end = end_layer(glm) + stage_has_mtp(glm, TO_TRAIN);
     const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
     double n = 0.0, n_routers = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
@@ -1065,11 +1072,12 @@ static double workspace_bytes(const Run* r, int B) {
     const Glm5* glm = &workplace(r)->glm;
     const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
     const int outputs[] = {c->rq, c->H * (c->dn + c->dr), c->r + c->dr, c->H * (c->dn + c->dv), c->nI * c->dI,
-                           2 * c->FS, 2 * c->FD};
+                           routers_of(glm) > 0 ? 2 * c->FS : 0, 2 * c->FD};
     int wide = c->D;
     for (int i = 0; i < 7; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const Purpose purpose = run_purpose(r);
-    const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
+    ExpertSizes experts = expert_sizes(glm, B, purpose, how);
+    if (routers_of(glm) == 0) { experts.router.k = 0; }
     const LatentSizes latent = latent_sizes(glm, purpose, model_has_cp(r->model) ? &r->model->cp : NULL);
     const int n_keys = B * r->T;
     return fmax(latent_layer_workspace_bytes(&latent, n_keys / r->model->cp.size, n_keys, r->T, purpose, &r->dev),

@@ -438,8 +438,11 @@ static inline void latent_move_(floatX* to, int to_row, const floatX* from, int 
     device_copy_strips(to, size * (size_t)to_row, from, size * (size_t)from_row, size * (size_t)width, n, dev);
 }
 
-// the sinks of heads that have none; once before the layers of a pass that absorbs
-static inline void latent_forget_sinks(float* no_sinks, int H, const Device* dev) {
+// The sinks of heads that have none, before the layers of a pass that absorbs. They stay: it is done where a text begins
+static inline void latent_forget_sinks(float* no_sinks, int H, const TokenBatch* batch, const Device* dev) {
+    int begins = 0;
+    for (int i = 0; i < batch->n_texts; i++) { begins |= batch->texts[i].n_cached == 0; }
+    if (!begins) { return; }
     float* none = (float*)malloc_check(sizeof(float) * (size_t)H, "sinks");
     for (int h = 0; h < H; h++) { none[h] = -INFINITY; }
     device_upload(no_sinks, none, sizeof(float) * (size_t)H, dev);
@@ -562,12 +565,6 @@ static inline void latent_index_backward_(const LatentPass* p, const Device* dev
     linear_backward_weight(a->dindex_proj, p->inp, p->index_proj, p->dindex_proj, N, dev);
 }
 
-#ifdef __CUDACC__
-typedef LatentBackwardOf<floatX> LatentBackward_;
-#else
-typedef LatentBackward LatentBackward_;
-#endif
-
 // from the gradient of the outputs of all heads to those of queries, keys and values
 static inline void latent_heads_backward_(const LatentPass* p, const Device* dev) {
     const LatentTensors* a = &p->a;
@@ -576,9 +573,9 @@ static inline void latent_heads_backward_(const LatentPass* p, const Device* dev
     const size_t width = sizeof(float) * (size_t)p->size.dr;
     const Places places = latent_places_(p);
     const int n = latent_n_keys_(p);
-    LatentBackward_ b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, latent_rope_(p),
-                                              p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL, n,
-                                              &shape, &places, dev);
+    LatentBackward b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, latent_rope_(p),
+                                             p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL, n,
+                                             &shape, &places, dev);
     for (int step = 0; step < tp_chain_steps(x); step++) {
         const int piece = tp_chain_piece(step, x);
         if (piece >= 0) {
@@ -588,7 +585,7 @@ static inline void latent_heads_backward_(const LatentPass* p, const Device* dev
         tp_chain_pass(b.turning, n, width, step, x, dev);
     }
     tp_chain_end(b.turning, n, width, x, dev);
-    latent_backward_end(&b, dev);
+    latent_backward_end(a->dturning, &b, dev);
     latent_sum_rows_(p, a->dturning, p->size.dr, dev);
 }
 

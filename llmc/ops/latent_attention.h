@@ -254,8 +254,9 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
     }
 }
 
-// Scratch of N positions in rows of T, for the account of memory; trains: of backward, too. A strip sees keys of its row
-// and, where a row ends in it, of the next: with all keys at hand as many as it has positions there, else all of them
+// Scratch of N positions in rows of T, for the account of memory; trains: of backward, too. A strip sees keys of its
+// row and, where a row ends in it, of the next: with all keys at hand as many as it has positions there, else all of
+// them
 static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, int trains, const Device* dev) {
     const int cp = n_keys / s->N, beyond = cp == 1 ? TILE_N : T * (int)ceil_div((int64_t)TILE_N * cp, T);
     const int64_t most = (int64_t)T + beyond + TILE_M, span = most < n_keys ? most : n_keys;
@@ -297,12 +298,6 @@ static inline void latent_strip_backward_(LatentStrip_* x, float* dq, const floa
     latent_scatter_(x->dk, Q, x, x->ds, q + at * Q, q_stride);
     latent_scatter_(x->dv, s->dv, x, x->att, d, (size_t)H * s->dv);
 }
-
-typedef struct {
-    float* turning;      // dturning, (n_keys, dr)
-    const float* heads;  // (H, n_keys, dr): what each head adds to it
-    int H, n_keys, dr;
-} LatentBackward;
 
 // all but dturning. The device's workspace stays as it is up to latent_backward_end
 static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float* dturning, const float* dout,
@@ -354,7 +349,10 @@ static inline void latent_backward_turning(LatentBackward* b, int first, int end
     }
 }
 
-static inline void latent_backward_end(LatentBackward* b, const Device* dev) { (void)b, (void)dev; }
+// they are there already
+static inline void latent_backward_end(float* dturning, const LatentBackward* b, const Device* dev) {
+    (void)dturning, (void)b, (void)dev;
+}
 
 static inline void latent_attention_backward(float* dq, float* dkv, float* dturning, const float* dout, const float* q,
                                              const float* kv, const float* turning, const float* max, const float* inv,
@@ -363,7 +361,7 @@ static inline void latent_attention_backward(float* dq, float* dkv, float* dturn
     LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, n_keys, s,
                                              places, dev);
     latent_backward_turning(&b, 0, n_keys, 0, dev);
-    latent_backward_end(&b, dev);
+    latent_backward_end(dturning, &b, dev);
 }
 #endif
 #endif  // LLMC_LATENT_ATTENTION_H

@@ -525,20 +525,13 @@ static inline void latent_backward_(X* dq, X* dkv, float* D, float* heads, const
     cudaCheck(cudaGetLastError());
 }
 
-template <typename X>
-struct LatentBackwardOf {
-    X* dturning;         // (n_keys, dr)
-    float* turning;      // the same in floats
-    const float* heads;  // (H, n_keys, dr): what each head adds to it
-    int H, n_keys, dr;
-};
-
 // all but dturning. The device's workspace stays as it is up to latent_backward_end
 template <typename X>
-static inline LatentBackwardOf<X> latent_backward_begin(X* dq, X* dkv, X* dturning, const X* dout, const X* q,
-                                                        const X* kv, const X* turning, const float* max,
-                                                        const float* inv, const int* chosen, int n_keys,
-                                                        const LatentShape* s, const Places* places, const Device* dev) {
+static inline LatentBackward latent_backward_begin(X* dq, X* dkv, X* dturning, const X* dout, const X* q, const X* kv,
+                                                   const X* turning, const float* max, const float* inv,
+                                                   const int* chosen, int n_keys, const LatentShape* s,
+                                                   const Places* places, const Device* dev) {
+    (void)dturning;  // of CPUs
     LatentInputsOf<X> in = latent_inputs<X>(q, kv, turning, dout, max, inv, NULL, s);
     const int by_tensor_cores = flash_latent_fits(dq, dkv, in, dev), words = by_tensor_cores ? FLASH_LATENT_WORDS : 1;
     const int topk = chosen ? s->topk : 0;
@@ -546,7 +539,7 @@ static inline LatentBackwardOf<X> latent_backward_begin(X* dq, X* dkv, X* dturni
     float* D = device_workspace(dev, sizeof(float) * (n_floats + n_ints));
     float *heads = D + (size_t)s->N * s->H, *sums = heads + (size_t)s->H * n_keys * s->dr;
     int *room = (int*)(D + n_floats), *lists = room + latent_sight_ints(s->N, n_keys, topk, words);
-    const LatentBackwardOf<X> b = {dturning, sums, heads, s->H, n_keys, s->dr};
+    const LatentBackward b = {sums, heads, s->H, n_keys, s->dr};
     if (s->N == 0) { return b; }
     in.D = D;
     if (by_tensor_cores) { flash_latent_backward(dq, dkv, D, heads, in, room, lists, chosen, n_keys, places, dev); }
@@ -555,8 +548,7 @@ static inline LatentBackwardOf<X> latent_backward_begin(X* dq, X* dkv, X* dturni
 }
 
 // rows first .. end - 1; goes_on: from the heads before
-template <typename X>
-static inline void latent_backward_turning(LatentBackwardOf<X>* b, int first, int end, int goes_on, const Device* dev) {
+static inline void latent_backward_turning(LatentBackward* b, int first, int end, int goes_on, const Device* dev) {
     const size_t dr = (size_t)b->dr, n = (size_t)(end - first) * dr;
     if (n == 0) { return; }
     latent_turning_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(
@@ -565,10 +557,10 @@ static inline void latent_backward_turning(LatentBackwardOf<X>* b, int first, in
 }
 
 template <typename X>
-static inline void latent_backward_end(LatentBackwardOf<X>* b, const Device* dev) {
+static inline void latent_backward_end(X* dturning, const LatentBackward* b, const Device* dev) {
     const size_t n = (size_t)b->n_keys * (size_t)b->dr;
     if (n == 0) { return; }
-    latent_turned_kernel<X><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(b->dturning, b->turning, n);
+    latent_turned_kernel<X><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(dturning, b->turning, n);
     cudaCheck(cudaGetLastError());
 }
 
@@ -577,10 +569,10 @@ static inline void latent_attention_backward(X* dq, X* dkv, X* dturning, const X
                                              const X* turning, const float* max, const float* inv, const int* chosen,
                                              int n_keys, const LatentShape* s, const Places* places,
                                              const Device* dev) {
-    LatentBackwardOf<X> b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, n_keys, s,
-                                                  places, dev);
+    LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, n_keys, s,
+                                             places, dev);
     latent_backward_turning(&b, 0, n_keys, 0, dev);
-    latent_backward_end(&b, dev);
+    latent_backward_end(dturning, &b, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_LATENT_ATTENTION_KERNELS_H

@@ -12,6 +12,13 @@ typedef struct {
     float scale;                 // of the scores, above 0
 } LatentShape;
 
+// between the three calls of backward, on the device
+typedef struct {
+    float* turning;      // dturning in floats, (n_keys, dr)
+    const float* heads;  // (H, n_keys, dr): what each head adds to it
+    int H, n_keys, dr;
+} LatentBackward;
+
 // how many keys position n sees; the i-th of them is row latent_key
 FM_FUNCTION int latent_keys(const LatentShape* s, const Places* places, const int* chosen, size_t n) {
     int length = 0;
