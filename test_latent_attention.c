@@ -440,11 +440,31 @@ static void test_tensor_cores(Test* t) {
 }
 #endif
 
+#ifdef __CUDACC__
+static void ask_too_much(void* device) {
+    const Device* dev = (const Device*)device;
+    latent_shared_bytes_(latent_most_channels(dev) + 1, dev);
+}
+#endif
+
+// what a run asks before it begins is what kernels refuse
+static void test_most(Test* t) {
+    Device dev = test_device(1);
+    const int most = latent_most_channels(&dev);
+    check(t, most >= 3 * 512, "heads of %d channels at most", most);
+#ifdef __CUDACC__
+    check(t, latent_shared_bytes_(most, &dev) > 0, "%d channels are refused", most);
+    check_exit(t, "a channel more", ask_too_much, &dev, 1, "need more shared memory than this GPU has");
+#endif
+    device_free(&dev);
+}
+
 int main(int argc, char** argv) {
     const Op* const ops[] = {&latent_attention, &latent_mass};
     const Promise own[] = {
         {"attention", "with all keys on the lists, or none, it is attention.h's", test_attention},
         {"generation", "new positions of several texts against their caches", test_generation},
+        {"most", "heads that backward has no room for are known before it begins", test_most},
 #if defined(__CUDACC__) && !defined(EXACT)
         {"tensor cores", "bf16: every element within its own bound", test_tensor_cores},
 #endif

@@ -936,6 +936,19 @@ static void glm5_check(Run* r) {
     graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
 }
 
+// a CPU computes whatever config.json may say
+static void check_device(const Run* r) {
+    const Config* c = config_of(r);
+    const int head = latent_most_channels(&r->dev), key = sparse_most_channels(&r->dev);
+    if (run_purpose(r) == TO_TRAIN && c->dn + c->dr + c->dv > head) {
+        fail_input("%s: \"v_head_dim\": expected at most %d beside keys of %d channels, which backward has room for on "
+                   "this GPU, found %d: train it on a CPU (make train_glm5 CPU=1)", r->config, head - c->dn - c->dr,
+                   c->dn + c->dr, c->dv);
+    }
+    options_refuse(workplace(r)->glm.absorbs && c->r + c->dr > key, "absorb",
+                   "is for fewer channels of \"kv_lora_rank\" and \"qk_rope_head_dim\" on this GPU: leave it out");
+}
+
 // of the model's rows those before the MTP module's
 static int trunk_rows(const Run* r) {
     return mtp_rows_before(r->model, workplace(r)->glm.adapters.n_table, parameter_is_mtp);
@@ -1211,6 +1224,7 @@ static Trainer glm5_trainer(void) {
     t.choose = glm5_choose;
     t.freeze = glm5_freeze;
     t.check = glm5_check;
+    t.check_device = check_device;
     t.box = glm5_box;
     t.rows_sent = glm5_rows_sent;
     t.parts_sent = parts_sent;

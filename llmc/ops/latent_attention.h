@@ -22,6 +22,7 @@ goes_on: from what mass holds, where several layers teach one, or several ranks 
 latent_backward_begin, latent_backward_turning, latent_backward_end: latent_attention_backward in three calls, between
 which dturning may go on from other ranks' heads: it is LatentBackward.turning, floats (n_keys, dr), rows first ..
 end - 1 at a time.
+latent_most_channels: dn + dr + dv that backward has room for on this device; a CPU has for all.
 Cost:   2*(dn + dr + dv) flops for each head, position and key it sees, backward 2.5 times that and the scores again.
         In C TILE_N neighbours are computed together, and a key that any of them sees costs as one of all: what they
         have chosen should overlap. An Inf or NaN sends its strip through the plain loop. Memory beside the tensors:
@@ -348,6 +349,8 @@ static inline void latent_backward_turning(LatentBackward* b, int first, int end
         b->turning[i] = sum;
     }
 }
+
+static inline int latent_most_channels(const Device* dev) { return (void)dev, INT_MAX; }
 
 // they are there already
 static inline void latent_backward_end(float* dturning, const LatentBackward* b, const Device* dev) {

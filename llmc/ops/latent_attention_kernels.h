@@ -448,14 +448,17 @@ __global__ void latent_turned_kernel(X* dturning, const float* turning, size_t n
 
 // ---- launches ----
 
+static inline int latent_most_channels(const Device* dev) {
+    const int room = (int)(sizeof(LatentTile) + 2 * sizeof(LatentWeights)) + 256;
+    return (dev->most_shared - room) / ((int)sizeof(float) * LATENT_TILE);
+}
+
 // of the sums of a tile, of so many channels
 static inline int latent_shared_bytes_(int channels, const Device* dev) {
-    const int n_bytes = (int)sizeof(float) * LATENT_TILE * channels;
-    const int room = (int)(sizeof(LatentTile) + 2 * sizeof(LatentWeights)) + 256;
-    if (n_bytes + room > dev->most_shared) {
+    if (channels > latent_most_channels(dev)) {
         fail_run("latent attention: sums of %d channels of a head need more shared memory than this GPU has", channels);
     }
-    return n_bytes;
+    return (int)sizeof(float) * LATENT_TILE * channels;
 }
 
 template <typename X>

@@ -16,6 +16,7 @@ Backward, in training alone; everything is written, also for keys that nobody se
     dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (rows, d), dentries (n_entries, d)
     dsinks = sum over n of -(exp(sink - max) * inv) * D                           (H) float; NULL: nobody asks
 sparse_attention_mass: the sum over heads of att of each entry on a list, 0 behind the last: what teaches an indexer.
+sparse_most_channels: d that there is room for on this device; a CPU has for all.
 Where ranks have some of the heads each (--tp), the sums over heads go on from those of heads before. With goes_on mass
 does, and backward comes in steps:
     sparse_backward_begin  with the arguments of backward; sums over heads begin at 0
@@ -774,6 +775,8 @@ static inline void sparse_join_(float* x, const float* y, size_t n) {
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) { x[i] += y[i]; }
 }
+
+static inline int sparse_most_channels(const Device* dev) { return (void)dev, INT_MAX; }
 
 static inline SparseBackward sparse_backward_begin(float* dq, float* dkv, float* dentries, float* dsinks,
                                                    const float* dout, const float* q, const float* kv,

@@ -189,11 +189,16 @@ sparse_forward_kernel(X* out, float* max, float* inv, const float* sinks, Sparse
     sparse_store_(out + row * d, sums, n_heads, d);
 }
 
+static inline int sparse_most_channels(const Device* dev) {
+    const int room = 32 << 10;
+    return (dev->most_shared - room) / ((int)sizeof(float) * SPARSE_HEADS);
+}
+
 // a kernel with 16 * d floats of dynamic shared memory
 template <typename Kernel>
 static inline size_t sparse_shared_bytes_(Kernel kernel, int d, const Device* dev) {
-    const size_t n_bytes = sizeof(float) * SPARSE_HEADS * (size_t)d, room = 32 << 10;
-    if (n_bytes + room > (size_t)dev->most_shared) {
+    const size_t n_bytes = sizeof(float) * SPARSE_HEADS * (size_t)d;
+    if (d > sparse_most_channels(dev)) {
         fail_run("sparse attention: heads of %d channels need more shared memory than this GPU has", d);
     }
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));

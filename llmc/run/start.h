@@ -786,6 +786,7 @@ static inline void start_device(Run* r) {
     }
     device_choose(r->place.local_rank > 0 ? r->place.local_rank : 0);
     device_init(&r->dev, ranks_threads(&r->place, r->o.threads));
+    if (r->trainer->check_device) { r->trainer->check_device(r); }
     start_choose_rows_(r);
     start_check_counted_(r);
     if (run_is_generating(r) && !r->o.dry_run) {

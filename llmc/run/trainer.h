@@ -62,6 +62,7 @@ typedef struct {
     const ImageMeasure* (*image_measure)(Run* r);
     void (*freeze)(Run* r);                        // or NULL: what stays as it is beside --freeze
     void (*check)(Run* r);                         // or NULL: options that exclude each other
+    void (*check_device)(const Run* r);            // or NULL: sizes that a GPU's kernels have no room for
     void (*box)(const Run* r);                     // rows of the box: the model's sizes
     double (*flops_per_token)(const Run* r);       // forward and backward
     // sparing: for training with that option
