@@ -132,8 +132,8 @@ static inline __attribute__((always_inline)) void gemm_pack_matrix_(float* packe
         }
         return;
     }
-    // rows are turned in registers, as many at a time, and VLANES of k. Fewer rows that do not divide VLANES are turned with
-    // copies of the last: each store ends where the next begins
+    // rows are turned in registers, as many at a time, and VLANES of k. Fewer rows that do not divide VLANES are turned
+    // with copies of the last: each store ends where the next begins
     const int is_ragged = width < VLANES && VLANES % width != 0, n = width % VLANES == 0 || is_ragged ? VLANES : width;
     const int K_turned = VLANES % n == 0 ? (K - is_ragged) / VLANES * VLANES : 0;
     for (int w = 0; w < width; w += n) {  // few rows at a time, each read to its end: memory is fastest so
@@ -142,7 +142,8 @@ static inline __attribute__((always_inline)) void gemm_pack_matrix_(float* packe
             vfloat rows[VLANES];
             for (int i = 0; i < n; i++) {
                 const int row = is_ragged ? gemm_min_(i, width - 1) : i;
-                rows[i] = v_load(first + (src.row_index ? (size_t)src.row_index[w + row] : (size_t)row) * src.row_stride);
+                const size_t at = src.row_index ? (size_t)src.row_index[w + row] : (size_t)row;
+                rows[i] = v_load(first + at * src.row_stride);
             }
             if (n == VLANES) { v_transpose(rows); } else { v_transpose_rows(rows, n); }
             float* to = packed + k * width + w;

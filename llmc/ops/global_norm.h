@@ -134,8 +134,8 @@ static inline int64_t norm_cut_(int64_t units, int64_t* low) {
     return units >> NORM_BITS;
 }
 
-// norm_square_ of what is smaller than 2^E = 1 / scale, 0 of anything else; `end` has the bits of 2^E. By doubles where an
-// instruction makes whole numbers of 64 bits of them; by whole numbers where each may be shifted by its own count
+// norm_square_ of what is smaller than 2^E = 1 / scale, 0 of anything else; `end` has the bits of 2^E. By doubles where
+// an instruction makes whole numbers of 64 bits of them; by whole numbers where each may be shifted by its own count
 static inline int64_t norm_digits_(float g, double scale, uint32_t end, int64_t* low) {
     const uint32_t bits = norm_bits_(g);
 #if defined(__AVX512DQ__)

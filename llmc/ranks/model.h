@@ -12,7 +12,7 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
                           (context_ranks.h)
     model_batches, model_batch   so many micro-batches of an update this rank computes, or its share of them; which
     model_init            the stored parameters, zero
-    model_store_frozen    a CPU build: matrices that do not learn as bf16 or fp8; with --tp a rank's part of them so
+    model_store_frozen    matrices that do not learn as bf16 or fp8; with --tp a rank's part of them so
     model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
                           of bf16, fp8 or fp4 straight to where they are stored so, of a part that alone; else to fp8 by
                           bands of 128 rows
@@ -59,7 +59,7 @@ typedef struct {
     size_t stored_bytes;  // of them all
     int is_float;         // all are stored as floats, where tensors_layout has put them
     int saved_is_float;   // those that the files hold are
-    Stored frozen_as;     // a CPU build: as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
+    Stored frozen_as;     // as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
     Comm* world;          // all ranks, where they divide the model; NULL: they do not
     ExpertRanks ranks;    // of --ep
     PpRanks pp;           // of --pp
@@ -123,7 +123,7 @@ static inline int model_row_has_tp(const Model* m, int i) {
 }
 static inline int model_row_has_ep(const Model* m, int i) { return model_has_ep(m) && m->table[i].experts > 0; }
 
-// a CPU build, after model_layout: matrices as bf16 or fp8, for nothing of them learns; of an adapter those of its base
+// after model_layout: matrices as bf16 or fp8, for nothing of them learns; of an adapter those of its base
 static inline void model_store_frozen(Model* m, Stored stored) {
     m->frozen_as = stored;
     for (int i = model_is_adapter(m) ? m->n_saved : 0; i < m->n_table; i++) {
@@ -826,7 +826,7 @@ static inline const void* model_vector(const Model* m, size_t field, int layer) 
     return model_place_of(m, i, layer);
 }
 
-// the same of a matrix, as products read it. In a CUDA build its data alone count, which are floatX
+// the same of a matrix, as products read it. In a CUDA build F32 are floatX
 static inline StoredMatrix model_matrix(const Model* m, int i, int layer) {
     const Tensor* t = &m->held[i];
     StoredMatrix w = tensor_as_stored(t);
