@@ -538,8 +538,8 @@ rm -rf several several2 exported
 # ---- a bit flips in the memory of one rank ----
 
 echo "# before a checkpoint ranks compare their parameters: no checkpoint has the flipped bit"
-options=("${start[@]}" --batch-tokens 128 --steps 8 --save-every 2 --keep 9)
-"$trainer" "${options[@]}" --run sound >out 2>err
+compared=("${start[@]}" --batch-tokens 128 --steps 8 --save-every 2 --keep 9)
+"$trainer" "${compared[@]}" --run sound >out 2>err
 
 # flips RANKS RANK SUM STEP LIKE OPTION...: in that rank's memory, before its SUM-th sum, which is made at step STEP; who has what most have
 flips() {
@@ -547,7 +547,7 @@ flips() {
     shift 5
     for rank in $(seq $((n - 1)) -1 0); do
         (if [ $rank = $bad ]; then export FAULT=flip:$sum; fi
-         COMM_CHECK=0 exec timeout 60 "$faults" "${options[@]}" --rank $rank/$n@./meet --run several "$@") >out 2>err$rank </dev/null &
+         COMM_CHECK=0 exec timeout 60 "$faults" "${compared[@]}" --rank $rank/$n@./meet --run several "$@") >out 2>err$rank </dev/null &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait $pid; ended+=($?); done
@@ -557,7 +557,7 @@ flips() {
     cat err[0-9] >err
     check "sum $sum of rank $bad of $n, $*: status 1 on all, one line, checkpoints up to the one before step $step" \
         test "$(sort -u <<<"${ended[*]}" | tr -d ' 1') $sound $(wc -l <err) $(grep -c "step $step: rank $bad: other bits of .* than rank $like, which has the same" err) $(ls -d several/step_* 2>/dev/null | wc -l)" = " 0 1 1 $((step / 2 - 1))"
-    ranks $n "${options[@]}" --run several --continue
+    ranks $n "${compared[@]}" --run several --continue
     check "... and --continue ends with the bytes of one rank" same_run sound several step_000008
     rm -rf several err[0-9]
 }
