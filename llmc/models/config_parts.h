@@ -35,9 +35,8 @@ static inline int config_are_near_(const char* a, const char* b) {
 // optional: names of keys that may be left out, with | between them. Of others that are missing the reader says so, and
 // published files have many that mean nothing here. Where the near one is there, too, both are meant
 static inline void config_warn_of_near(const char* path, json_t* json, const char* optional) {
-    const char* key;
-    json_t* value;
-    json_object_foreach(json, key, value) {
+    for (void* i = json_object_iter(json); i; i = json_object_iter_next(json, i)) {
+        const char* key = json_object_iter_key(i);
         char name[64];
         for (const char* at = optional; *at; at += *at == '|') {
             const size_t n = strcspn(at, "|");

@@ -269,7 +269,8 @@ static inline double decoder_workspace_bytes(const Run* r, int B, int head_rows,
     double most = (double)gemm_workspace_bytes(N, wide, n);
     if (run_purpose(r) == TO_TRAIN) {
         most = fmax(most, (double)gemm_workspace_bytes(wide, N, n));
-        most = fmax(most, fmax((double)gemm_workspace_bytes(n_head, Vp, n), (double)gemm_workspace_bytes(Vp, n_head, n)));
+        most = fmax(most, (double)gemm_workspace_bytes(n_head, Vp, n));
+        most = fmax(most, (double)gemm_workspace_bytes(Vp, n_head, n));
     }
     if (k > 0) { most = fmax(most, (double)grouped_matmul_workspace_bytes(E, N * k, experts->D, 2 * experts->F, n)); }
     return most;

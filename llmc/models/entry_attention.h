@@ -277,8 +277,8 @@ static inline double entry_attention_scratch_(const EntrySizes* s, double N, int
     return fmin(all, kept) + sizeof(float) * N * (s->H + 2.0 * s->d + 2.0 * csa);
 }
 
-// the largest scratch that attention or the indexer of a layer asks for: n_rows rows of T positions, of which no text is
-// made, of which this rank has N
+// the largest scratch that attention or the indexer of a layer asks for: n_rows rows of T positions, of which no text
+// is made, of which this rank has N
 static inline double entry_workspace_bytes(const EntrySizes* s, int N, int n_rows, int T, Purpose purpose,
                                            const Device* dev) {
     const int goes_back = DEVICE_IS_SHARED && purpose == TO_TRAIN;

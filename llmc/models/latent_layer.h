@@ -438,7 +438,8 @@ static inline void latent_move_(floatX* to, int to_row, const floatX* from, int 
     device_copy_strips(to, size * (size_t)to_row, from, size * (size_t)from_row, size * (size_t)width, n, dev);
 }
 
-// The sinks of heads that have none, before the layers of a pass that absorbs. They stay: it is done where a text begins
+// The sinks of heads that have none, before the layers of a pass that absorbs. They stay: it is done where a text
+// begins
 static inline void latent_forget_sinks(float* no_sinks, int H, const TokenBatch* batch, const Device* dev) {
     int begins = 0;
     for (int i = 0; i < batch->n_texts; i++) { begins |= batch->texts[i].n_cached == 0; }

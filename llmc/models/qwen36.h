@@ -93,7 +93,8 @@ static inline int config_axis(const Config* c, int i) {
 
 static inline Config config_part(const Config* c, int ranks) {
     Config part = *c;
-    part.NH /= ranks, part.NKV = config_part_keys(c->NKV, ranks), part.Hk /= ranks, part.Hv /= ranks, part.FS /= ranks, part.Vp /= ranks;
+    part.NH /= ranks, part.NKV = config_part_keys(c->NKV, ranks), part.Hk /= ranks, part.Hv /= ranks;
+    part.FS /= ranks, part.Vp /= ranks;
     return part;
 }
 

@@ -5,8 +5,8 @@ the segments of a batch: each counts its positions from 0 and sees itself alone 
     rotary_attention_backward   dq, dk and dv of what q, k and v were before they turned
     rotary_attention_cached     in generation, of several texts (cached_text.h), each with a length of its own: new keys
                                 and values go to the text's row of the cache and turn there
-q, out (N, NH*HS), k, v (N, NKV*HS), max, inv of each position and head. Cached: k and v of RotaryAttention are the cache, (rows, room,
-NKV*HS), whose keys have turned; all others are the N new positions, one text after the other.
+q, out (N, NH*HS), k, v (N, NKV*HS), max, inv of each position and head. Cached: k and v of RotaryAttention are the
+cache, (rows, room, NKV*HS), whose keys have turned; all others are the N new positions, one text after the other.
 Order:  segment by segment, or text by text, ascending; in each as rope.h and attention.h say. A text has the bits that
         it has alone: nothing here sees two of them.
 */

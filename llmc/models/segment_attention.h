@@ -4,8 +4,8 @@ before it, or a window of them.
     segment_attention_forward   out, max and inv as attention.h has them
     segment_attention_backward  dq, dk and dv, written
     segment_room_elements       of --cp: scratch
-q, out, dq (N, NH*HS), k, v, dk, dv (N, NKV*HS), max, inv of each position and head; q, k and v, and so their gradients, may be parts of
-longer rows. Spans of segments and SegmentAttention: segment_spans.h.
+q, out, dq (N, NH*HS), k, v, dk, dv (N, NKV*HS), max, inv of each position and head; q, k and v, and so their gradients,
+may be parts of longer rows. Spans of segments and SegmentAttention: segment_spans.h.
 With --cp N are this rank's positions, in the order of context_ranks.h, and queries meet keys of other ranks in one of
 these ways (--cp-by):
     gather   keys and values of all are gathered, forward and again on the way back; each rank's queries have a share in

@@ -49,8 +49,8 @@ typedef struct {
     int room;               // of these, in generation: positions of a row of the cache
 } TokenBatch;
 
-// Of a pass over B rows of T positions. In generation rows are those of the cache, and a pass has what is new: a piece of
-// one text alone (CACHED_TEXT_PIECE), or a position of each
+// Of a pass over B rows of T positions. In generation rows are those of the cache, and a pass has what is new: a piece
+// of one text alone (CACHED_TEXT_PIECE), or a position of each
 static inline int token_batch_positions(int B, int T, int generates) {
     const int piece = T < CACHED_TEXT_PIECE ? T : CACHED_TEXT_PIECE;
     return !generates ? B * T : B > piece ? B : piece;
