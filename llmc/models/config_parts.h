@@ -44,7 +44,7 @@ static inline void config_warn_of_near(const char* path, json_t* json, const cha
             snprintf(name, sizeof name, "%.*s", (int)n, at);
             at += n;
             if (strcmp(key, name) == 0) { break; }
-            if (json_object_get(json, name) || !config_are_near_(key, name)) { continue; }
+            if (!config_is_absent(json, name) || !config_are_near_(key, name)) { continue; }
             warn_alike("%s: \"%s\" means nothing here, is it \"%s\"?", path, key, name);
         }
     }

@@ -205,6 +205,10 @@ static inline void task_chat_(Run* r) {
 
 static inline void task_generate_text_(Run* r) {
     Prompt prompt = generate_prompt(&r->o, &r->tokenizer);
+    if (prompt.n > r->max_T) {
+        warn_line("--generate: of the prompt's %d tokens the model reads the last %d, its positions", prompt.n,
+                  r->max_T);
+    }
     task_open_generator(r, generator_room(&r->o, prompt.n, r->max_T));
     generate_texts(&r->generator, r->state.sampler, &prompt);
     prompt_free(&prompt);

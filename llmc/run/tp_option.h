@@ -16,7 +16,8 @@ static inline Option tp_option(int* size) {
     const Option row = {"machine", "tp", "", OPTION_INT, size, "1", 1, RANK_GROUP_MAX, "T",
                         "share each matrix among groups of T ranks, which compute every micro-batch together: needs a "
                         "multiple of T ranks, in one machine, and T divides the heads, or is a multiple of those of "
-                        "keys. The result does not depend on it, but for last digits in bf16", 0};
+                        "keys. The result does not depend on it, but for last digits in bf16 or beside --cp-by heads",
+                        0};
     return row;
 }
 
