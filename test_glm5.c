@@ -310,7 +310,8 @@ static void test_near_miss(Test* t) {
         {",\"indexer_type\":1", "\"indexer_type\" means nothing here, is it \"indexer_types\"?"},
         {",\"ntopk_group\":1", "is it \"topk_group\"?"}, {",\"mtp_wieght\":1", "is it \"mtp_weight\"?"},
         {",\"Attention_Bias\":true", "is it \"attention_bias\"?"}, {",\"m_group\":1", "is it \"n_group\"?"},
-        {",\"m_group\":1,\"n_group\":1", ""}, {",\"architectures\":[],\"use_cache\":true,\"ep_size\":1,\"topk\":1", ""}};
+        {",\"m_group\":1,\"n_group\":null", "is it \"n_group\"?"}, {",\"m_group\":1,\"n_group\":1", ""},
+        {",\"architectures\":[],\"use_cache\":true,\"ep_size\":1,\"topk\":1", ""}};
     TempPath folder = temp_folder();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[2048];

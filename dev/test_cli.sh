@@ -560,6 +560,8 @@ run "${generate[@]}" --seed 6
 check "--generate: another text for another" test "$(<first)" != "$(<out)"
 run "${generate[@]}" --temperature 0 && cp out greedy
 check "--generate begins with its prompt" grep -q '^line 7: ' greedy
+run --from run --generate "line 7: the plain loop is the law" --max-new-tokens 3
+check "... which may be longer than the model's positions: what is read of it is said" test "$(grep -c "of the prompt's 34 tokens the model reads the last 24" err)" = 1
 run "${generate[@]}" --temperature 0 --seed 6 --threads 1
 check "--temperature 0: the same text for every --seed" cmp greedy out
 run "${generate[@]}" --top-k 1 --seed 8

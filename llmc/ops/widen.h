@@ -105,7 +105,7 @@ static inline size_t widen_bytes(const StoredMatrix* m, int E) {
 // offsets (E + 1) of all experts, or NULL
 template <typename X>
 static inline const X* widen_experts(const StoredMatrix* m, int first, int n, const int* offsets,
-                                            const Device* dev) {
+                                     const Device* dev) {
     const size_t each = (size_t)m->rows * (size_t)m->columns;
     if (widen_is_wide<X>(m)) { return (const X*)m->data + (size_t)first * each; }
     X* out = (X*)device_widened(dev, sizeof(X) * (size_t)n * each);

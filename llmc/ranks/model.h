@@ -685,21 +685,24 @@ static inline void model_stream_band_(uint8_t* bytes, float* scales, const float
     free(of_blocks);
 }
 
-// n bands from number `band` on, of which x has the floats
-static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int band, int n, const float* x) {
-    const ModelStream* s = (const ModelStream*)stream;
-    const TensorPart part = model_part(s->m, (int)(t - s->m->table));
-    uint8_t* bytes = (uint8_t*)model_stream_place_(s, t, k);
-    float* scales = bytes ? (float*)model_stream_scales_(s, t, k) : NULL;
+// n bands from number `band` on, of which x has the floats, to a slice of fp8 and its scales
+static inline void model_stream_bands(uint8_t* bytes, float* scales, const Tensor* t, const TensorPart* part, int band,
+                                      int n, const float* x) {
     int n_rows;
     const size_t origin = tensor_band(t, band, &n_rows);
     #pragma omp parallel for
     for (int b = band; b < band + n; b++) {
         int rows;
         const size_t first = tensor_band(t, b, &rows), C = (size_t)t->columns;
-        if (!bytes) { continue; }
-        model_stream_band_(bytes, scales, x + C * (first - origin), &part, (int)first, rows, t->columns);
+        model_stream_band_(bytes, scales, x + C * (first - origin), part, (int)first, rows, t->columns);
     }
+}
+
+static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int band, int n, const float* x) {
+    const ModelStream* s = (const ModelStream*)stream;
+    const TensorPart part = model_part(s->m, (int)(t - s->m->table));
+    uint8_t* bytes = (uint8_t*)model_stream_place_(s, t, k);
+    if (bytes) { model_stream_bands(bytes, (float*)model_stream_scales_(s, t, k), t, &part, band, n, x); }
 }
 
 static inline int model_stream_takes_bands_(void* stream, const Tensor* t, int k) {

@@ -12,7 +12,7 @@ Cost:   host memory for the largest such slice, one copy more of each byte.
 #ifndef LLMC_STAGED_STREAM_H
 #define LLMC_STAGED_STREAM_H
 #include "../core/bf16.h"    // bf16_widen, bf16_nearest
-#include "../ranks/model.h"  // Model, ModelStream, model_stream_band_
+#include "../ranks/model.h"  // Model, ModelStream, model_stream_bands
 
 typedef struct {
     SliceSink sink;        // that of model_stream_open
@@ -64,14 +64,7 @@ static inline void staged_bands_(void* stream, const Tensor* t, int k, int band,
     const StagedStream* s = (const StagedStream*)stream;
     const TensorPart part = slice_sink_part(&s->sink, t, k);
     float* scales = (float*)(void*)(s->bytes + staged_scales_at_(s->m, staged_row_(s, t)));
-    int n_rows;
-    const size_t origin = tensor_band(t, band, &n_rows);
-    #pragma omp parallel for
-    for (int b = band; b < band + n; b++) {
-        int rows;
-        const size_t first = tensor_band(t, b, &rows), C = (size_t)t->columns;
-        model_stream_band_(s->bytes, scales, x + C * (first - origin), &part, (int)first, rows, t->columns);
-    }
+    model_stream_bands(s->bytes, scales, t, &part, band, n, x);
 }
 
 static inline uint16_t* staged_halves_(void* stream, const Tensor* t, int k, int is_exact) {
