@@ -36,7 +36,7 @@ typedef uint16_t vhalf __attribute__((vector_size(2 * VLANES), aligned(2), may_a
 typedef uint8_t vbyte __attribute__((vector_size(VLANES), aligned(1), may_alias));
 typedef float vfloat_unaligned __attribute__((vector_size(4 * VLANES), aligned(4), may_alias));
 
-static inline vfloat v_load(const float* p) { return *(const vfloat_unaligned*)p; }
+static inline __attribute__((always_inline)) vfloat v_load(const float* p) { return *(const vfloat_unaligned*)p; }
 // VLANES values of bf16, which are the upper halves of floats
 static inline vfloat v_load_bf16(const uint16_t* p) {
     const vuint bits = __builtin_convertvector(*(const vhalf*)p, vuint) << 16;
@@ -87,11 +87,11 @@ static inline vfloat v_part_e8m0(vfloat words, int i) {
     const vuint bits = (vuint)words >> 8 * i << 24 >> 1;
     return (vfloat)(bits | ((vuint)(bits == 0) & 0x00400000u));
 }
-static inline void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
+static inline __attribute__((always_inline)) void v_store(float* p, vfloat x) { *(vfloat_unaligned*)p = x; }
 
 // v_store past the caches, for what nobody reads soon: a line of which all is written so need not be read first. p is a
 // multiple of the vector's size. Another thread may read it after v_past_done() of this one
-static inline void v_store_past(float* p, vfloat x) {
+static inline __attribute__((always_inline)) void v_store_past(float* p, vfloat x) {
 #if defined(__AVX512F__)
     _mm512_stream_ps(p, (__m512)x);
 #elif defined(__AVX__)
@@ -109,13 +109,13 @@ static inline void v_past_done(void) {
 }
 
 // every lane is x; -0 is kept, since x - 0 is x
-static inline vfloat v_fill(float x) {
+static inline __attribute__((always_inline)) vfloat v_fill(float x) {
     const vfloat zero = {0};
     return x - zero;
 }
 
 // a * b + c, rounded once
-static inline vfloat v_madd(vfloat a, vfloat b, vfloat c) {
+static inline __attribute__((always_inline)) vfloat v_madd(vfloat a, vfloat b, vfloat c) {
 #if defined(SYSTEM_LIBM)
     return a * b + c;
 #elif defined(__AVX512F__)
