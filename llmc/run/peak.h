@@ -1,8 +1,9 @@
 /*
 What this machine can do: the matmul rate behind "38% peak" in the step line, and the memory that is free.
     matmul_peak       flop/s of matrix products. CPU: measured, the best of 0.2 s of 512 x 768 x 768 exact products on
-                      all threads. GPU: bf16: the dense rate its maker states, 0 for a card that is not in
-                      the table (cards.h); float: what its multiprocessors can add and multiply at its highest clock
+                      all threads; of a twentieth of a short run, 0.01 s at least. GPU: bf16: the dense rate its maker
+                      states, 0 for a card that is not in the table (cards.h); float: what its multiprocessors can add
+                      and multiply at its highest clock
     processor_name    what the CPU, or in a CUDA build the GPU, is called
     memory_available  bytes that are free for arenas: in this container if there is one; in a CUDA build on the GPU
     check_memory      status 1 when a run needs more than that, with a remedy
@@ -33,7 +34,8 @@ static inline double peak_bf16_(const char* name) {
 }
 
 // float: a multiprocessor does 128 multiply-adds in a clock, that of compute capability 8.0 (A100) 64
-static inline double matmul_peak(const Device* dev) {
+static inline double matmul_peak(const Device* dev, double n_flops) {
+    (void)n_flops;  // of the run: for CPUs
     int gpu = 0, khz = 0, major = 0, minor = 0;
     if (!FLOATX_IS_FLOAT) { return peak_bf16_(processor_name().s); }
 #ifdef TF32
@@ -54,19 +56,22 @@ static inline double memory_available(void) {
 
 #else  // ---- of a CPU ----
 
-static inline double matmul_peak(const Device* dev) {
+static inline double matmul_peak(const Device* dev, double n_flops) {  // of the run
     const int M = 512, N = 768, K = 768;
     size_t n_bytes = sizeof(float) * ((size_t)M * K + (size_t)K * N + (size_t)M * N);
     float *a = (float*)arena_alloc(n_bytes, "matmul test"), *b = a + M * K, *c = b + K * N;
-    double best = 1e30, start = seconds_now(CLOCK_MONOTONIC);
-    while (seconds_now(CLOCK_MONOTONIC) - start < 0.2) {
-        double before = seconds_now(CLOCK_MONOTONIC);
-        gemm(c, N, NULL, 0, gemm_matrix(a, K), gemm_matrix(b, N), M, N, K, dev);
-        double seconds = seconds_now(CLOCK_MONOTONIC) - before;
-        best = seconds < best ? seconds : best;
-    }
+    const double start = seconds_now(CLOCK_MONOTONIC);
+    double best = 0.0, now = start;
+    int rows = M / 8;  // a first guess
+    do {
+        const double before = now;
+        gemm(c, N, NULL, 0, gemm_matrix(a, K), gemm_matrix(b, N), rows, N, K, dev);
+        now = seconds_now(CLOCK_MONOTONIC);
+        best = fmax(best, 2.0 * rows * N * K / (now - before));
+        rows = M;
+    } while (now - start < fmin(0.2, fmax(0.01, 0.05 * n_flops / best)));
     arena_free(a, n_bytes);
-    return 2.0 * M * N * K / best;
+    return best;
 }
 
 // as /proc/cpuinfo calls it

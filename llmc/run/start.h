@@ -699,6 +699,11 @@ static inline Needed start_box_memory_(Run* r) {
     return n_bytes;
 }
 
+// FLOPs of the steps that are left
+static inline double start_flops_(const Run* r) {
+    return r->trainer->flops_per_token(r) * (double)(r->o.steps - r->state.step) * r->n_leaves * r->o.batch_size * r->T;
+}
+
 static inline Needed start_box_(Run* r) {
     const Model* m = r->model;
     printf("%s: %s\n", r->trainer->name, build_name());
@@ -732,7 +737,7 @@ static inline Needed start_box_(Run* r) {
     const Needed n_bytes = start_box_memory_(r);
     double flops = r->trainer->flops_per_token(r);
     const int n_steps = r->o.steps - r->state.step;
-    double seconds = flops * (double)n_steps * r->n_leaves * r->o.batch_size * r->T / r->peak;
+    const double seconds = start_flops_(r) / r->peak;
     if (r->o.plan > 0) { box_row("work", "%s FLOP per token", format_count(flops).s); }
     else {
         box_row("matmul rate", "%s, %s FLOP per token", r->peak > 0.0 ? format_rate(r->peak).s : "unknown for this GPU",
@@ -793,7 +798,7 @@ static inline void start_device(Run* r) {
         check_memory(start_bytes_to_generate_(r), start_remedy_of_texts_(r));
         return;
     }
-    r->peak = matmul_peak(&r->dev);
+    r->peak = matmul_peak(&r->dev, start_flops_(r) / r->comm->size);
     r->peak_measured = seconds_now(CLOCK_MONOTONIC);
     comm_all_reduce(r->comm, &r->peak, 1, DT_F64, OP_SUM, HERE);
     const Needed n_bytes = start_box_(r);

@@ -202,7 +202,7 @@ static inline void train_fail_(Run* r, const Step* s) {
 static inline double train_peak_share_(Run* r, double tokens_per_second) {
     const double flops = tokens_per_second * r->trainer->flops_per_token(r), now = seconds_now(CLOCK_MONOTONIC);
     if (r->peak > 0.0 && flops > r->peak && r->comm->size == 1 && now - r->peak_measured > 20.0) {
-        r->peak = fmax(r->peak, matmul_peak(&r->dev));
+        r->peak = fmax(r->peak, matmul_peak(&r->dev, INFINITY));
         r->peak_measured = now;
     }
     return r->peak > 0.0 && flops <= r->peak ? flops / r->peak : -1.0;
