@@ -212,6 +212,7 @@ rest() {
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     part "train_moe, every option and file" dev/test_moe.sh
     part "conversations: training, answers, chat" dev/test_sft.sh
+    part "conversations: resuming, under sanitizers" env ASAN=1 OPT=-Og dev/test_sft.sh resume
     # the most that a trainer keeps beside its parameters: biases that count, indexers
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
     part "train_qwen3, every option and file" dev/test_qwen.sh

@@ -136,12 +136,11 @@ static inline void start_recall_template_(Run* r) {
     const char* trained = *r->adapter_weights ? r->adapter_weights : r->config;
     if (!r->trainer->takes_conversations || run_is_typed(r, "chat-template") || !*trained) { return; }
     char* name = checkpoint_option(path_parent(folder, trained), "chat-template");
-    if (!name || strcmp(name, CHAT_AUTO) == 0) {
-        free(name);
-        return;
+    if (name && strcmp(name, CHAT_AUTO) != 0) {
+        options_set(r->table, r->n_options, "chat-template", name);
+        r->chat.is_recalled = 1;
     }
-    options_set(r->table, r->n_options, "chat-template", name);
-    r->chat.is_recalled = 1;
+    free(name);
 }
 
 static inline void start_plan_rows_(Run* r) {
