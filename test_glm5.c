@@ -305,21 +305,28 @@ static void no_miss(void* path) {
     exit(40);
 }
 
+// more: keys more, or the one of TINY that begins with another letter
 static void test_near_miss(Test* t) {
+#define FP8 ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]"
     const struct { const char *more, *says; } cases[] = {
         {",\"indexer_type\":1", "\"indexer_type\" means nothing here, is it \"indexer_types\"?"},
         {",\"ntopk_group\":1", "is it \"topk_group\"?"}, {",\"mtp_wieght\":1", "is it \"mtp_weight\"?"},
         {",\"Attention_Bias\":true", "is it \"attention_bias\"?"}, {",\"m_group\":1", "is it \"n_group\"?"},
         {",\"m_group\":1,\"n_group\":null", "is it \"n_group\"?"}, {",\"m_group\":1,\"n_group\":1", ""},
-        {",\"architectures\":[],\"use_cache\":true,\"ep_size\":1,\"topk\":1", ""}};
+        {",\"architectures\":[],\"use_cache\":true,\"ep_size\":1,\"topk\":1", ""},
+        {FP8 ",\"fmts\":\"e4m3\"}", "\"fmts\" in \"quantization_config\" means nothing here, is it \"fmt\"?"},
+        {FP8 ",\"fmt\":\"e4m3\",\"fmts\":1,\"modules_to_not_convert\":[]}", ""},
+        {"rope_type", "\"Xope_type\" in \"rope_parameters\" means nothing here, is it \"rope_type\"?"}};
     TempPath folder = temp_folder();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char text[2048];
-        const int n = snprintf(text, sizeof text, TINY, cases[i].more);
+        const int is_more = *cases[i].more == ',', n = snprintf(text, sizeof text, TINY, is_more ? cases[i].more : "");
+        if (!is_more) { *strstr(text, cases[i].more) = 'X'; }
         TempPath file = temp_file(&folder, "config.json", text, (size_t)n);
         const int is_said = *cases[i].says != '\0';
         check_exit(t, cases[i].more, is_said ? near_miss : no_miss, file.s, 40, is_said ? cases[i].says : "nothing was said");
     }
+#undef FP8
     temp_remove(&folder);
     for (const char* at = CONFIG_OPTIONAL; *at; at += *at == '|') {
         char more[128];

@@ -1,7 +1,8 @@
 /*
 Pieces of Hugging Face's config.json that more than one model has.
     config_is_absent     a key that is not there, or null
-    config_warn_of_near  a key that nobody reads, but for a letter one that may be left out and is: a mistake of typing
+    config_warn_of_near  a key that nobody reads, but for a letter one that may be left out and is: a mistake of typing.
+                         Also in what is nested: RoPE's sets, quantization_config
     config_parse_kinds, config_kinds_json   a list with a name for each layer, such as "layer_types", as letters and
                          back
     config_check_quantized   weights in fp8 with a scale for each block of 128 x 128 are read, no other quantized ones
@@ -32,9 +33,8 @@ static inline int config_are_near_(const char* a, const char* b) {
     return strcmp(a + 1, b + 1) == 0 || (a[1] && a[0] == b[1] && a[1] == b[0] && strcmp(a + 2, b + 2) == 0);
 }
 
-// optional: names of keys that may be left out, with | between them. Of others that are missing the reader says so, and
-// published files have many that mean nothing here. Where the near one is there, too, both are meant
-static inline void config_warn_of_near(const char* path, json_t* json, const char* optional) {
+// inside: " in \"rope_parameters\"", or ""
+static inline void config_warn_of_near_(const char* path, json_t* json, const char* optional, const char* inside) {
     for (void* i = json_object_iter(json); i; i = json_object_iter_next(json, i)) {
         const char* key = json_object_iter_key(i);
         char name[64];
@@ -45,9 +45,38 @@ static inline void config_warn_of_near(const char* path, json_t* json, const cha
             at += n;
             if (strcmp(key, name) == 0) { break; }
             if (!config_is_absent(json, name) || !config_are_near_(key, name)) { continue; }
-            warn_alike("%s: \"%s\" means nothing here, is it \"%s\"?", path, key, name);
+            warn_alike("%s: \"%s\"%s means nothing here, is it \"%s\"?", path, key, inside, name);
         }
     }
+}
+
+// what may be left out of objects that more than one model has; of a set of RoPE what any of them reads
+#define CONFIG_OPTIONAL_ROPE \
+    "rope_type|type|rope_theta|partial_rotary_factor|mrope_section|factor" \
+    "|original_max_position_embeddings|beta_fast|beta_slow|attention_factor|mscale|truncate|main|compress"
+#define CONFIG_OPTIONAL_FP8 "quant_method|fmt|activation_scheme|weight_block_size"
+
+// sets of RoPE, of which "rope_parameters" may hold two, and blocks of fp8
+static inline void config_warn_of_near_inside_(const char* path, const json_t* json) {
+    static const char* const known[][2] = {
+        {"rope_parameters", CONFIG_OPTIONAL_ROPE}, {"rope_scaling", CONFIG_OPTIONAL_ROPE},
+        {"main", CONFIG_OPTIONAL_ROPE}, {"compress", CONFIG_OPTIONAL_ROPE},
+        {"quantization_config", CONFIG_OPTIONAL_FP8}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        json_t* nested = json_object_get(json, known[i][0]);
+        char inside[64];
+        if (!json_is_object(nested)) { continue; }
+        snprintf(inside, sizeof inside, " in \"%s\"", known[i][0]);
+        config_warn_of_near_(path, nested, known[i][1], inside);
+        config_warn_of_near_inside_(path, nested);
+    }
+}
+
+// optional: names of keys that may be left out, with | between them. Of others that are missing the reader says so, and
+// published files have many that mean nothing here. Where the near one is there, too, both are meant
+static inline void config_warn_of_near(const char* path, json_t* json, const char* optional) {
+    config_warn_of_near_(path, json, optional, "");
+    config_warn_of_near_inside_(path, json);
 }
 
 // L letters: of each layer that of its name. names: "one|another", of which letters[] has one each
