@@ -15,12 +15,10 @@ static inline Option graph_option(int* is_on) {
     return row;
 }
 
+#ifdef __CUDACC__
+
 // varies: why micro-batches of this trainer differ in more than their tokens, or NULL
 static inline const char* graph_obstacle_(const Run* r, const char* varies) {
-#ifndef __CUDACC__
-    (void)r, (void)varies;
-    return "is for GPUs, and this program was built for a CPU: make CUDA=1 builds it for one";
-#else
     const int P = r->comm->size;
     if (model_has_pp(r->model)) { return "is not for --pp: a micro-batch is computed in two parts"; }
     if (model_has_tp(r->model)) { return "is not for --tp: a micro-batch waits for other ranks while it is computed"; }
@@ -35,13 +33,24 @@ static inline const char* graph_obstacle_(const Run* r, const char* varies) {
                "micro-batches on each rank (--grad-accum)";
     }
     return NULL;
-#endif
 }
 
+#endif
+
 static inline void graph_check(Run* r, int* is_on, const char* varies) {
-    const char* obstacle = *is_on ? graph_obstacle_(r, varies) : NULL;
+    const int is_typed = run_is_typed(r, "graph");
+    if (!*is_on) { return; }
+#ifdef __CUDACC__
+    const char* obstacle = graph_obstacle_(r, varies);
     if (!obstacle) { return; }
-    options_refuse(run_is_typed(r, "graph"), "graph", obstacle);
+    options_refuse(is_typed, "graph", obstacle);
+#else
+    (void)varies;
+    if (is_typed) {
+        options_fail("graph", "is for GPUs, and this program was built for a CPU: make setup-cuda && make %s",
+                     r->trainer->on_gpus);
+    }
+#endif
     options_set(r->table, r->n_options, "graph", "0");
 }
 #endif  // LLMC_GRAPH_OPTION_H
