@@ -10,6 +10,7 @@ Errors: fail_input, with the option's name.
 #define LLMC_RUN_OPTIONS_H
 #include "../core/jsonfile.h"  // json_never_null
 #include "../core/options.h"   // Option, options_to_json
+#include "../files/checkpoint.h"   // checkpoint_newest
 #include "../ops/sampler.h"    // Sampling
 #include "../ranks/comm_launch.h"  // RANKS_MAX
 #include "schedule.h"          // schedule_lr, SCHEDULE_NAMES
@@ -256,6 +257,10 @@ static inline void run_check_sources(const Option* table, int n, const RunOption
         if (i < 3 ? !*sources[i].value || options_given(table, n, name) != 1 : !o->resume) { continue; }
         if (i == 0 && o->resume && is_adapter) { continue; }
         strcat(strcat(found, n_sources++ > 0 ? " and --" : " --"), name);
+    }
+    if (n_sources == 0 && *o->run && checkpoint_newest(o->run, -1) >= 0) {
+        options_fail("model", "expected one of --model, --from, --config and --resume, found none: --from %s takes the "
+                     "model of that run, --resume goes on with it", o->run);
     }
     if (n_sources != 1) {
         options_fail("model", "expected one of --model, --from, --config and --resume, found%s",
