@@ -551,14 +551,14 @@ static inline void options_parse_words(Option* table, int n, OptionWords* words,
 
 // torchrun gives all ranks of a machine the same words, dev/tools/launch those of all machines: the first alone says
 // what is wrong with them, or helps
-static inline int options_of_later_rank_(void) {
+static inline int options_of_later_rank(void) {
     const char* id = getenv("TORCHELASTIC_RUN_ID");
     const char* rank = getenv(id && strncmp(id, "launch-", 7) == 0 ? "RANK" : "LOCAL_RANK");
     return rank && strcmp(rank, "0") != 0 && id && *id;
 }
 
 static inline void options_parse(Option* table, int n, int argc, char** argv, const char* about) {
-    failure_()->silent = options_of_later_rank_();
+    failure_()->silent = options_of_later_rank();
     options_parse_words(table, n, NULL, argc, argv, about);
     failure_()->silent = 0;
 }

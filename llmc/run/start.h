@@ -80,14 +80,16 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     }
     if (t->options) { t->options(r); }
     options_parse(r->table, r->n_options, argc, argv, t->about);
+    r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
+    failure_()->silent = options_of_later_rank();  // all find it alike, before they meet: as options_parse does
     options_refuse(r->o.resume && r->o.go_on, "continue", "means --resume where there is a checkpoint: leave that out");
     if (run_is_chatting(r)) { start_check_alone_(r, "chat"); }
     if (run_answers_file(r)) { start_check_alone_(r, "generate-file"); }
     start_check_task_(r);
-    r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     if (r->o.plan > 0) { plan_begin(r); }
     options_refuse(r->o.plan == 0 && *r->o.plan_card, "plan-card", "is for --plan W");
     options_refuse(run_is_typed(r, "plan-rate") && !*r->o.plan_card, "plan-rate", "is for --plan-card NAME");
+    failure_()->silent = 0;
     r->comm = ranks_open(&r->place, &r->o);
     const int begins = !r->o.dry_run && run_will_train(r);
     ranks_same(r->comm, "choice of --resume and --continue", (uint64_t)(2 * r->o.resume + r->o.go_on));
