@@ -430,6 +430,7 @@ heading "Runs and checkpoints"
 row "the folder of another run" "${train[@]}" --run run
 row "\`--resume\` of nothing" train_gpt2 --resume --run rum
 row "\`--resume\` without \`--run\`" train_gpt2 --resume
+row "an export of a run without \`--from\`" train_gpt2 --run run --export-hf out
 mkfifo .pp
 "${train[@]}" --steps 1000000 --save-every 2 --run held >.pp 2>/dev/null &
 writer=$!
@@ -581,6 +582,7 @@ head -c 1100 model.bin >nan.bin && le 4 $((0x7fc00000)) >>nan.bin && tail -c +11
 row "NaN in a model" train_gpt2 --from nan.bin --train text --steps 9 --max-skips 1 --run nan
 
 heading "Ranks"
+qwen3 ',"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8' | sed 's/"qwen3"/"qwen3_moe"/' >experts3.json
 port=$((20000 + RANDOM % 12000))
 row "mpirun, but a build without MPI" env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 "${train[@]}"
 row "a rank above the number of ranks" "${train[@]}" --rank 4/4@127.0.0.1:29500
@@ -594,6 +596,11 @@ row "another option on one rank" "${train[@]}" --rank 0/2@127.0.0.1:$port
 wait
 two=("${train[@]}" --batch-tokens 128 --steps 100000)
 as="launch -n 2 train_gpt2 --generate hi" row "several ranks for what one does" launch -n 2 train_gpt2 --from model --generate hi
+row "a plan that ranks are started for" launch -n 3 "${dense[@]}" --plan 2
+row "fewer ranks than \`--tp\` and \`--cp\` take" launch -n 2 "${dense[@]}" --tp 2 --cp 2
+row "heads that \`--tp\` does not divide" launch -n 3 "${dense[@]}" --tp 3
+row "\`--ep\` that is no power of two" launch -n 6 train_qwen3 --config experts3.json --train text --seq-len 16 --ep 3
+row "\`--graph\` in a program for CPUs" "${dense[@]}" --graph 1
 cat >.kill_one <<'SCRIPT'
 launch -n 2 "$@" >.ranks 2>.ranks_err &
 until grep -qs '^step 5/' .ranks; do sleep 0.02; done

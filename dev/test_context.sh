@@ -281,6 +281,9 @@ go=("${run[@]}" --config dense.json)
 refused "--cp-by of no way" "--cp-by" "$launch" -n 2 "$qwen" "${go[@]}" --cp 2 --cp-by rings
 refused "without ranks" "--cp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --cp 2
 refused "that does not divide the ranks" "--cp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" "${go[@]}" --cp 2
+refused "... nor what --tp leaves" "--cp: 2: expected a number that divides the ranks that share micro-batches, 1: launch -n 4, or leave out --tp or --cp" \
+    "$launch" -n 2 "$qwen" "${go[@]}" --tp 2 --cp 2
+refused "... in a plan" "that share micro-batches, 3: --plan 8, or leave out --tp or --cp" "$qwen" "${go[@]}" --plan 6 --tp 2 --cp 2
 refused "rows that cannot be cut" "--cp: 2: expected rows of a multiple of 4 positions, found 18: --seq-len 16" "$launch" -n 2 "$qwen" "${go[@]}" --seq-len 18 --cp 2
 refused "rows that are too short" "--cp: 4: expected rows of a multiple of 8 positions, found 6: --seq-len 8" "$launch" -n 4 "$qwen" "${go[@]}" --seq-len 6 --cp 4
 refused "--cp-by without --cp" "--cp-by: is for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --cp-by heads

@@ -315,8 +315,8 @@ ranks() {
         rm -rf one
     }
     together "--ep without ranks" "--ep: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" 2 1 --ep 2
-    together "--ep that does not divide the ranks" "--ep: 3: expected a number that divides the ranks, 4" 2 4 --ep 3
-    together "--ep that does not divide the experts" "--ep: 8: expected a number that divides the 4 experts" 2 8 --ep 8 --grad-accum 8
+    together "--ep that is no power of two" "--ep: expected a power of two, found 3: of those that divide 4 ranks and 4 experts the nearest are 2 and 4" 2 4 --ep 3
+    together "--ep that does not divide the experts" "--ep: 8: expected a number that divides the 4 experts: the nearest is 4" 2 8 --ep 8 --grad-accum 8
     together "--ep, and micro-batches for three of four" "expected a multiple of 4 micro-batches in an update, as many as ranks, found 6: --grad-accum 4" 2 4 --ep 4 --grad-accum 6
     together "--ep and --zero 1" "--zero: --ep brings --zero 2: leave it out" 2 2 --ep 2 --zero 1
     together "--ep and --verify-every" "--verify-every: is not for --ep" 2 2 --ep 2 --verify-every 2

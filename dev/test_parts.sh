@@ -434,7 +434,7 @@ refused "neither a divisor nor a multiple of the heads of keys" "--tp: 6: expect
     "$launch" -n 6 "$qwen" "${run[@]}" --config six.json --tp 6
 refused "a head of keys with fewer channels" "--tp: 4: expected a number that divides both sides of model.layers.0.self_attn.k_proj.weight, 6 and 20" \
     "$launch" -n 4 "$qwen" "${run[@]}" --config thin.json --tp 4
-refused "that does not divide the vocabulary" "--tp: 5: expected a number that divides the 384 rows of model.embed_tokens.weight, padded" \
+refused "that does not divide the vocabulary" "--tp: 5: expected a number that divides the 384 rows of model.embed_tokens.weight, padded: there is none for this model: leave it out" \
     "$launch" -n 5 "$qwen" "${run[@]}" --config fifths.json --tp 5
 sparsely=("$qwen" "${run[@]}" --config sparse.json --grad-accum 4)
 hybrid=("$qwen36" "${run[@]}" --grad-accum 4)

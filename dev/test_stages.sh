@@ -223,7 +223,7 @@ refused "more stages than groups of layers" "--pp: 4: expected at most one stage
 refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "ranks that stages do not divide" "--pp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" --config dense.json "${run[@]}" --pp 2
-refused "experts on more ranks than a stage has" "--ep: 4: expected a number that divides the ranks of a stage, 2" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 4
+refused "experts on more ranks than a stage has" "--ep: 4: expected a number that divides the ranks of a stage, 2: the nearest is 2, or start other ranks: launch -n 8, or leave out --pp or --ep" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 4
 refused "more chunks than layers" "--pp-chunks: 3: expected at most 2, for 5 layers on 2 ranks" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --pp-chunks 3
 refused "chunks without stages" "--pp-chunks: is for --pp 2 and more" "$qwen" --config dense.json "${run[@]}" --pp-chunks 2
 refused "micro-batches that do not go up in chunks" "--pp-chunks: expected a multiple of --pp 2 as micro-batches of an update, found 5: give --grad-accum 6, or --pp-chunks 1" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 2 --pp-chunks 2

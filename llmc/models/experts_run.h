@@ -36,6 +36,16 @@ static inline void experts_options(Run* r, EpOptions* x) {
                    "of these layers, from 0");
 }
 
+// the powers of two beside G that divide P ranks and E experts: "the nearest are 2 and 4"
+static inline ShortText experts_near_(int G, int P, int E) {
+    int below = 1;
+    ShortText out;
+    while (2 * below < G && P % (2 * below) == 0 && E % (2 * below) == 0) { below *= 2; }
+    const int above = 2 * below, has_above = above > G && P % above == 0 && E % above == 0;
+    snprintf(out.s, sizeof out.s, has_above ? "the nearest are %d and %d" : "the nearest is %d", below, above);
+    return out;
+}
+
 // E experts of a layer
 static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
     Comm* stage = model_stage_ranks(r->model, r->comm);
@@ -45,17 +55,26 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
     if (!is_typed && (r->o.verify_every > 0 || r->o.noise_scale > 0)) { G = 1; }
     while (!is_typed && P % G != 0) { G /= 2; }
     if (!is_typed && G < T) { G = T; }
-    if ((T & (T - 1)) != 0) { options_fail("tp", "expected a power of two for a model with experts, found %d", T); }
+    if ((T & (T - 1)) != 0) {
+        options_fail("tp", "expected a power of two for a model with experts, found %d: of those that divide %d ranks "
+                     "and %d experts %s", T, P, E, experts_near_(T, P, E).s);
+    }
     ranks_same(r->comm, "number of ranks that share experts (--ep)", (uint64_t)G);
-    if (P % G != 0 && model_has_pp(r->model)) {
-        options_fail("ep", "%d: expected a number that divides the ranks of a stage, %d", G, P);
+    if ((G & (G - 1)) != 0) {
+        options_fail("ep", "expected a power of two, found %d: of those that divide %d ranks and %d experts %s", G, P,
+                     E, experts_near_(G, P, E).s);
+    }
+    if (P % G != 0 && P == 1) {
+        options_fail("ep", "%d: expected as many ranks or a multiple, found %d: start with %s", G, P,
+                     run_ranks_remedy(r).s);
     }
     if (P % G != 0) {
-        options_fail("ep", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
-                                  : "%d: expected a number that divides the ranks, %d", G, P, G);
+        options_fail("ep", "%d: expected a number that divides the ranks%s, %d: %s, or start other ranks: %s", G,
+                     model_has_pp(r->model) ? " of a stage" : "", P, experts_near_(G, P, E).s, run_ranks_remedy(r).s);
     }
-    if ((G & (G - 1)) != 0) { options_fail("ep", "expected a power of two, found %d", G); }
-    if (E % G != 0) { options_fail(who, "%d: expected a number that divides the %d experts", G, E); }
+    if (E % G != 0) {
+        options_fail(who, "%d: expected a number that divides the %d experts: %s", G, E, experts_near_(G, P, E).s);
+    }
     if (G % T != 0) {
         options_fail("ep", "%d: ranks that share matrices share experts, too: expected %d, as --tp, or a multiple", G,
                      T);

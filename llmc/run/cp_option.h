@@ -59,11 +59,11 @@ static inline void cp_begin(Run* r, int* size, int chunks) {
     if (*size == 1) { return; }
     if (P % *size != 0) {
         options_fail("cp", r->comm->size == 1
-                               ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
+                               ? "%d: expected as many ranks or a multiple, found %d: start with %s"
                                : P < r->comm->size
-                                   ? "%d: expected a number that divides the ranks that share micro-batches, %d"
-                                   : "%d: expected a number that divides the ranks, %d",
-                     *size, P, *size);
+                                   ? "%d: expected a number that divides the ranks that share micro-batches, %d: %s"
+                                   : "%d: expected a number that divides the ranks, %d: %s",
+                     *size, P, run_ranks_remedy(r).s);
     }
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --cp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --cp");

@@ -55,6 +55,23 @@ static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t 
     return NULL;
 }
 
+// of all ranks that can share the matrices: "this model takes 2, 4"
+static inline ShortText tp_that_fit_(const Model* m) {
+    char unused[TP_OBSTACLE_BYTES];
+    ShortText out = {"this model takes "};
+    size_t used = strlen(out.s);
+    const size_t begin = used;
+    int E = 0;
+    for (int i = 0; i < m->n_table; i++) { E = m->table[i].experts > 0 ? m->table[i].experts : E; }
+    for (int T = 2; T <= RANK_GROUP_MAX && used + 8 < sizeof out.s; T++) {
+        const int has_experts = E == 0 || ((T & (T - 1)) == 0 && E % T == 0);  // --tp T brings --ep T
+        if (!has_experts || tp_obstacle(m, T, unused, sizeof unused)) { continue; }
+        used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%d", used > begin ? ", " : "", T);
+    }
+    if (used == begin) { snprintf(out.s, sizeof out.s, "there is none for this model: leave it out"); }
+    return out;
+}
+
 // A number that was not typed but comes from an earlier run is given up where it does not fit
 static inline void tp_begin(Run* r, int* size) {
     Model* m = r->model;
@@ -72,12 +89,14 @@ static inline void tp_begin(Run* r, int* size) {
     if (*size == 1) { return; }
     if (P % *size != 0) {
         options_fail("tp", r->comm->size == 1
-                               ? "%d: expected as many ranks or a multiple, found %d: start with launch -n %d"
-                               : model_has_pp(m) ? "%d: expected a number that divides the ranks of a stage, %d"
-                                                 : "%d: expected a number that divides the ranks, %d",
-                     *size, P, *size);
+                               ? "%d: expected as many ranks or a multiple, found %d: start with %s"
+                               : model_has_pp(m) ? "%d: expected a number that divides the ranks of a stage, %d: %s"
+                                                 : "%d: expected a number that divides the ranks, %d: %s",
+                     *size, P, run_ranks_remedy(r).s);
     }
-    if (obstacle) { options_fail("tp", "%d: expected a number that divides %s", *size, obstacle); }
+    if (obstacle) {
+        options_fail("tp", "%d: expected a number that divides %s: %s", *size, obstacle, tp_that_fit_(m).s);
+    }
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --tp");
     options_refuse(!run_will_train(r) && *r->o.export_hf, "export-hf", "with --tp only at the end of training: else by "

@@ -242,6 +242,28 @@ static inline int run_divisor(const Run* r, const char* option, int P) {
 // matrices, which change no bit, give way when a run goes on with other ranks
 static inline int run_kept_cp(const Run* r, int P) { return run_divisor(r, "cp", P); }
 
+// where these ranks cannot share in the ways that were asked for: "launch -n 4, or leave out --tp or --cp", by the next
+// larger number of ranks, which can
+static inline ShortText run_ranks_remedy(const Run* r) {
+    static const char* const names[] = {"pp", "tp", "cp", "ep"};
+    const char* on[4];
+    int size[4], n = r->comm->size, n_on = 0;
+    ShortText out;
+    for (int i = 0; i < 4; i++) {
+        const Option* row = options_at(r->table, r->n_options, names[i]);
+        size[i] = row ? *(const int*)row->value : 1;
+        if (size[i] > 1) { on[n_on++] = names[i]; }
+    }
+    while (n % (size[0] * size[1] * size[2]) != 0 || n / size[0] % size[3] != 0) { n++; }
+    const char* start = comm_is_plan(r->comm) ? "--plan" : "launch -n";
+    size_t used = (size_t)snprintf(out.s, sizeof out.s, "%s %d, or leave out", start, n);
+    for (int i = 0; i < n_on; i++) {
+        used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s --%s",
+                                 i == 0 ? "" : i + 1 < n_on ? "," : " or", on[i]);
+    }
+    return out;
+}
+
 static inline int run_is_typed(const Run* r, const char* option) {
     return options_given(r->table, r->n_options, option) == 1;
 }
