@@ -202,6 +202,19 @@ for grid in "--tp 2" "--pp 2"; do
     same_run whole several
     verdict $? "written by 4 ranks, --cp 2 $grid, resumed by 2: what changes no bit gives way" "status $status: $(tail -n 1 err)"
 done
+rm -rf several one
+by_heads=("${run[@]}" --config dense.json --cp 2 --cp-by heads)
+"$launch" -n 4 "$qwen" "${by_heads[@]}" --tp 2 --run one >out 2>err </dev/null
+for to in "2 1 given_up" "2 1 typed --tp 1" "4 0 kept"; do
+    read -r ranks warns what grid <<<"$to"
+    rm -rf several && cp -r one several && rm -rf several/step_000020
+    timeout 60 "$launch" -n $ranks "$qwen" --run several --resume $grid >out 2>err </dev/null
+    status=$?
+    said=$(grep -cF -- "--cp-by heads: with --tp 2, with which the run began, the gradients of a head of keys were sums of 2 parts, with --tp 1 of 1:" err)
+    same_run one several
+    test "$status $said $?" = "0 $warns $warns"
+    verdict $? "--cp-by heads, two ranks for a head of keys, --tp 2 is $what: a line says whether digits are others, and they are" "status $status, $said: $(<err)"
+done
 rm -rf several
 timeout 60 "$launch" -n 4 "$qwen" "${run[@]}" --config tied.json --cp 2 --pp 2 --run several >out 2>err </dev/null
 rm -rf several/step_000020

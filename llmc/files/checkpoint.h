@@ -11,7 +11,7 @@ unseen. Which checkpoint is the newest is computed from what is there and verifi
     checkpoint_verify       is every byte the one that was saved?
     checkpoint_newest_good  the newest that verifies; each damaged one before it is named on stderr
     checkpoint_find         what a path means: a checkpoint, or the newest good one of a run
-    checkpoint_option       with which option it was made
+    checkpoint_option       with which option it was made; checkpoint_number: of one that is an integer
     checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
     checkpoint_clean        removes what such an interruption has left
     run_lock                one writer to a run
@@ -319,6 +319,17 @@ static inline char* checkpoint_option(const char* folder, const char* name) {
     char* copy = text ? string_copy(text) : NULL;
     json_decref(manifest);
     return copy;
+}
+
+// the same of an option that is an integer; nobody has noted it: `usual`
+static inline int checkpoint_number(const char* folder, const char* name, int usual) {
+    char path[PATH_BYTES];
+    if (!path_exists(path_join(path, folder, "manifest.json"))) { return usual; }
+    json_t* manifest = json_read(path);
+    const json_t* value = json_object_get(json_object_get(manifest, "options"), name);
+    const int n = json_is_integer(value) ? (int)json_integer_value(value) : usual;
+    json_decref(manifest);
+    return n;
 }
 
 // ---- removing ----

@@ -91,6 +91,22 @@ static inline void cp_check(Run* r, int* size, float dropout) {
     *size = r->model->cp.chunks = r->model->cp.unit = 1;
 }
 
+// --cp-by heads: parts of which gradients of a head of keys are sums, where --tp leaves a rank so many such heads
+static inline int cp_key_shares_(int NKV, int C) { return C > NKV ? C / NKV : 1; }
+
+// with another --tp than the run began with they may be others
+static inline void cp_warn_of_keys_(const Run* r, int NKV) {
+    const Model* m = r->model;
+    const int C = m->cp.size, T = m->tp.size, all = NKV * T / m->keys.size;
+    char folder[PATH_BYTES];
+    if (!r->o.resume || r->comm->rank > 0 || !run_will_train(r)) { return; }
+    const int began = checkpoint_number(checkpoint_folder(folder, r->o.run, r->state.step), "tp", 1);
+    const int was = cp_key_shares_(all > began ? all / began : 1, C), now = cp_key_shares_(NKV, C);
+    if (was == now) { return; }
+    warn_line("--cp-by heads: with --tp %d, with which the run began, the gradients of a head of keys were sums of %d "
+              "part%s, with --tp %d of %d: they have other last digits now", began, was, was > 1 ? "s" : "", T, now);
+}
+
 // by: of CP_BY_NAMES; heads: of each rank of --tp
 static inline void cp_check_by(Run* r, int by, int NH, int NKV) {
     RankGroup* x = &r->model->cp;
@@ -105,6 +121,7 @@ static inline void cp_check_by(Run* r, int by, int NH, int NKV) {
     }
     ranks_same(r->comm, "way to the keys of other ranks (--cp-by)", (uint64_t)by);
     x->by = by;
+    if (by == CP_BY_HEADS) { cp_warn_of_keys_(r, NKV); }
 }
 
 // does more follow?
