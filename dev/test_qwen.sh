@@ -634,6 +634,12 @@ fp8() {
     start=(--from base --base-dtype fp8 --lora-rank 3 --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 8 --grad-accum 2 --schedule constant --warmup 0)
     rm -rf whole leg && go "${start[@]}" --run whole && go "${start[@]}" --steps 4 --run leg && go --resume --run leg --steps 8 --threads 2
     verdict "$(same_run leg whole; echo $?)" "resumed: the bytes of one run, and still in fp8" "$(<err)"
+    go --from base --lora whole --eval-only --val text --seq-len 16 && text=$(grep 'val loss' out)
+    go --from base --lora whole --eval-only --val text --seq-len 16 --weights fp8 && same=$(grep 'val loss' out)
+    go --from base --lora whole --eval-only --val text --seq-len 16 --weights fp32
+    check "--lora RUN is beside fp8, as it has learnt, but for a --weights that is typed" test -n "$text" -a "$text" = "$same" -a "$text" != "$(grep 'val loss' out)"
+    rm -rf full other && go --from base --lora whole --merge 1 --export-hf full && cp err said && go --from base --lora whole --weights fp8 --merge 1 --export-hf other
+    check "... --merge, too, and says so" test "$(cmp {full,other}/model.safetensors && ! [ -s err ]; echo $?) $(grep -cF -- '--weights fp8, beside which the adapter has learnt: with --weights fp32 --merge adds it to the numbers of the files' said)" = "0 1"
     for i in fp32 bf16; do
         timeout 30 "$trainer" --resume --run leg --weights $i --steps 9 >/dev/null 2>err
         check "--resume with $i is refused: the run began with fp8" test "$? $(grep -c -- '--weights: the run began with "fp8": ' err)" = "2 1"

@@ -6,7 +6,7 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
     adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it
     adapted_base              in Trainer.choose: of the files, what their numbers add up to
     adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights
-                              is typed
+                              is typed; an adapter of a run has what it had there
     adapted_store             in Trainer.choose, after the layout: matrices as --weights says. Files in fp8 or fp4 are
                               never rounded again: with --weights fp8 each of their matrices is in memory what it is
                               there
@@ -21,6 +21,7 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
 #include "decoder_run.h"   // Decoder, decoder_trainer
 #include "experts_run.h"   // experts_obstacle
 
+#define BASE_DTYPE_NAMES "fp32|bf16|fp8"
 typedef enum { BASE_FP32, BASE_BF16, BASE_FP8 } BaseDtype;  // --base-dtype
 // as all else is stored; a bf16 build that goes on with a run of floats takes fp32 for this
 enum { BASE_OF_BUILD = FLOATX_IS_FLOAT ? BASE_FP32 : BASE_BF16 };
@@ -59,11 +60,12 @@ static inline Tensor* adapted_base_rows_(const Run* r) { return r->model->table 
 
 static inline void adapted_options(Run* r, Adapted* x) {
     const Option own[] = {
-        {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, FLOATX_NAME, 0, 0, "fp32|bf16|fp8",
+        {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, FLOATX_NAME, 0, 0, BASE_DTYPE_NAMES,
          "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
          "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
          "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, "
-         "which is then the default. A build for GPUs that stores bf16 has no fp32", OPTION_BEGINS},
+         "which is then the default; beside --lora RUN it is what that run had. A build for GPUs that stores bf16 has "
+         "no fp32", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
     r->n_options = adapter_options(r->table, r->n_options, &x->lora);
@@ -86,6 +88,22 @@ static inline void adapted_keep_scaled_(Run* r, int is_adapter) {
     options_set(r->table, r->n_options, "weights", "fp8");
 }
 
+// An adapter of a run stands beside matrices that are rounded as they were when it learnt, unless --weights is typed.
+// 0: they were not, or nobody knows. That they are the same, adapters_choose has seen to
+static inline int adapted_recall_weights_(Run* r) {
+    char folder[PATH_BYTES];
+    if (r->o.resume || !*r->adapter_weights || options_given(r->table, r->n_options, "weights")) { return 0; }
+    char* name = checkpoint_option(path_parent(folder, r->adapter_weights), "weights");
+    const int was = name ? choice_find(BASE_DTYPE_NAMES, name) : -1, is_rounded = was > BASE_OF_BUILD;
+    if (is_rounded) { options_set(r->table, r->n_options, "weights", name); }
+    free(name);
+    if (is_rounded && *r->o.export_hf && !adapted_of(r)->has_scaled && r->comm->rank == 0) {
+        warn_line("--weights %s, beside which the adapter has learnt: with --weights %s --merge adds it to the "
+                  "numbers of the files", choice_name(BASE_DTYPE_NAMES, was).s, FLOATX_NAME);
+    }
+    return is_rounded;
+}
+
 // base: the n rows of the model's table. 0: no adapter is asked for
 static inline int adapted_choose(Run* r, Adapters* adapters, const Tensor* base, int n) {
     Adapted* x = adapted_of(r);
@@ -94,7 +112,7 @@ static inline int adapted_choose(Run* r, Adapters* adapters, const Tensor* base,
     }
     if (!*r->weights) { x->base_sum = adapters_random_base(base, n, r->o.seed); }
     const int is_adapter = adapters_choose(r, adapters, &x->lora, base, n, x->base_sum);
-    adapted_keep_scaled_(r, is_adapter);
+    if (!adapted_recall_weights_(r)) { adapted_keep_scaled_(r, is_adapter); }
     return is_adapter;
 }
 
