@@ -592,7 +592,7 @@ PYTHON
 
 # the model that it is, as dev/ref/fp8.py has it in floats and in bf16: all that is computed has the same bits
 fp8() {
-    local name i shapes="dense tied experts fused" start text lora
+    local name i shapes="dense tied experts fused" start text lora free each
     is_quick && shapes="dense fused"
     # odd sizes: blocks of 128 x 128 that end early, gate and up whose blocks begin within those of one matrix
     edit tiny.json dense.json hidden_size 160 intermediate_size 200 head_dim 66
@@ -629,6 +629,20 @@ fp8() {
         verdict $? "... --merge: the same model" "$(<err)"
     done
 
+    echo "# --weights where memory is short"
+    # layers of 4.5 GiB as floats: so many that half of it, or a quarter, has room
+    edit tiny.json wide.json hidden_size 16384 intermediate_size 16384 head_dim 64 num_hidden_layers 1000
+    timeout 30 "$trainer" --config wide.json --generate a >/dev/null 2>err
+    check "--generate that no --weights makes fit: a smaller model" grep -q 'are free: try a smaller model$' err
+    free=$(sed -nE 's/.* ([0-9.]+) GiB are free.*/\1/p' err)
+    each=$(sed -nE 's/.* needs ([0-9.]+) (GiB|TiB) of.*/\1 \2/p' err | awk '{ print ($2 == "TiB" ? 1024 : 1) * $1 / 1000 }')
+    for i in "1.5 bf16" "3 fp8"; do
+        edit wide.json deep.json num_hidden_layers "$(awk -v times="${i% *}" -v free="$free" -v each="$each" 'BEGIN { printf "%d", times * free / each }')"
+        timeout 30 "$trainer" --config deep.json --generate a >/dev/null 2>err
+        check "--generate that takes ${i% *} times the memory: --weights ${i#* }" test "$? $(grep -cE "are free: try --weights ${i#* } \\([0-9.]+ GiB in all\\)$" err)" = "1 1"
+        timeout 30 "$trainer" --config deep.json --generate a --dry-run >/dev/null 2>err
+        check "... --dry-run, too" test "$? $(grep -cE "are free: try --weights ${i#* } \\(" err)" = "1 1"
+    done
     echo "# --base-dtype fp8: going on, ranks, refusals"
     rm -rf base begun && go --config dense.json --export-hf base --train text --seq-len 16 --batch-size 2 --steps 4 --run book
     start=(--from base --base-dtype fp8 --lora-rank 3 --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 8 --grad-accum 2 --schedule constant --warmup 0)

@@ -757,9 +757,39 @@ static inline double start_bytes_to_generate_(const Run* r) {
            r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0);
 }
 
-// for texts that do not fit in memory: what would make them smaller
-static inline const char* start_remedy_of_texts_(const Run* r) {
-    return r->n_rows > 1 ? "a smaller --generate-batch" : "a smaller model";
+// Bytes less where --weights keeps matrices so that do not learn; of fp8 some less than that: the embedding and gates
+// are bf16, and there are scales
+static inline double start_spared_(const Run* r, Stored kind) {
+    const Model* m = r->model;
+    double n_bytes = 0.0;
+    for (int i = 0; i < m->n_table; i++) {
+        const Tensor* t = &m->held[i];
+        const size_t then = kind == STORED_FP8 && t->split != SPLIT_VOCABULARY ? 1 : 2;
+        if (!tensor_is_matrix(t) || t->stored == STORED_F32 || t->stored_bytes <= then) { continue; }
+        n_bytes += (double)(t->stored_bytes - then) * (double)tensor_held_elements(t);
+    }
+    return n_bytes;
+}
+
+// Where texts, or what validates, do not fit in memory: what would make them fit; n_here: ranks whose bytes these are.
+// `text` has REMEDY_BYTES
+static inline const char* start_remedy_of_texts_(char* text, const Run* r, double needed, double available,
+                                                 int n_here) {
+    static const struct { Stored kind; const char* name; } kinds[] = {{STORED_BF16, "bf16"}, {STORED_FP8, "fp8"}};
+    double of_one = needed;  // with one text at a time
+    if (r->n_rows > 1) {
+        of_one += r->trainer->activation_bytes(r, TO_GENERATE, 1, start_room_(r), 0) -
+                  r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0);
+    }
+    if (of_one <= available) { return "a smaller --generate-batch"; }
+    for (int i = 0; i < 2 && options_at(r->table, r->n_options, "weights"); i++) {
+        const double spared = n_here * start_spared_(r, kinds[i].kind);
+        if (of_one - spared > available) { continue; }
+        snprintf(text, REMEDY_BYTES, "--weights %s (%s in all)%s", kinds[i].name, format_bytes(of_one - spared).s,
+                 needed - spared > available ? " and a smaller --generate-batch" : "");
+        return text;
+    }
+    return "a smaller model";
 }
 
 // The same for a run. All ranks find it alike, of the least memory that is free for any of them, and the first says it
@@ -771,7 +801,8 @@ static inline void start_check_memory_(Run* r, const Needed* needed) {
     const int n_here = DEVICE_IS_SHARED && r->place.local_size > 1 ? r->place.local_size : 1;
     const int of_texts = needed->without_batch > available && !run_is_training(r);
     const Shortage s = shortage_of(r, &r->planned, available, DEVICE_IS_SHARED ? "machine" : "GPU", n_here);
-    const char* remedy = of_texts ? start_remedy_of_texts_(r) : remedy_of_memory(text, r, &s);
+    const char* remedy = of_texts ? start_remedy_of_texts_(text, r, needed->all, available, n_here)
+                                  : remedy_of_memory(text, r, &s);
     if (n_here > 1) { snprintf(who, sizeof who, "%d ranks of this machine need", n_here); }
     warn_alike("%s %s of memory, %s are free: try %s", who, format_bytes(needed->all).s, format_bytes(available).s,
                remedy);
@@ -796,7 +827,9 @@ static inline void start_device(Run* r) {
     start_choose_rows_(r);
     start_check_counted_(r);
     if (run_is_generating(r) && !r->o.dry_run) {
-        check_memory(start_bytes_to_generate_(r), start_remedy_of_texts_(r));
+        const double n_bytes = start_bytes_to_generate_(r);
+        char text[REMEDY_BYTES];
+        check_memory(n_bytes, start_remedy_of_texts_(text, r, n_bytes, memory_available(), 1));
         return;
     }
     r->peak = matmul_peak(&r->dev, start_flops_(r) / r->comm->size);
