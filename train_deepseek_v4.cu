@@ -18,7 +18,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
     ./train_deepseek_v4 --model tiny --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
-#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/deepseek_v4.h"  // Config, Parameters, parameter_table
@@ -285,8 +284,8 @@ static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* 
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
-static double activations_layout(Activations* acts, const DeepseekV4* v4, int B, int T, Purpose purpose,
-                                 Tradeoffs how) {
+static double activations_layout(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    const DeepseekV4* v4 = (const DeepseekV4*)m;
     const Config* c = &v4->config;
     const ExpertSizes experts = expert_sizes(v4, B, purpose, &how);
     const EntrySizes entries = entry_sizes(v4, purpose, how.cp);
@@ -555,9 +554,9 @@ static void collapse_forward(const DeepseekV4* v4, const floatX* X, size_t field
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void deepseek_v4_forward(const DeepseekV4* v4, Activations* acts, int N, const Device* dev) {
+static void deepseek_v4_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    const DeepseekV4* v4 = (const DeepseekV4*)m;
     const Config* c = &v4->config;
-    const Model* m = &v4->model;
     const ActivationTensors a = layer_activations(acts, 0);
     if (model_has_embedding(m)) {
         vocabulary_rows(a.encoded, acts->batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
@@ -575,7 +574,8 @@ static void deepseek_v4_forward(const DeepseekV4* v4, Activations* acts, int N, 
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
-static LmHead lm_head(const DeepseekV4* v4, const Activations* acts) {
+static LmHead lm_head(const Model* m, const Activations* acts) {
+    const DeepseekV4* v4 = (const DeepseekV4*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     const LmHead head = {linear(v4, acts, AT(head), 0), a.norm, a.dnorm, a.logits, layer_statistics(acts, 0).losses,
                          acts->how.head_rows, v4->config.V, 0};
@@ -724,7 +724,7 @@ static void mtp_forward(const DeepseekV4* v4, Activations* acts, const floatX* X
 // The same matrix, whose gradient goes on
 static LmHead mtp_head(const DeepseekV4* v4, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    LmHead head = lm_head(v4, acts);
+    LmHead head = lm_head(&v4->model, acts);
     head.norm = a.mtp_norm, head.losses = layer_statistics(acts, 0).mtp_losses;
     head.goes_on = 1;
     return head;
@@ -777,35 +777,21 @@ static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, 
 // ---- all of it ----
 
 // from the streams behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(DeepseekV4* v4, Activations* acts, float dloss, int N, const Device* dev) {
-    if (model_has_head(&v4->model)) {
+static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    DeepseekV4* v4 = (DeepseekV4*)m;
+    if (model_has_head(m)) {
         const ActivationTensors a = layer_activations(acts, 0);
         const Statistics s = layer_statistics(acts, 0);
-        const LmHead head = lm_head(v4, acts);
+        const LmHead head = lm_head(m, acts);
         const Stream streams = layer_activations(acts, end_layer(v4) - 1).streams2;
         const int S = v4->config.hc * v4->config.D;
         const floatX* X = acts->is_fresh ? streams.x : stream_bring(streams, N, S, &v4->model.tp, dev);
         lm_head_losses(&head, &acts->batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&v4->model.dp), head.losses, N, dev);
+        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
         collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
         if (stage_has_mtp(v4, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
     }
     deepseek_v4_backward(v4, acts, N, dev);
-}
-
-// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
-// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
-static void deepseek_v4_leaf(DeepseekV4* v4, Activations* acts, const int* tokens, const int* targets, float dloss,
-                             int B, int T, const Device* dev) {
-    DataParallel* dp = &v4->model.dp;
-    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
-    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        deepseek_v4_forward(v4, acts, acts->batch.n, dev);
-        leaf_backward(v4, acts, dloss, acts->batch.n, dev);
-        graph_end(&acts->graph, dev);
-    }
-    acts->numbers = NULL;
-    model_leaf_done(&v4->model, dev);
 }
 
 // ---- of an update, once dp_reduce is back ----
@@ -846,33 +832,14 @@ static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
 
 // ---- as a table of functions, for runs and tests (decoder_passes.h) ----
 
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const DeepseekV4*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    deepseek_v4_forward((const DeepseekV4*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const DeepseekV4*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    deepseek_v4_leaf((DeepseekV4*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((DeepseekV4*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const DeepseekV4* v4 = (const DeepseekV4*)m;
     const ActivationTensors a = layer_activations(acts, end_layer(v4) - 1);
     return pp_streams(a.streams0, a.streams2.x, a.dstreams,
                       sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D));
 }
 
-static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+static const DecoderPasses PASSES = {activations_layout, deepseek_v4_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.

@@ -13,7 +13,6 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
     ./train_glm5 --model tiny --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
-#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
@@ -252,7 +251,8 @@ static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, in
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
-static double activations_layout(Activations* acts, const Glm5* glm, int B, int T, Purpose purpose, Tradeoffs how) {
+static double activations_layout(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Glm5* glm = (const Glm5*)m;
     const Config* c = &glm->config;
     const ExpertSizes experts = expert_sizes(glm, B, purpose, &how);
     activations_begin(acts, B, T, purpose, how);
@@ -470,9 +470,9 @@ static void indexers_forward(const Glm5* glm, Activations* acts, int first, int 
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device* dev) {
+static void glm5_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    const Glm5* glm = (const Glm5*)m;
     const Config* c = &glm->config;
-    const Model* m = &glm->model;
     const int first = model_first_layer(m), end = end_layer(glm);
     const ActivationTensors a = layer_activations(acts, 0);
     const floatX* residual = a.encoded;
@@ -493,7 +493,8 @@ static void glm5_forward(const Glm5* glm, Activations* acts, int N, const Device
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
-static LmHead lm_head(const Glm5* glm, const Activations* acts) {
+static LmHead lm_head(const Model* m, const Activations* acts) {
+    const Glm5* glm = (const Glm5*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     floatX* dhidden = rank_has_mtp(glm, acts->purpose) ? a.dhidden : a.dbranch;
     const LmHead head = {linear(glm, acts, AT(head), NO_BIAS, 0), a.norm, dhidden, a.logits,
@@ -637,7 +638,7 @@ static void mtp_forward(const Glm5* glm, Activations* acts, int N, const Device*
 // The same matrix, whose gradient goes on
 static LmHead mtp_head(const Glm5* glm, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    LmHead head = lm_head(glm, acts);
+    LmHead head = lm_head(&glm->model, acts);
     head.norm = a.mtp_norm, head.dnorm = a.dbranch, head.losses = layer_statistics(acts, 0).mtp_losses;
     head.goes_on = 1;
     return head;
@@ -685,32 +686,18 @@ static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
 // ---- all of it ----
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Glm5* glm, Activations* acts, float dloss, int N, const Device* dev) {
+static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    Glm5* glm = (Glm5*)m;
     const int last = end_layer(glm) - 1;
-    if (model_has_head(&glm->model)) {
-        const LmHead head = lm_head(glm, acts);
+    if (model_has_head(m)) {
+        const LmHead head = lm_head(m, acts);
         lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&glm->model.dp), head.losses, N, dev);
+        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
         if (stage_has_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
         norm_backward(glm, layer_activations(acts, last).dresidual, head.dnorm, stream_behind(glm, acts, last, N, dev),
                       layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, dev);
     }
     glm5_backward(glm, acts, N, dev);
-}
-
-// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
-// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
-static void glm5_leaf(Glm5* glm, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    DataParallel* dp = &glm->model.dp;
-    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
-    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        glm5_forward(glm, acts, acts->batch.n, dev);
-        leaf_backward(glm, acts, dloss, acts->batch.n, dev);
-        graph_end(&acts->graph, dev);
-    }
-    acts->numbers = NULL;
-    model_leaf_done(&glm->model, dev);
 }
 
 // ---- of an update, once dp_reduce is back ----
@@ -752,32 +739,13 @@ static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
 
 // ---- as a table of functions, for runs and tests (decoder_passes.h) ----
 
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const Glm5*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    glm5_forward((const Glm5*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Glm5*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    glm5_leaf((Glm5*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((Glm5*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const Glm5* glm = (const Glm5*)m;
     const ActivationTensors a = layer_activations(acts, end_layer(glm) - 1);
     return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)glm->config.D);
 }
 
-static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+static const DecoderPasses PASSES = {activations_layout, glm5_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.

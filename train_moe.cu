@@ -18,7 +18,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
     ./train_moe --from mixtral/ --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
-#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
@@ -165,7 +164,8 @@ static void moe_layout(Moe* moe, Config c) {
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
-static double activations_layout(Activations* acts, const Moe* moe, int B, int T, Purpose purpose, Tradeoffs how) {
+static double activations_layout(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Moe* moe = (const Moe*)m;
     const Config* c = &moe->config;
     const ExpertSizes experts = expert_sizes(c, &how);
     activations_begin(acts, B, T, purpose, how);
@@ -302,8 +302,8 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void moe_forward(const Moe* moe, Activations* acts, int N, const Device* dev) {
-    const Model* m = &moe->model;
+static void moe_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    const Moe* moe = (const Moe*)m;
     const int D = moe->config.D;
     ActivationTensors a = layer_activations(acts, 0);
     StoredParameters p = layer_weights(moe, 0);
@@ -331,7 +331,8 @@ static float* output_gradient(Moe* moe) {
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
-static LmHead lm_head(const Moe* moe, const Activations* acts) {
+static LmHead lm_head(const Model* m, const Activations* acts) {
+    const Moe* moe = (const Moe*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     const LmHead head = {linear(moe, acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits,
                          layer_statistics(acts, 0).losses, acts->how.head_rows, moe->config.V, 0};
@@ -424,28 +425,14 @@ static void moe_backward(Moe* moe, Activations* acts, int N, const Device* dev) 
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Moe* moe, Activations* acts, float dloss, int N, const Device* dev) {
-    if (model_has_head(&moe->model)) {
-        const LmHead head = lm_head(moe, acts);
+static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    Moe* moe = (Moe*)m;
+    if (model_has_head(m)) {
+        const LmHead head = lm_head(m, acts);
         lm_head_losses(&head, &acts->batch, 1, output_gradient(moe), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&moe->model.dp), head.losses, N, dev);
+        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
     }
     moe_backward(moe, acts, N, dev);
-}
-
-// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
-// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
-static void moe_leaf(Moe* moe, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
-                     const Device* dev) {
-    DataParallel* dp = &moe->model.dp;
-    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
-    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        moe_forward(moe, acts, acts->batch.n, dev);
-        leaf_backward(moe, acts, dloss, acts->batch.n, dev);
-        graph_end(&acts->graph, dev);
-    }
-    acts->numbers = NULL;
-    model_leaf_done(&moe->model, dev);
 }
 
 // ---- what routers have counted in an update, once dp_reduce is back ----
@@ -474,32 +461,13 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
 
 // ---- as a table of functions, for runs and tests (decoder_passes.h) ----
 
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const Moe*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    moe_forward((const Moe*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Moe*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    moe_leaf((Moe*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((Moe*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
     return pp_streams(a.encoded, a.residual3.x, a.dresidual,
                       sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
 }
 
-static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+static const DecoderPasses PASSES = {activations_layout, moe_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.

@@ -15,7 +15,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
     ./train_qwen3 --from Qwen3-0.6B/ --train book.txt --lr 1e-5 --export-hf mine/
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
-#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
@@ -183,7 +182,8 @@ static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
-static double activations_layout(Activations* acts, const Qwen* qwen, int B, int T, Purpose purpose, Tradeoffs how) {
+static double activations_layout(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
     ExpertSizes experts = expert_sizes(c, &how);
     experts.adapter = adapters_widest_expert(&qwen->adapters);
@@ -360,9 +360,9 @@ static void mlp_down(const Qwen* qwen, Activations* acts, int l, int N, const De
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void qwen_forward(const Qwen* qwen, Activations* acts, int N, const Device* dev) {
+static void qwen_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
-    const Model* m = &qwen->model;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
     if (model_has_embedding(m)) {
@@ -395,7 +395,8 @@ static Linear output_weight(const Qwen* qwen, const Activations* acts) {
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
-static LmHead lm_head(const Qwen* qwen, const Activations* acts) {
+static LmHead lm_head(const Model* m, const Activations* acts) {
+    const Qwen* qwen = (const Qwen*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     const LmHead head = {output_weight(qwen, acts), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
                          acts->how.head_rows, qwen->config.V, 0};
@@ -529,28 +530,14 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int N, const Device* de
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Qwen* qwen, Activations* acts, float dloss, int N, const Device* dev) {
-    if (model_has_head(&qwen->model)) {
-        const LmHead head = lm_head(qwen, acts);
+static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    Qwen* qwen = (Qwen*)m;
+    if (model_has_head(m)) {
+        const LmHead head = lm_head(m, acts);
         lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, N, dev);
+        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
     }
     qwen_backward(qwen, acts, N, dev);
-}
-
-// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
-// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
-static void qwen_leaf(Qwen* qwen, Activations* acts, const int* tokens, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    DataParallel* dp = &qwen->model.dp;
-    activations_take(acts, tokens, targets, qwen->config.E > 0 ? dp_numbers(dp) : NULL, B, T, dev);
-    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        qwen_forward(qwen, acts, acts->batch.n, dev);
-        leaf_backward(qwen, acts, dloss, acts->batch.n, dev);
-        graph_end(&acts->graph, dev);
-    }
-    acts->numbers = NULL;
-    model_leaf_done(&qwen->model, dev);
 }
 
 // ---- what routers have counted in an update, once dp_reduce is back ----
@@ -562,32 +549,13 @@ static float routing_loss(const Qwen* qwen) {
 
 // ---- as a table of functions, for runs and tests (decoder_passes.h) ----
 
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const Qwen*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    qwen_forward((const Qwen*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    qwen_leaf((Qwen*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((Qwen*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
     return pp_streams(a.encoded, a.residual3.x, a.dresidual,
                       sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
 }
 
-static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+static const DecoderPasses PASSES = {activations_layout, qwen_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.

@@ -17,7 +17,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
     ./train_qwen36 --model tiny --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
-#include "llmc/core/graph.h"          // graph_begin, graph_end: a leaf as one launch (--graph)
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/delta_layer.h"  // DeltaPass, delta_layer_forward: the linear mixer
@@ -295,7 +294,8 @@ static void qwen36_layout(Qwen36* qwen, const Config* c, const Adapters* adapter
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
-static double activations_layout(Activations* acts, const Qwen36* qwen, int B, int T, Purpose purpose, Tradeoffs how) {
+static double activations_layout(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
+    const Qwen36* qwen = (const Qwen36*)m;
     const Config* c = &qwen->config;
     const ExpertSizes experts = expert_sizes(qwen, purpose, &how);
     activations_begin(acts, B, T, purpose, how);
@@ -559,9 +559,9 @@ static void encode(const Qwen36* qwen, const Activations* acts, floatX* encoded,
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void qwen36_forward(const Qwen36* qwen, Activations* acts, int N, const Device* dev) {
+static void qwen36_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    const Qwen36* qwen = (const Qwen36*)m;
     const Config* c = &qwen->config;
-    const Model* m = &qwen->model;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
     if (model_has_embedding(m)) { encode(qwen, acts, a.encoded, N, dev); }
@@ -582,7 +582,8 @@ static void qwen36_forward(const Qwen36* qwen, Activations* acts, int N, const D
 static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient, dhidden
-static LmHead lm_head(const Qwen36* qwen, const Activations* acts) {
+static LmHead lm_head(const Model* m, const Activations* acts) {
+    const Qwen36* qwen = (const Qwen36*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     floatX* dhidden = stage_has_mtp(qwen, acts->purpose) ? a.dhidden : a.dbranch;
     const LmHead head = {linear(qwen, acts, output_field(&qwen->config), 0), a.norm, dhidden, a.logits,
@@ -731,7 +732,7 @@ static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device
     const int first = model_first_layer(m), end = end_layer(qwen);
     const ActivationTensors a = layer_activations(acts, end - 1);
     if (model_has_head(m)) {
-        norm_backward(qwen, acts, a.dresidual, lm_head(qwen, acts).dnorm, stream_behind(qwen, acts, end - 1, N, dev),
+        norm_backward(qwen, acts, a.dresidual, lm_head(m, acts).dnorm, stream_behind(qwen, acts, end - 1, N, dev),
                       layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, c->D, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
@@ -777,7 +778,7 @@ static void mtp_forward(const Qwen36* qwen, Activations* acts, int N, const Devi
 // The same matrix, whose gradient goes on
 static LmHead mtp_head(const Qwen36* qwen, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    LmHead head = lm_head(qwen, acts);
+    LmHead head = lm_head(&qwen->model, acts);
     head.norm = a.mtp_norm, head.dnorm = a.dbranch, head.losses = layer_statistics(acts, 0).mtp_losses;
     head.goes_on = 1;
     return head;
@@ -869,29 +870,15 @@ static void qwen36_place_texts(Qwen36* qwen, const CachedText* texts, int n_text
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Qwen36* qwen, Activations* acts, float dloss, int N, const Device* dev) {
-    if (model_has_head(&qwen->model)) {
-        const LmHead head = lm_head(qwen, acts);
+static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+    Qwen36* qwen = (Qwen36*)m;
+    if (model_has_head(m)) {
+        const LmHead head = lm_head(m, acts);
         lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&qwen->model.dp), head.losses, N, dev);
+        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
     }
     if (stage_has_mtp(qwen, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
     qwen36_backward(qwen, acts, N, dev);
-}
-
-// One micro-batch, forward and backward; its losses, what its routers count and its gradient join the tree of
-// llmc/ranks/data_parallel.h. What stands between graph_begin and graph_end may be one launch
-static void qwen36_leaf(Qwen36* qwen, Activations* acts, const int* tokens, const int* targets, float dloss, int B,
-                        int T, const Device* dev) {
-    DataParallel* dp = &qwen->model.dp;
-    activations_take(acts, tokens, targets, dp_numbers(dp), B, T, dev);
-    if (graph_begin(&acts->graph, dp_leaf_arena(dp), dloss, B, T, dev)) {
-        qwen36_forward(qwen, acts, acts->batch.n, dev);
-        leaf_backward(qwen, acts, dloss, acts->batch.n, dev);
-        graph_end(&acts->graph, dev);
-    }
-    acts->numbers = NULL;
-    model_leaf_done(&qwen->model, dev);
 }
 
 // of an update: the mean over the targets that count for the MTP module
@@ -909,32 +896,13 @@ static float more_loss(const Qwen36* qwen) {
 
 // ---- as a table of functions, for runs and tests (decoder_passes.h) ----
 
-static double pass_bytes(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
-    return activations_layout(acts, (const Qwen36*)m, B, T, purpose, how);
-}
-
-static void pass_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    qwen36_forward((const Qwen36*)m, acts, N, dev);
-}
-
-static LmHead pass_head(const Model* m, const Activations* acts) { return lm_head((const Qwen36*)m, acts); }
-
-static void pass_leaf(Model* m, Activations* acts, const int* inputs, const int* targets, float dloss, int B, int T,
-                      const Device* dev) {
-    qwen36_leaf((Qwen36*)m, acts, inputs, targets, dloss, B, T, dev);
-}
-
-static void pass_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    leaf_backward((Qwen36*)m, acts, dloss, N, dev);
-}
-
-static PpStreams pass_streams(const Model* m, const Activations* acts, int N) {
+static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const Qwen36* qwen = (const Qwen36*)m;
     const ActivationTensors a = layer_activations(acts, end_layer(qwen) - 1);
     return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)qwen->config.D);
 }
 
-static const DecoderPasses PASSES = {pass_bytes, pass_forward, pass_head, pass_leaf, pass_backward, pass_streams};
+static const DecoderPasses PASSES = {activations_layout, qwen36_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.

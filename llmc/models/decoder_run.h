@@ -109,7 +109,7 @@ static inline void decoder_no_dropout_(Run* r) {
 static inline void decoder_leaf_(Run* r, int k, const int* inputs, const int* targets, float dloss, int B, int T) {
     Decoder* d = decoder_of(r);
     decoder_dropout_(r, k, B, T);
-    d->passes->leaf(r->model, &d->acts, inputs, targets, dloss, B, T, &r->dev);
+    decoder_leaf(d->passes, r->model, &d->acts, inputs, targets, dloss, B, T, &r->dev);
     decoder_no_dropout_(r);
 }
 

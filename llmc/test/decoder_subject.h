@@ -16,7 +16,7 @@ do for it. A test has a struct that begins with a DecoderSubject, behind which t
 */
 #ifndef LLMC_DECODER_SUBJECT_H
 #define LLMC_DECODER_SUBJECT_H
-#include "../models/decoder_passes.h"  // DecoderPasses
+#include "../models/decoder_passes.h"  // DecoderPasses, decoder_leaf
 #include "subject.h"                   // Subject, SubjectCalls
 
 typedef struct {
@@ -70,8 +70,8 @@ static inline const float* decoder_subject_losses(Subject* s, const int* inputs,
 
 static inline void decoder_subject_leaf(void* subject, const int* inputs, const int* targets, float dloss) {
     Subject* s = (Subject*)subject;
-    decoder_subject_passes_(s)->leaf(s->model, &decoder_subject(s)->acts, inputs, targets, dloss, s->file.B, s->file.T,
-                                     &s->dev);
+    decoder_leaf(decoder_subject_passes_(s), s->model, &decoder_subject(s)->acts, inputs, targets, dloss, s->file.B,
+                 s->file.T, &s->dev);
 }
 
 static inline void decoder_subject_texts(Subject* s, const CachedText* texts, int n) {
