@@ -23,10 +23,11 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/deepseek_v4.h"  // Config, Parameters, parameter_table
 #include "llmc/models/entry_attention.h"  // EntryPass, entry_attention_forward: attention of a layer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mtp.h"          // MtpBatch: the token after the next
-#include "llmc/models/stream.h"       // Stream, stream_bring: streams that backward asks for
+#include "llmc/models/stream.h"       // Stream: streams, where backward asks for them
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
 #include "llmc/ops/residual.h"        // residual_forward
@@ -55,7 +56,7 @@ typedef struct { float *r, *z, *pre, *post, *comb; } SiteNumbers;
 // what a pass leaves behind; from `dstreams` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *streams0, *hc_attn_y, *norm1, *hc_ffn_y, *norm2, *attention_out, *moe, *shared_gate_up,
-        *shared_hidden, *shared_out, *hc_head_y, *norm, *logits, *adapter, *parallel;
+        *shared_hidden, *shared_out, *hc_head_y, *norm, *logits;
     Stream streams1, streams2;
     EntryTensors attention;
     ExpertTensors experts;
@@ -140,11 +141,14 @@ static Tensor* site_rows(Tensor* t, const char* const names[5], size_t at, int l
     return t;
 }
 
-// with --tp, of a pass over N positions: scratch of products
-static size_t parallel_elements(const DeepseekV4* v4, int N, int N_head, Purpose purpose) {
+// scratch that all layers share
+static void size_rooms(Activations* acts, const DeepseekV4* v4, int B) {
     const Model* m = &v4->model;
-    const size_t head = vocabulary_room_elements(m, N, N_head, purpose == TO_GENERATE ? N_head : 1);
-    return tp_larger(head, tp_larger(linear_room_elements(m, N), linear_blocks_room(m, &v4->adapters, N)));
+    const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
+    const size_t head = vocabulary_room_elements(m, N, N_head, acts->purpose == TO_GENERATE ? N_head : 1);
+    const size_t products = tp_larger(linear_room_elements(m, N), linear_blocks_room(m, &v4->adapters, N));
+    acts->adapter.n = adapter_scratch_elements(&v4->adapters, m, N, N * v4->config.k);
+    acts->parallel.n = tp_larger(head, products);
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. v4 must outlive the table
@@ -155,10 +159,8 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
-    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
+    const int N_head = activations_head_rows(how, B, N, purpose);
     const int widest = c->qr > D ? c->qr : D, room = widest > c->d ? widest : c->d;
-    const size_t adapters = adapter_scratch_elements(&v4->adapters, &v4->model, N, N * c->k);
-    const size_t parallel = parallel_elements(v4, N, N_head, purpose);
     const RankGroup* tp = &v4->model.tp;
     const ExpertSizes experts = expert_sizes(v4, B, purpose, how);
     const EntrySizes entries = entry_sizes(v4, purpose, how->cp);
@@ -199,8 +201,6 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     *t++ = activation(FIELD(dy),             0, N_train, D);   // of the sum over streams
     *t++ = activation(FIELD(droom),          0, N_train, room);
     *t++ = activation(FIELD(dshared_hidden), 0, N_train, F);
-    *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
-    *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -297,8 +297,10 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     acts->entry_theta = c->entry_theta;
     acts->yarn = c->has_yarn ? &c->yarn : NULL;
     acts->has_mtp = rank_has_mtp(v4, purpose);
+    acts->adapters = &v4->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     if (acts->N > INT_MAX / (c->H > c->hc ? c->H : c->hc)) { return INFINITY; }  // rows of norms: heads, streams
+    size_rooms(acts, v4, B);
     const int n_tensors = activation_table(acts->tensors.table, v4, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, v4, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);
@@ -316,21 +318,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     Statistics s;
     tensor_arena_point(&acts->statistics, &s, l);
     return s;
-}
-
-// with its adapters
-static Linear linear(const DeepseekV4* v4, const Activations* acts, size_t field, int l) {
-    Linear w = model_linear(&v4->model, field, NO_BIAS, l);
-    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
-    linear_adapt(&w, &v4->model, &v4->adapters, pass, field, l);
-    w.room = layer_activations(acts, 0).parallel;
-    return w;
-}
-
-static LinearGradients gradients(DeepseekV4* v4, size_t field, int l) {
-    LinearGradients d = model_linear_gradients(&v4->model, field, NO_BIAS, l);
-    linear_adapt_gradients(&d, &v4->model, &v4->adapters, field, l);
-    return d;
 }
 
 // the gain of a norm
@@ -364,16 +351,16 @@ static SiteParameters site_gradients(DeepseekV4* v4, size_t field, int l) {
 static Compressor compressor(const DeepseekV4* v4, const Activations* acts, size_t field, int l) {
     Compressor x;
     memset(&x, 0, sizeof x);
-    x.wkv = linear(v4, acts, field + offsetof(CompressorParameters, wkv), l);
-    x.wgate = linear(v4, acts, field + offsetof(CompressorParameters, wgate), l);
+    x.wkv = layer_linear(acts, field + offsetof(CompressorParameters, wkv), l);
+    x.wgate = layer_linear(acts, field + offsetof(CompressorParameters, wgate), l);
     x.ape = floats(v4, field + offsetof(CompressorParameters, ape), l);
     x.norm = gain(v4, field + offsetof(CompressorParameters, norm), l);
     return x;
 }
 
-static void compressor_gradients(Compressor* x, DeepseekV4* v4, size_t field, int l) {
-    x->dwkv = gradients(v4, field + offsetof(CompressorParameters, wkv), l);
-    x->dwgate = gradients(v4, field + offsetof(CompressorParameters, wgate), l);
+static void compressor_gradients(Compressor* x, DeepseekV4* v4, const Activations* acts, size_t field, int l) {
+    x->dwkv = layer_gradients(acts, field + offsetof(CompressorParameters, wkv), l);
+    x->dwgate = layer_gradients(acts, field + offsetof(CompressorParameters, wgate), l);
     x->dape = gradient(v4, field + offsetof(CompressorParameters, ape), l);
     x->dnorm = gradient(v4, field + offsetof(CompressorParameters, norm), l);
 }
@@ -388,9 +375,9 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     p.kind = c->kinds[l];
     p.a = a.attention, p.s = layer_statistics(acts, l).attention;
     p.inp = a.norm1;
-    p.wq_a = linear(v4, acts, AT(wq_a), l), p.wq_b = linear(v4, acts, AT(wq_b), l);
-    p.wkv = linear(v4, acts, AT(wkv), l);
-    p.wo_a = linear(v4, acts, AT(wo_a), l), p.wo_b = linear(v4, acts, AT(wo_b), l);
+    p.wq_a = layer_linear(acts, AT(wq_a), l), p.wq_b = layer_linear(acts, AT(wq_b), l);
+    p.wkv = layer_linear(acts, AT(wkv), l);
+    p.wo_a = layer_linear(acts, AT(wo_a), l), p.wo_b = layer_linear(acts, AT(wo_b), l);
     p.q_norm = gain(v4, AT(q_norm), l), p.kv_norm = gain(v4, AT(kv_norm), l), p.sinks = floats(v4, AT(sinks), l);
     p.turn = p.kind == WINDOW_LAYER ? &acts->rope : &acts->entry_rope;
     p.batch = &acts->batch;
@@ -399,22 +386,23 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     if (p.kind == HCA_LAYER) { p.entries = compressor(v4, acts, AT(hca), l); }
     if (p.kind != CSA_LAYER) { return p; }
     p.entries = compressor(v4, acts, AT(csa), l), p.index = compressor(v4, acts, AT(index), l);
-    p.index_wq_b = linear(v4, acts, AT(index_wq_b), l), p.index_proj = linear(v4, acts, AT(index_proj), l);
+    p.index_wq_b = layer_linear(acts, AT(index_wq_b), l), p.index_proj = layer_linear(acts, AT(index_proj), l);
     if (v4->model.learns_index && acts->numbers) { p.index_number = acts->numbers + index_number(v4, l); }
     return p;
 }
 
 static EntryPass entry_pass_back(DeepseekV4* v4, const Activations* acts, int l, int N) {
     EntryPass p = entry_pass(v4, acts, l, N);
-    p.dwq_a = gradients(v4, AT(wq_a), l), p.dwq_b = gradients(v4, AT(wq_b), l), p.dwkv = gradients(v4, AT(wkv), l);
-    p.dwo_a = gradients(v4, AT(wo_a), l), p.dwo_b = gradients(v4, AT(wo_b), l);
+    p.dwq_a = layer_gradients(acts, AT(wq_a), l), p.dwq_b = layer_gradients(acts, AT(wq_b), l);
+    p.dwkv = layer_gradients(acts, AT(wkv), l);
+    p.dwo_a = layer_gradients(acts, AT(wo_a), l), p.dwo_b = layer_gradients(acts, AT(wo_b), l);
     p.dq_norm = gradient(v4, AT(q_norm), l), p.dkv_norm = gradient(v4, AT(kv_norm), l);
     p.dsinks = gradient(v4, AT(sinks), l);
-    if (p.kind == HCA_LAYER) { compressor_gradients(&p.entries, v4, AT(hca), l); }
+    if (p.kind == HCA_LAYER) { compressor_gradients(&p.entries, v4, acts, AT(hca), l); }
     if (p.kind != CSA_LAYER) { return p; }
-    compressor_gradients(&p.entries, v4, AT(csa), l);
-    compressor_gradients(&p.index, v4, AT(index), l);
-    p.dindex_wq_b = gradients(v4, AT(index_wq_b), l), p.dindex_proj = gradients(v4, AT(index_proj), l);
+    compressor_gradients(&p.entries, v4, acts, AT(csa), l);
+    compressor_gradients(&p.index, v4, acts, AT(index), l);
+    p.dindex_wq_b = layer_gradients(acts, AT(index_wq_b), l), p.dindex_proj = layer_gradients(acts, AT(index_proj), l);
     p.index_dloss = v4->model.learns_index ? 1.0f / v4->model.index_counted : 0.0f;
     return p;
 }
@@ -425,8 +413,8 @@ static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, in
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
-                          linear(v4, acts, AT(router), l), linear(v4, acts, AT(expert_gate_up), l),
-                          linear(v4, acts, AT(expert_down), l), is_hash ? NULL : floats(v4, AT(router_bias), l),
+                          layer_linear(acts, AT(router), l), layer_linear(acts, AT(expert_gate_up), l),
+                          layer_linear(acts, AT(expert_down), l), is_hash ? NULL : floats(v4, AT(router_bias), l),
                           NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
                           acts->numbers ? acts->numbers + router_number(v4, l) : NULL, N, is_hash ? s.given : NULL};
     return p;
@@ -436,17 +424,6 @@ static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, in
 static int end_layer(const DeepseekV4* v4) {
     const int end = model_end_layer(&v4->model);
     return end < v4->config.L ? end : v4->config.L;
-}
-
-// is what layers share still that of layer l, the last one that forward went through?
-static int is_last_and_fresh(const DeepseekV4* v4, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == end_layer(v4) + stage_has_mtp(v4, acts->purpose);
-}
-
-// the streams behind layer l, for backward
-static const floatX* streams_behind(const DeepseekV4* v4, const Activations* acts, int l, int N, const Device* dev) {
-    const Stream s = layer_activations(acts, l).streams2;
-    return is_last_and_fresh(v4, acts, l) ? s.x : stream_bring(s, N, v4->config.hc * v4->config.D, &v4->model.tp, dev);
 }
 
 // ---- forward ----
@@ -502,7 +479,7 @@ static void gate_up_forward(const DeepseekV4* v4, Activations* acts, int l, int 
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(v4, acts, l, N);
     expert_gate_up(&p, dev);
-    linear_forward(a.shared_gate_up, a.norm2, linear(v4, acts, AT(shared_gate_up), l), N, dev);
+    linear_forward(a.shared_gate_up, a.norm2, layer_linear(acts, AT(shared_gate_up), l), N, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
@@ -525,7 +502,7 @@ static void experts_down(const DeepseekV4* v4, Activations* acts, int l, int N, 
     const ExpertPass p = expert_pass(v4, acts, l, N);
     expert_down(&p, a.moe, dev);
     swiglu_forward(a.shared_hidden, a.shared_gate_up, c->limit, N, shared_width(v4), dev);
-    linear_forward(a.shared_out, a.shared_hidden, linear(v4, acts, AT(shared_down), l), N, dev);
+    linear_forward(a.shared_out, a.shared_hidden, layer_linear(acts, AT(shared_down), l), N, dev);
     residual_forward(a.moe, a.moe, a.shared_out, (size_t)N * c->D, dev);
 }
 
@@ -538,9 +515,7 @@ static void block_forward(const DeepseekV4* v4, Activations* acts, int l, const 
     experts_up(v4, acts, l, 0, N, dev);
     experts_down(v4, acts, l, N, dev);
     hyper_expand_forward(a.streams2.x, a.streams1.x, a.moe, s.site2.post, s.site2.comb, &shape, dev);
-    if (acts->purpose != TO_TRAIN) { return; }
-    stream_keep(a.streams1, N, S, &v4->model.tp, dev);
-    stream_keep(a.streams2, N, S, &v4->model.tp, dev);
+    layer_keep(acts, l, a.streams1, a.streams2, N, S, dev);
 }
 
 // from streams X to what the output matrix reads
@@ -559,7 +534,7 @@ static void deepseek_v4_forward(const Model* m, Activations* acts, int N, const 
     const Config* c = &v4->config;
     const ActivationTensors a = layer_activations(acts, 0);
     if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
+        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
         hyper_spread_forward(a.streams0, a.encoded, N, c->hc, c->D, dev);
     }
     const floatX* X = a.streams0;
@@ -567,7 +542,6 @@ static void deepseek_v4_forward(const Model* m, Activations* acts, int N, const 
         block_forward(v4, acts, l, X, N, dev);
         X = layer_activations(acts, l).streams2.x;
     }
-    acts->is_fresh = 1;
     if (!model_has_head(m)) { return; }
     const Statistics s = layer_statistics(acts, 0);
     collapse_forward(v4, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, a.norm, s.norm_rstd, N, dev);
@@ -577,7 +551,7 @@ static void deepseek_v4_forward(const Model* m, Activations* acts, int N, const 
 static LmHead lm_head(const Model* m, const Activations* acts) {
     const DeepseekV4* v4 = (const DeepseekV4*)m;
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {linear(v4, acts, AT(head), 0), a.norm, a.dnorm, a.logits, layer_statistics(acts, 0).losses,
+    const LmHead head = {layer_linear(acts, AT(head), 0), a.norm, a.dnorm, a.logits, layer_statistics(acts, 0).losses,
                          acts->how.head_rows, v4->config.V, 0};
     return head;
 }
@@ -592,14 +566,14 @@ static void recompute_block(const DeepseekV4* v4, Activations* acts, int l, cons
     const Statistics s = layer_statistics(acts, l);
     const EntryPass attention = entry_pass(v4, acts, l, N);
     const ExpertPass experts = expert_pass(v4, acts, l, N);
-    if (is_last_and_fresh(v4, acts, l)) { return; }
+    if (layer_is_fresh(acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attend_forward(v4, acts, l, X, 1, N, dev);
         experts_up(v4, acts, l, 1, N, dev);
         experts_down(v4, acts, l, N, dev);
         return;
     }
-    stream_bring(a.streams1, N, v4->config.hc * v4->config.D, &v4->model.tp, dev);
+    layer_stream(acts, a.streams1, l, N, v4->config.hc * v4->config.D, dev);
     if (level >= RECOMPUTE_NORMS) {
         site_again(v4, X, AT(attn_norm), s.site1, a.hc_attn_y, a.norm1, s.norm1_rstd, l, N, dev);
         site_again(v4, a.streams1.x, AT(ffn_norm), s.site2, a.hc_ffn_y, a.norm2, s.norm2_rstd, l, N, dev);
@@ -628,11 +602,13 @@ static void shared_backward(DeepseekV4* v4, Activations* acts, int l, int N, con
     const float limit = v4->config.limit;
     const int F = shared_width(v4);
     const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = linear(v4, acts, AT(shared_down), l), gate_up = linear(v4, acts, AT(shared_gate_up), l);
+    const Linear down = layer_linear(acts, AT(shared_down), l), gate_up = layer_linear(acts, AT(shared_gate_up), l);
     swiglu_forward(a.shared_hidden, a.shared_gate_up, limit, N, F, dev);
-    linear_backward(a.dshared_hidden, a.dbranch, a.shared_hidden, down, gradients(v4, AT(shared_down), l), 0, N, dev);
+    linear_backward(a.dshared_hidden, a.dbranch, a.shared_hidden, down, layer_gradients(acts, AT(shared_down), l), 0, N,
+                    dev);
     swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, limit, N, F, dev);
-    linear_backward(a.dnorm, a.shared_gate_up, a.norm2, gate_up, gradients(v4, AT(shared_gate_up), l), 1, N, dev);
+    linear_backward(a.dnorm, a.shared_gate_up, a.norm2, gate_up, layer_gradients(acts, AT(shared_gate_up), l), 1, N,
+                    dev);
 }
 
 // of the balance of each sequence in the gradient of a router: a mean over those of all leaves
@@ -647,9 +623,9 @@ static float balance_weight(const DeepseekV4* v4, const Activations* acts, int l
 static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(v4, acts, l, N);
-    p.drouter = gradients(v4, AT(router), l);
-    p.dgate_up = gradients(v4, AT(expert_gate_up), l);
-    p.ddown = gradients(v4, AT(expert_down), l);
+    p.drouter = layer_gradients(acts, AT(router), l);
+    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
+    p.ddown = layer_gradients(acts, AT(expert_down), l);
     expert_backward_router(&p, a.dnorm, a.dbranch, NULL, balance_weight(v4, acts, l), 0.0f, dev);
     shared_backward(v4, acts, l, N, dev);
     expert_backward_rows(&p, a.dnorm, dev);
@@ -688,9 +664,10 @@ static void deepseek_v4_backward(DeepseekV4* v4, Activations* acts, int N, const
     const Config* c = &v4->config;
     const Model* m = &v4->model;
     const ActivationTensors a = layer_activations(acts, 0);
-    const int first = model_first_layer(m);
+    const int first = model_first_layer(m), S = c->hc * c->D;
     for (int l = end_layer(v4) - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* X = l > first ? streams_behind(v4, acts, l - 1, N, dev) : a.streams0;
+        const floatX* X =
+            l > first ? layer_stream(acts, layer_activations(acts, l - 1).streams2, l - 1, N, S, dev) : a.streams0;
         recompute_block(v4, acts, l, X, N, dev);
         block_backward(v4, acts, l, X, N, dev);
         model_layer_done(&v4->model, l, dev);
@@ -698,7 +675,7 @@ static void deepseek_v4_backward(DeepseekV4* v4, Activations* acts, int N, const
     if (!model_has_embedding(m)) { return; }
     hyper_spread_backward(a.dbranch, a.dstreams, N, c->hc, c->D, dev);
     vocabulary_embedding_backward(&v4->model, AT(embedding), m->learns_mtp, a.dbranch, acts->batch.tokens,
-                                  linear(v4, acts, AT(embedding), 0), N, dev);
+                                  layer_linear(acts, AT(embedding), 0), N, dev);
 }
 
 // ---- the module that predicts the token after the next ----
@@ -709,13 +686,13 @@ static void mtp_forward(const DeepseekV4* v4, Activations* acts, const floatX* X
     const int l = c->L, D = c->D, rows = N * c->hc;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    vocabulary_rows(a.mtp_encoded, acts->mtp.batch.tokens, linear(v4, acts, AT(embedding), 0), N, dev);
+    vocabulary_rows(a.mtp_encoded, acts->mtp.batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     rmsnorm_forward(a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0), c->eps, N, D,
                     dev);
     rmsnorm_forward(a.mtp_hidden_norm, s.mtp_hidden_rstd, X, gain(v4, AT(mtp_hnorm), 0), c->eps, rows, D, dev);
-    linear_forward(a.dstart, a.mtp_embedding_norm, linear(v4, acts, AT(mtp_e_proj), 0), N, dev);
+    linear_forward(a.dstart, a.mtp_embedding_norm, layer_linear(acts, AT(mtp_e_proj), 0), N, dev);
     hyper_spread_forward(a.mtp_streams0, a.dstart, N, c->hc, D, dev);
-    linear_forward_on(a.mtp_streams0, a.mtp_hidden_norm, linear(v4, acts, AT(mtp_h_proj), 0), rows, dev);
+    linear_forward_on(a.mtp_streams0, a.mtp_hidden_norm, layer_linear(acts, AT(mtp_h_proj), 0), rows, dev);
     block_forward(v4, acts, l, a.mtp_streams0, N, dev);
     collapse_forward(v4, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y, a.mtp_norm,
                      s.mtp_norm_rstd, N, dev);
@@ -737,21 +714,22 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, int N, const Device*
     const int l = c->L, D = c->D, rows = N * c->hc;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const Linear e_proj = linear(v4, acts, AT(mtp_e_proj), 0), h_proj = linear(v4, acts, AT(mtp_h_proj), 0);
+    const Linear e_proj = layer_linear(acts, AT(mtp_e_proj), 0), h_proj = layer_linear(acts, AT(mtp_h_proj), 0);
     collapse_backward(v4, acts, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y,
                       s.mtp_norm_rstd, N, dev);
     recompute_block(v4, acts, l, a.mtp_streams0, N, dev);
     block_backward(v4, acts, l, a.mtp_streams0, N, dev);
     model_layer_done(&v4->model, l, dev);
     hyper_spread_backward(a.dstart, a.dstreams, N, c->hc, D, dev);
-    linear_backward(a.dnorm, a.dstart, a.mtp_embedding_norm, e_proj, gradients(v4, AT(mtp_e_proj), 0), 0, N, dev);
+    linear_backward(a.dnorm, a.dstart, a.mtp_embedding_norm, e_proj, layer_gradients(acts, AT(mtp_e_proj), 0), 0, N,
+                    dev);
     rmsnorm_backward(a.dy, gradient(v4, AT(mtp_enorm), 0), a.dnorm, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0),
                      s.mtp_embedding_rstd, 0, N, D, dev);
     vocabulary_embedding_share(&v4->model, AT(embedding), 0, a.dy, acts->mtp.batch.tokens,
-                               linear(v4, acts, AT(embedding), 0), N, dev);
-    linear_backward_weight(a.dstreams, a.mtp_hidden_norm, h_proj, gradients(v4, AT(mtp_h_proj), 0), rows, dev);
+                               layer_linear(acts, AT(embedding), 0), N, dev);
+    linear_backward_weight(a.dstreams, a.mtp_hidden_norm, h_proj, layer_gradients(acts, AT(mtp_h_proj), 0), rows, dev);
     linear_backward_input(a.mtp_hidden_norm, a.dstreams, h_proj, 0, rows, dev);
-    const floatX* X = streams_behind(v4, acts, l - 1, N, dev);
+    const floatX* X = layer_stream(acts, layer_activations(acts, l - 1).streams2, l - 1, N, c->hc * D, dev);
     rmsnorm_backward(a.dhidden, gradient(v4, AT(mtp_hnorm), 0), a.mtp_hidden_norm, X, gain(v4, AT(mtp_hnorm), 0),
                      s.mtp_hidden_rstd, 1, rows, D, dev);
 }
@@ -783,9 +761,9 @@ static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const
         const ActivationTensors a = layer_activations(acts, 0);
         const Statistics s = layer_statistics(acts, 0);
         const LmHead head = lm_head(m, acts);
-        const Stream streams = layer_activations(acts, end_layer(v4) - 1).streams2;
-        const int S = v4->config.hc * v4->config.D;
-        const floatX* X = acts->is_fresh ? streams.x : stream_bring(streams, N, S, &v4->model.tp, dev);
+        const int last = end_layer(v4) - 1, S = v4->config.hc * v4->config.D;
+        const Stream streams = layer_activations(acts, last).streams2;
+        const floatX* X = layer_stream(acts, streams, last, N, S, dev);
         lm_head_losses(&head, &acts->batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
         collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);

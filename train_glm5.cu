@@ -18,10 +18,11 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/glm5.h"         // Config, Parameters, parameter_table
 #include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
+#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mtp.h"          // mtp_join, mtp_part: the token after the next
-#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
+#include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
@@ -45,7 +46,7 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 // what a pass leaves behind; from `dhidden` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *attention_out, *norm2, *gate_up, *hidden, *shared_gate_up, *shared_hidden, *shared_out,
-        *branch, *norm, *logits, *adapter, *parallel;
+        *branch, *norm, *logits;
     Stream residual2, residual3;
     LatentTensors attention;
     ExpertTensors experts;
@@ -125,11 +126,14 @@ static Tensor kind_activation(const char* kinds, const char* of, const char* nam
     return t;
 }
 
-// with --tp, of a pass over N positions: scratch of products
-static size_t parallel_elements(const Glm5* glm, int N, int N_head, Purpose purpose) {
+// scratch that all layers share. With --cp keys are made of the short vectors of whole rows
+static void size_rooms(Activations* acts, const Glm5* glm, int B, int T) {
     const Model* m = &glm->model;
-    return tp_larger(vocabulary_room_elements(m, N, N_head, purpose == TO_GENERATE ? N_head : 1),
-                     linear_room_elements(m, N));
+    const int N = acts->N, N_keys = acts->how.cp ? B * T : N;
+    const int N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
+    const size_t head = vocabulary_room_elements(m, N_keys, N_head, acts->purpose == TO_GENERATE ? N_head : 1);
+    acts->adapter.n = adapter_scratch_elements(&glm->adapters, m, N_keys, N * glm->config.k);
+    acts->parallel.n = tp_larger(head, linear_room_elements(m, N_keys));
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. glm must outlive the table
@@ -139,13 +143,10 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     const int L = layers_of(glm, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_mlps = activations_kept(how, L, purpose, RECOMPUTE_MLPS), L_out = purpose == TO_TRAIN ? L : 0;
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
-    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
+    const int N_head = activations_head_rows(how, B, N, purpose);
     const int FD = config_layers(c->mlps, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
     const int FS = routers_of(glm) > 0 ? c->FS : 0, N_shared = FS > 0 ? N : 0;
     const int N_hidden = rank_has_mtp(glm, purpose) ? N : 0;
-    const int N_keys = how->cp ? B * T : N;  // with --cp keys are made of the short vectors of whole rows
-    const size_t adapters = adapter_scratch_elements(&glm->adapters, &glm->model, N_keys, N * c->k);
-    const size_t parallel = parallel_elements(glm, N_keys, N_head, purpose);
     const RankGroup* tp = &glm->model.tp;
     const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
     const LatentSizes latent = latent_sizes(glm, purpose, how->cp);
@@ -179,8 +180,6 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     *t++ = activation(FIELD(droom),          0, N_train, room);
     *t++ = activation(FIELD(dmlp_hidden),    0, N_train, FD);
     *t++ = activation(FIELD(dshared_hidden), 0, N_train, FS);
-    *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
-    *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -259,7 +258,9 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     acts->has_places = 1;
     acts->entry_ratio[LATENT_PLACES] = 1;
     acts->has_mtp = rank_has_mtp(glm, purpose);
+    acts->adapters = &glm->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    size_rooms(acts, glm, B, T);
     const int n_tensors = activation_table(acts->tensors.table, glm, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, glm, B, T, purpose, &how);
     const int has = routers_of(glm) > 0;
@@ -278,21 +279,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     Statistics s;
     tensor_arena_point(&acts->statistics, &s, l);
     return s;
-}
-
-// with its adapters
-static Linear linear(const Glm5* glm, const Activations* acts, size_t weight, size_t bias, int l) {
-    Linear w = model_linear(&glm->model, weight, bias, l);
-    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
-    linear_adapt(&w, &glm->model, &glm->adapters, pass, weight, l);
-    w.room = layer_activations(acts, 0).parallel;
-    return w;
-}
-
-static LinearGradients gradients(Glm5* glm, size_t weight, size_t bias, int l) {
-    LinearGradients d = model_linear_gradients(&glm->model, weight, bias, l);
-    linear_adapt_gradients(&d, &glm->model, &glm->adapters, weight, l);
-    return d;
 }
 
 static const floatX* vector(const Glm5* glm, size_t field, int l) {
@@ -320,17 +306,17 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     p.chosen = layer_statistics(acts, source).attention.chosen;
     p.mass = layer_statistics(acts, source).attention.index_mass;
     p.inp = a.norm1;
-    p.q_a = linear(glm, acts, AT(q_a), AT(q_a_bias), l), p.q_b = linear(glm, acts, AT(q_b), NO_BIAS, l);
-    p.kv_a = linear(glm, acts, AT(kv_a), AT(kv_a_bias), l), p.kv_b = linear(glm, acts, AT(kv_b), NO_BIAS, l);
-    p.o = linear(glm, acts, AT(o), AT(o_bias), l);
+    p.q_a = layer_linear_biased(acts, AT(q_a), AT(q_a_bias), l), p.q_b = layer_linear(acts, AT(q_b), l);
+    p.kv_a = layer_linear_biased(acts, AT(kv_a), AT(kv_a_bias), l), p.kv_b = layer_linear(acts, AT(kv_b), l);
+    p.o = layer_linear_biased(acts, AT(o), AT(o_bias), l);
     p.q_norm = vector(glm, AT(q_norm), l), p.kv_norm = vector(glm, AT(kv_norm), l);
     p.turn = &acts->rope;
     p.batch = &acts->batch;
     p.tp = &glm->model.tp;
     p.T = acts->T, p.N = N, p.purpose = acts->purpose;
     if (!p.is_full) { return p; }
-    p.index_q = linear(glm, acts, AT(index_q), NO_BIAS, l), p.index_k = linear(glm, acts, AT(index_k), NO_BIAS, l);
-    p.index_proj = linear(glm, acts, AT(index_proj), NO_BIAS, l);
+    p.index_q = layer_linear(acts, AT(index_q), l), p.index_k = layer_linear(acts, AT(index_k), l);
+    p.index_proj = layer_linear(acts, AT(index_proj), l);
     p.index_norm = vector(glm, AT(index_norm), l), p.index_norm_bias = vector(glm, AT(index_norm_bias), l);
     if (glm->model.learns_index && acts->numbers) { p.index_number = acts->numbers + index_number(glm, l); }
     return p;
@@ -338,13 +324,13 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
 
 static LatentPass latent_pass_back(Glm5* glm, const Activations* acts, int l, int N) {
     LatentPass p = latent_pass(glm, acts, l, N);
-    p.dq_a = gradients(glm, AT(q_a), AT(q_a_bias), l), p.dq_b = gradients(glm, AT(q_b), NO_BIAS, l);
-    p.dkv_a = gradients(glm, AT(kv_a), AT(kv_a_bias), l), p.dkv_b = gradients(glm, AT(kv_b), NO_BIAS, l);
-    p.d_o = gradients(glm, AT(o), AT(o_bias), l);
+    p.dq_a = layer_gradients_biased(acts, AT(q_a), AT(q_a_bias), l), p.dq_b = layer_gradients(acts, AT(q_b), l);
+    p.dkv_a = layer_gradients_biased(acts, AT(kv_a), AT(kv_a_bias), l), p.dkv_b = layer_gradients(acts, AT(kv_b), l);
+    p.d_o = layer_gradients_biased(acts, AT(o), AT(o_bias), l);
     p.dq_norm = gradient(glm, AT(q_norm), l), p.dkv_norm = gradient(glm, AT(kv_norm), l);
     if (!p.is_full || !glm->model.learns_index) { return p; }
-    p.dindex_q = gradients(glm, AT(index_q), NO_BIAS, l), p.dindex_k = gradients(glm, AT(index_k), NO_BIAS, l);
-    p.dindex_proj = gradients(glm, AT(index_proj), NO_BIAS, l);
+    p.dindex_q = layer_gradients(acts, AT(index_q), l), p.dindex_k = layer_gradients(acts, AT(index_k), l);
+    p.dindex_proj = layer_gradients(acts, AT(index_proj), l);
     p.dindex_norm = gradient(glm, AT(index_norm), l), p.dindex_norm_bias = gradient(glm, AT(index_norm_bias), l);
     const float counted = p.is_mtp ? glm->model.mtp_index_counted : glm->model.index_counted;
     p.index_dloss = glm->config.index_weight * (1.0f / counted);
@@ -355,11 +341,10 @@ static LatentPass latent_pass_back(Glm5* glm, const Activations* acts, int l, in
 static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = {&acts->experts, a.experts, layer_statistics(acts, l).experts,
-                          expert_choices(&acts->experts, l), a.norm2, linear(glm, acts, AT(router), NO_BIAS, l),
-                          linear(glm, acts, AT(expert_gate_up), NO_BIAS, l),
-                          linear(glm, acts, AT(expert_down), NO_BIAS, l), router_bias(glm, l), NO_GRADIENTS,
-                          NO_GRADIENTS, NO_GRADIENTS, acts->numbers ? acts->numbers + router_number(glm, l) : NULL, N,
-                          glm->given[l].experts};
+                          expert_choices(&acts->experts, l), a.norm2, layer_linear(acts, AT(router), l),
+                          layer_linear(acts, AT(expert_gate_up), l), layer_linear(acts, AT(expert_down), l),
+                          router_bias(glm, l), NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
+                          acts->numbers ? acts->numbers + router_number(glm, l) : NULL, N, glm->given[l].experts};
     return p;
 }
 
@@ -367,24 +352,6 @@ static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) 
 static int end_layer(const Glm5* glm) {
     const int end = model_end_layer(&glm->model);
     return end < glm->config.L ? end : glm->config.L;
-}
-
-// is what layers share still that of layer l, the last one that forward went through?
-static int is_last_and_fresh(const Glm5* glm, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == end_layer(glm) + stage_has_mtp(glm, acts->purpose);
-}
-
-// the stream behind layer l, for backward
-static const floatX* stream_behind(const Glm5* glm, const Activations* acts, int l, int N, const Device* dev) {
-    const Stream s = layer_activations(acts, l).residual3;
-    return is_last_and_fresh(glm, acts, l) ? s.x : stream_bring(s, N, glm->config.D, &glm->model.tp, dev);
-}
-
-static void keep_streams(const Glm5* glm, const Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    if (acts->purpose != TO_TRAIN) { return; }
-    stream_keep(a.residual2, N, glm->config.D, &glm->model.tp, dev);
-    stream_keep(a.residual3, N, glm->config.D, &glm->model.tp, dev);
 }
 
 static void norm_forward(const Glm5* glm, floatX* out, float* rstd, const floatX* inp, size_t field, int l, int N,
@@ -415,12 +382,12 @@ static void attend_forward(const Glm5* glm, Activations* acts, int l, const floa
 static void gate_up_forward(const Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     if (!has_experts(&glm->config, l)) {
-        linear_forward(a.gate_up, a.norm2, linear(glm, acts, AT(gate_up), NO_BIAS, l), N, dev);
+        linear_forward(a.gate_up, a.norm2, layer_linear(acts, AT(gate_up), l), N, dev);
         return;
     }
     const ExpertPass p = expert_pass(glm, acts, l, N);
     expert_gate_up(&p, dev);
-    linear_forward(a.shared_gate_up, a.norm2, linear(glm, acts, AT(shared_gate_up), NO_BIAS, l), N, dev);
+    linear_forward(a.shared_gate_up, a.norm2, layer_linear(acts, AT(shared_gate_up), l), N, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
@@ -443,20 +410,20 @@ static void mlp_down(const Glm5* glm, Activations* acts, int l, int N, const Dev
         const ExpertPass p = expert_pass(glm, acts, l, N);
         expert_down(&p, a.branch, dev);
         swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, c->FS, dev);
-        linear_forward(a.shared_out, a.shared_hidden, linear(glm, acts, AT(shared_down), NO_BIAS, l), N, dev);
+        linear_forward(a.shared_out, a.shared_hidden, layer_linear(acts, AT(shared_down), l), N, dev);
         residual_forward(a.branch, a.branch, a.shared_out, (size_t)N * c->D, dev);
     } else {
         swiglu_forward(a.hidden, a.gate_up, 0.0f, N, c->FD, dev);
-        linear_forward(a.branch, a.hidden, linear(glm, acts, AT(down), NO_BIAS, l), N, dev);
+        linear_forward(a.branch, a.hidden, layer_linear(acts, AT(down), l), N, dev);
     }
     residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * c->D, dev);
+    layer_keep(acts, l, a.residual2, a.residual3, N, c->D, dev);
 }
 
 static void block_forward(const Glm5* glm, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
     attend_forward(glm, acts, l, residual, 0, N, dev);
     mlp_up(glm, acts, l, 0, N, dev);
     mlp_down(glm, acts, l, N, dev);
-    keep_streams(glm, acts, l, N, dev);
 }
 
 // what the indexers of layers first .. end - 1 lose, once all that see their choices have been here
@@ -480,14 +447,13 @@ static void glm5_forward(const Model* m, Activations* acts, int N, const Device*
         latent_forget_sinks(layer_statistics(acts, 0).attention.no_sinks, c->H, &acts->batch, dev);
     }
     if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
+        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     }
     for (int l = first; l < end; l++) {
         block_forward(glm, acts, l, residual, N, dev);
         residual = layer_activations(acts, l).residual3.x;
     }
     indexers_forward(glm, acts, first, end, N, dev);
-    acts->is_fresh = 1;
     if (!model_has_head(m)) { return; }
     norm_forward(glm, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
 }
@@ -497,8 +463,8 @@ static LmHead lm_head(const Model* m, const Activations* acts) {
     const Glm5* glm = (const Glm5*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     floatX* dhidden = rank_has_mtp(glm, acts->purpose) ? a.dhidden : a.dbranch;
-    const LmHead head = {linear(glm, acts, AT(head), NO_BIAS, 0), a.norm, dhidden, a.logits,
-                         layer_statistics(acts, 0).losses, acts->how.head_rows, glm->config.V, 0};
+    const LmHead head = {layer_linear(acts, AT(head), 0), a.norm, dhidden, a.logits, layer_statistics(acts, 0).losses,
+                         acts->how.head_rows, glm->config.V, 0};
     return head;
 }
 
@@ -512,13 +478,13 @@ static void recompute_block(const Glm5* glm, Activations* acts, int l, const flo
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const LatentPass attention = latent_pass(glm, acts, l, N);
-    if (is_last_and_fresh(glm, acts, l)) { return; }
+    if (layer_is_fresh(acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attend_forward(glm, acts, l, residual, 1, N, dev);
         mlp_up(glm, acts, l, 1, N, dev);
         return;
     }
-    stream_bring(a.residual2, N, glm->config.D, &glm->model.tp, dev);
+    layer_stream(acts, a.residual2, l, N, glm->config.D, dev);
     if (level >= RECOMPUTE_NORMS) {
         norm_forward(glm, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
         norm_forward(glm, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
@@ -536,25 +502,25 @@ static void recompute_block(const Glm5* glm, Activations* acts, int l, const flo
 static void mlp_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
     const int F = glm->config.FD;
     const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = linear(glm, acts, AT(down), NO_BIAS, l), gate_up = linear(glm, acts, AT(gate_up), NO_BIAS, l);
+    const Linear down = layer_linear(acts, AT(down), l), gate_up = layer_linear(acts, AT(gate_up), l);
     swiglu_forward(a.hidden, a.gate_up, 0.0f, N, F, dev);
-    linear_backward(a.dmlp_hidden, a.dresidual, a.hidden, down, gradients(glm, AT(down), NO_BIAS, l), 0, N, dev);
+    linear_backward(a.dmlp_hidden, a.dresidual, a.hidden, down, layer_gradients(acts, AT(down), l), 0, N, dev);
     swiglu_backward(a.gate_up, NULL, NULL, a.dmlp_hidden, a.gate_up, NULL, 0.0f, N, F, dev);
-    linear_backward(a.dbranch, a.gate_up, a.norm2, gate_up, gradients(glm, AT(gate_up), NO_BIAS, l), 0, N, dev);
+    linear_backward(a.dbranch, a.gate_up, a.norm2, gate_up, layer_gradients(acts, AT(gate_up), l), 0, N, dev);
 }
 
 // The shared expert: dbranch, which has what comes by way of the router, goes on
 static void shared_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
     const int F = glm->config.FS;
     const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = linear(glm, acts, AT(shared_down), NO_BIAS, l);
-    const Linear gate_up = linear(glm, acts, AT(shared_gate_up), NO_BIAS, l);
+    const Linear down = layer_linear(acts, AT(shared_down), l);
+    const Linear gate_up = layer_linear(acts, AT(shared_gate_up), l);
     swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, F, dev);
-    linear_backward(a.dshared_hidden, a.dresidual, a.shared_hidden, down,
-                    gradients(glm, AT(shared_down), NO_BIAS, l), 0, N, dev);
-    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, 0.0f, N, F, dev);
-    linear_backward(a.dbranch, a.shared_gate_up, a.norm2, gate_up, gradients(glm, AT(shared_gate_up), NO_BIAS, l), 1,
+    linear_backward(a.dshared_hidden, a.dresidual, a.shared_hidden, down, layer_gradients(acts, AT(shared_down), l), 0,
                     N, dev);
+    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, 0.0f, N, F, dev);
+    linear_backward(a.dbranch, a.shared_gate_up, a.norm2, gate_up, layer_gradients(acts, AT(shared_gate_up), l), 1, N,
+                    dev);
 }
 
 // of the balance of each sequence in the gradient of a router: a mean over those of all leaves
@@ -567,9 +533,9 @@ static float balance_weight(const Glm5* glm, const Activations* acts, int l) {
 static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(glm, acts, l, N);
-    p.drouter = gradients(glm, AT(router), NO_BIAS, l);
-    p.dgate_up = gradients(glm, AT(expert_gate_up), NO_BIAS, l);
-    p.ddown = gradients(glm, AT(expert_down), NO_BIAS, l);
+    p.drouter = layer_gradients(acts, AT(router), l);
+    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
+    p.ddown = layer_gradients(acts, AT(expert_down), l);
     expert_backward_router(&p, a.dbranch, a.dresidual, NULL, balance_weight(glm, acts, l), 0.0f, dev);
     shared_backward(glm, acts, l, N, dev);
     expert_backward_rows(&p, a.dbranch, dev);
@@ -605,7 +571,8 @@ static void glm5_backward(Glm5* glm, Activations* acts, int N, const Device* dev
     const ActivationTensors a = layer_activations(acts, 0);
     const int first = model_first_layer(m);
     for (int l = end_layer(glm) - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? stream_behind(glm, acts, l - 1, N, dev) : a.encoded;
+        const floatX* residual =
+            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, c->D, dev) : a.encoded;
         recompute_block(glm, acts, l, residual, N, dev);
         block_backward(glm, acts, l, residual, N, dev);
         model_layer_done(&glm->model, l, dev);
@@ -613,7 +580,7 @@ static void glm5_backward(Glm5* glm, Activations* acts, int N, const Device* dev
     if (!model_has_embedding(m)) { return; }
     if (m->learns_mtp && c->mtp_detach) { model_receive_shared(&glm->model, dev); }  // it comes, and counts for nothing
     vocabulary_embedding_backward(&glm->model, AT(embedding), m->learns_mtp && !c->mtp_detach, a.dresidual,
-                                  acts->batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
+                                  acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     forget_padding(glm, dev);
 }
 
@@ -625,11 +592,11 @@ static void mtp_forward(const Glm5* glm, Activations* acts, int N, const Device*
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     floatX *next = a.dbranch, *hidden = a.dresidual;  // room that only backward needs
-    vocabulary_rows(a.branch, acts->mtp.batch.tokens, linear(glm, acts, AT(embedding), NO_BIAS, 0), N, dev);
+    vocabulary_rows(a.branch, acts->mtp.batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     norm_forward(glm, next, s.mtp_embedding_rstd, a.branch, AT(mtp_enorm), 0, N, dev);
     norm_forward(glm, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hnorm), 0, N, dev);
     mtp_join(a.mtp_joined, next, hidden, N, D, dev);
-    linear_forward(a.mtp_encoded, a.mtp_joined, linear(glm, acts, AT(mtp_eh_proj), NO_BIAS, 0), N, dev);
+    linear_forward(a.mtp_encoded, a.mtp_joined, layer_linear(acts, AT(mtp_eh_proj), 0), N, dev);
     block_forward(glm, acts, l, a.mtp_encoded, N, dev);
     indexers_forward(glm, acts, l, l + 1, N, dev);
     norm_forward(glm, a.mtp_norm, s.mtp_norm_rstd, a.residual3.x, AT(mtp_norm), 0, N, dev);
@@ -649,13 +616,13 @@ static void mtp_backward(Glm5* glm, Activations* acts, int N, const Device* dev)
     const int l = glm->config.L, D = glm->config.D, reaches = !glm->config.mtp_detach;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const Linear proj = linear(glm, acts, AT(mtp_eh_proj), NO_BIAS, 0);
-    const Linear embedding = linear(glm, acts, AT(embedding), NO_BIAS, 0);
+    const Linear proj = layer_linear(acts, AT(mtp_eh_proj), 0);
+    const Linear embedding = layer_linear(acts, AT(embedding), 0);
     norm_backward(glm, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, dev);
     recompute_block(glm, acts, l, a.mtp_encoded, N, dev);
     block_backward(glm, acts, l, a.mtp_encoded, N, dev);
     model_layer_done(&glm->model, l, dev);
-    linear_backward_weight(a.dresidual, a.mtp_joined, proj, gradients(glm, AT(mtp_eh_proj), NO_BIAS, 0), N, dev);
+    linear_backward_weight(a.dresidual, a.mtp_joined, proj, layer_gradients(acts, AT(mtp_eh_proj), 0), N, dev);
     linear_backward_input(a.mtp_joined, a.dresidual, proj, 0, N, dev);
     mtp_part(a.dbranch, a.mtp_joined, MTP_NEXT, N, D, dev);
     vocabulary_rows(a.branch, acts->mtp.batch.tokens, embedding, N, dev);
@@ -689,13 +656,15 @@ static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
 static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
     Glm5* glm = (Glm5*)m;
     const int last = end_layer(glm) - 1;
+    const ActivationTensors a = layer_activations(acts, last);
     if (model_has_head(m)) {
         const LmHead head = lm_head(m, acts);
         lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
         if (stage_has_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
-        norm_backward(glm, layer_activations(acts, last).dresidual, head.dnorm, stream_behind(glm, acts, last, N, dev),
-                      layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, dev);
+        const floatX* residual = layer_stream(acts, a.residual3, last, N, glm->config.D, dev);
+        norm_backward(glm, a.dresidual, head.dnorm, residual, layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N,
+                      dev);
     }
     glm5_backward(glm, acts, N, dev);
 }

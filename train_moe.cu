@@ -21,13 +21,14 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
-#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
+#include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
@@ -44,21 +45,13 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 // 1. Tensors. Sizes and parameters are in llmc/models/moe.h; here is one line for each activation. A token with
 // one of its k experts is a *pair*; sorted by expert the R = N*k pairs are the rows of experts (expert_rows.h).
 
-// weights as forward and backward read them; Parameters (llmc/models/moe.h) are floats: gradients
-typedef struct {
-    floatX *embedding, *norm1, *wq, *wk, *wv, *wo, *norm2, *router;
-    float* bias;
-    floatX *gate_up, *down, *norm, *head;
-} StoredParameters;  // the fields of Parameters, in the same order: one table serves both
-
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *q, *k, *v, *new_k, *new_v, *attention, *norm2,
         *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv;
     Stream residual2, residual3;
     ExpertTensors experts;
-    floatX *key_part;         // with --tp, of keys and values that ranks share
-    floatX *parallel, *keys;  // room of --tp, of attention with --cp
+    floatX* key_part;  // with --tp, of keys and values that ranks share
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -87,6 +80,17 @@ typedef struct {
     char bias_stays[CONFIG_MAX_LAYERS];  // of each router: --freeze keeps it as it is
 } Moe;
 
+// scratch that all layers share
+static void size_rooms(Activations* acts, const Moe* moe, int B, int T) {
+    const Config* c = &moe->config;
+    const Model* m = &moe->model;
+    const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
+    const int trains = acts->purpose == TO_TRAIN, N_last = acts->purpose == TO_GENERATE ? N_head : 1;
+    const size_t products = tp_larger(linear_room_elements(m, N), shared_keys_elements(m, c->NH, c->HS, N, trains));
+    acts->parallel.n = tp_larger(products, vocabulary_room_elements(m, N, N_head, N_last));
+    acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);
+}
+
 // B rows of T positions; generation keeps logits of the last position of each
 static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config c = moe->config;
@@ -96,15 +100,8 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     const int L_experts = activations_kept(how, c.L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c.L : 0;
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
-    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
-    const int N_train = purpose == TO_TRAIN ? N : 0;
+    const int N_head = activations_head_rows(how, B, N, purpose), N_train = purpose == TO_TRAIN ? N : 0;
     const RankGroup* tp = &moe->model.tp;
-    const size_t shared = shared_keys_elements(&moe->model, c.NH, c.HS, N, purpose == TO_TRAIN);
-    const size_t parallel = tp_larger(
-        tp_larger(shared, linear_room_elements(&moe->model, N)),
-        vocabulary_room_elements(&moe->model, N, N_head, purpose == TO_GENERATE ? N_head : 1));
-    const size_t keys =
-        segment_room_elements(B * T, c.NH * moe->model.keys.size, c.NKV, c.HS, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -129,8 +126,6 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     *t++ = activation(FIELD(dk),         0, N_train, HK);
     *t++ = activation(FIELD(dv),         0, N_train, HK);
     *t++ = activation(FIELD(key_part),   0, N, keys_part(&moe->model, c.HS));  // of shared keys, values, gradients
-    *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
-    *t++ = activation(FIELD(keys),       0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -157,7 +152,6 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 
 // sizes only: what a run will need is known before anything is allocated
 static void moe_layout(Moe* moe, Config c) {
-    assert(sizeof(StoredParameters) == sizeof(Parameters));  // one table fills both
     moe->config = moe->whole = c;
     model_layout(&moe->model, parameter_table(moe->model.table, &c));
     moe->model.n_numbers = c.L * (int)router_statistics_length(c.E);
@@ -170,26 +164,15 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const ExpertSizes experts = expert_sizes(c, &how);
     activations_begin(acts, B, T, purpose, how);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    size_rooms(acts, moe, B, T);
     const int n_tensors = activation_table(acts->tensors.table, moe, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, *c, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->HS, config_rope_theta(c));
 }
 
-static StoredParameters layer_weights(const Moe* moe, int l) {
-    StoredParameters p;
-    memset(&p, 0, sizeof p);  // what a model does not have
-    model_point(&moe->model, &p, l);
-    return p;
-}
+// ---- what stands where: parameters by their field of the table, at layer l ----
 
 #define AT(name) offsetof(Parameters, name)
-// where the gradients of the micro-batch that is computed now are to be written
-static Parameters layer_gradients(Moe* moe, int l) {
-    Parameters d;
-    memset(&d, 0, sizeof d);
-    model_point_gradients(&moe->model, &d, l);
-    return d;
-}
 
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
@@ -197,20 +180,25 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
     return a;
 }
 
-// a matrix of layer l, and where its gradient goes
-static Linear linear(const Moe* moe, const Activations* acts, size_t field, int l) {
-    Linear w = model_linear(&moe->model, field, NO_BIAS, l);
-    w.room = layer_activations(acts, 0).parallel;
-    return w;
-}
-static LinearGradients gradients(Moe* moe, size_t field, int l) {
-    return model_linear_gradients(&moe->model, field, NO_BIAS, l);
-}
-
 static Statistics layer_statistics(const Activations* acts, int l) {
     Statistics s;
     tensor_arena_point(&acts->statistics, &s, l);
     return s;
+}
+
+// of a norm
+static const floatX* gain(const Moe* moe, size_t field, int l) {
+    return (const floatX*)model_vector(&moe->model, field, l);
+}
+
+// where a gradient is to be written; NULL: it does not learn
+static float* gradient(Moe* moe, size_t field, int l) { return model_vector_gradient(&moe->model, field, l); }
+
+// by which the router of layer l chooses; NULL: it has none, or another stage has it
+static float* router_bias(const Moe* moe, int l) {
+    const Model* m = &moe->model;
+    const int row = model_row(m, AT(bias), l);
+    return row >= 0 && tensor_is_held(&m->held[row], l) ? (float*)model_place_of(m, row, l) : NULL;
 }
 
 // what the router of layer l counts in this leaf
@@ -220,10 +208,10 @@ static float* layer_numbers(const Activations* acts, const Config* c, int l) {
 
 static RotaryAttention rotary_attention(const Moe* moe, const Activations* acts, int l) {
     const Config* c = &moe->config;
-    const ActivationTensors a = layer_activations(acts, l), room = layer_activations(acts, 0);
+    const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, room.keys,
-                                              &moe->model.keys, room.parallel);
+    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, acts->keys.at,
+                                              &moe->model.keys, acts->parallel.at);
     x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
     x.of.max = s.att_max, x.of.inv = s.att_inv;
     return x;
@@ -234,28 +222,10 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
-                          linear(moe, acts, AT(router), l), linear(moe, acts, AT(gate_up), l),
-                          linear(moe, acts, AT(down), l), layer_weights(moe, l).bias, NO_GRADIENTS, NO_GRADIENTS,
+                          layer_linear(acts, AT(router), l), layer_linear(acts, AT(gate_up), l),
+                          layer_linear(acts, AT(down), l), router_bias(moe, l), NO_GRADIENTS, NO_GRADIENTS,
                           NO_GRADIENTS, layer_numbers(acts, &moe->config, l), N, NULL};
     return p;
-}
-
-// is what layers share still that of layer l, the last one?
-static int is_last_and_fresh(const Moe* moe, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == model_end_layer(&moe->model);
-}
-
-// the stream behind layer l, for backward
-static const floatX* stream_behind(const Moe* moe, const Activations* acts, int l, int N, const Device* dev) {
-    const Stream s = layer_activations(acts, l).residual3;
-    return is_last_and_fresh(moe, acts, l) ? s.x : stream_bring(s, N, moe->config.D, &moe->model.tp, dev);
-}
-
-static void keep_streams(const Moe* moe, const Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    if (acts->purpose != TO_TRAIN) { return; }
-    stream_keep(a.residual2, N, moe->config.D, &moe->model.tp, dev);
-    stream_keep(a.residual3, N, moe->config.D, &moe->model.tp, dev);
 }
 
 // the first half of layer l: N positions, whose stream comes in as `residual`
@@ -267,17 +237,17 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
     const ActivationTensors a = layer_activations(acts, l);
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
     const RotaryAttention attention = rotary_attention(moe, acts, l);
-    rmsnorm_forward(a.norm1, layer_statistics(acts, l).norm1_rstd, residual, layer_weights(moe, l).norm1, c->eps, N, D,
+    rmsnorm_forward(a.norm1, layer_statistics(acts, l).norm1_rstd, residual, gain(moe, AT(norm1), l), c->eps, N, D,
                     dev);
-    linear_forward(a.q, a.norm1, linear(moe, acts, AT(wq), l), N, dev);
-    keys_forward(k, a.key_part, a.norm1, linear(moe, acts, AT(wk), l), &moe->model, N, dev);
-    keys_forward(v, a.key_part, a.norm1, linear(moe, acts, AT(wv), l), &moe->model, N, dev);
+    linear_forward(a.q, a.norm1, layer_linear(acts, AT(wq), l), N, dev);
+    keys_forward(k, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &moe->model, N, dev);
+    keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &moe->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
         rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
-    linear_forward(a.branch, a.attention, linear(moe, acts, AT(wo), l), N, dev);
+    linear_forward(a.branch, a.attention, layer_linear(acts, AT(wo), l), N, dev);
     residual_forward(a.residual2.x, residual, a.branch, (size_t)N * D, dev);
 }
 
@@ -286,8 +256,8 @@ static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int
     const Config* c = &moe->config;
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(moe, acts, l, N);
-    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, layer_weights(moe, l).norm2, c->eps,
-                    N, c->D, dev);
+    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, gain(moe, AT(norm2), l), c->eps, N,
+                    c->D, dev);
     expert_choose(&p, replay, dev);
     expert_gather(&p, dev);
     expert_gate_up(&p, dev);
@@ -299,6 +269,7 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
     const ExpertPass p = expert_pass(moe, acts, l, N);
     expert_down(&p, a.branch, dev);
     residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * moe->config.D, dev);
+    layer_keep(acts, l, a.residual2, a.residual3, N, moe->config.D, dev);
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
@@ -306,35 +277,29 @@ static void moe_forward(const Model* m, Activations* acts, int N, const Device* 
     const Moe* moe = (const Moe*)m;
     const int D = moe->config.D;
     ActivationTensors a = layer_activations(acts, 0);
-    StoredParameters p = layer_weights(moe, 0);
     if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, linear(moe, acts, AT(embedding), 0), N, dev);
+        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     }
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 0, N, dev);
         experts_down(moe, acts, l, N, dev);
-        keep_streams(moe, acts, l, N, dev);
         residual = layer_activations(acts, l).residual3.x;
     }
-    acts->is_fresh = 1;
     if (!model_has_head(m)) { return; }
-    rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, p.norm, moe->config.eps, N, D, dev);
+    rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, gain(moe, AT(norm), 0), moe->config.eps, N,
+                    D, dev);
 }
 
 // the field of the output matrix: the embedding where it is tied
 static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
 
-static float* output_gradient(Moe* moe) {
-    return model_gradient_of(&moe->model, model_row(&moe->model, output_field(&moe->config), 0), 0);
-}
-
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
     const Moe* moe = (const Moe*)m;
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {linear(moe, acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits,
+    const LmHead head = {layer_linear(acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits,
                          layer_statistics(acts, 0).losses, acts->how.head_rows, moe->config.V, 0};
     return head;
 }
@@ -346,18 +311,17 @@ static void recompute_block(const Moe* moe, Activations* acts, int l, const floa
     const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const StoredParameters p = layer_weights(moe, l);
     const ExpertPass experts = expert_pass(moe, acts, l, N);
-    if (is_last_and_fresh(moe, acts, l)) { return; }
+    if (layer_is_fresh(acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attention_block_forward(moe, acts, l, residual, N, dev);
         experts_up(moe, acts, l, 1, N, dev);
         return;
     }
-    stream_bring(a.residual2, N, c->D, &moe->model.tp, dev);
+    layer_stream(acts, a.residual2, l, N, c->D, dev);
     if (level >= RECOMPUTE_NORMS) {
-        rmsnorm_forward(a.norm1, s.norm1_rstd, residual, p.norm1, c->eps, N, c->D, dev);
-        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2.x, p.norm2, c->eps, N, c->D, dev);
+        rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(moe, AT(norm1), l), c->eps, N, c->D, dev);
+        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2.x, gain(moe, AT(norm2), l), c->eps, N, c->D, dev);
     }
     expert_gather(&experts, dev);
     if (level >= RECOMPUTE_EXPERTS) { expert_gate_up(&experts, dev); }
@@ -369,14 +333,14 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     const float per_leaf = 1.0f / (float)moe->model.dp.n_leaves;  // the losses of routers are means over leaves
     const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * per_leaf : 0.0f, z = c->z_lambda * per_leaf;
     const ActivationTensors a = layer_activations(acts, l);
-    const Parameters d = layer_gradients(moe, l);
+    float* dbias = c->balance == BALANCE_BIAS ? gradient(moe, AT(bias), l) : NULL;
     ExpertPass p = expert_pass(moe, acts, l, N);
-    p.drouter = gradients(moe, AT(router), l);
-    p.dgate_up = gradients(moe, AT(gate_up), l);
-    p.ddown = gradients(moe, AT(down), l);
-    if (d.bias) { device_zero(d.bias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: moe_balance_biases
+    p.drouter = layer_gradients(acts, AT(router), l);
+    p.dgate_up = layer_gradients(acts, AT(gate_up), l);
+    p.ddown = layer_gradients(acts, AT(down), l);
+    if (dbias) { device_zero(dbias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: moe_balance_biases
     expert_backward(&p, a.dbranch, a.dresidual, p.numbers, balance, z, dev);
-    rmsnorm_backward(a.dresidual, d.norm2, a.dbranch, a.residual2.x, layer_weights(moe, l).norm2,
+    rmsnorm_backward(a.dresidual, gradient(moe, AT(norm2), l), a.dbranch, a.residual2.x, gain(moe, AT(norm2), l),
                      layer_statistics(acts, l).norm2_rstd, 1, N, c->D, dev);
 }
 
@@ -387,17 +351,18 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
     const int HK = moe->config.NKV * moe->config.HS;
     const ActivationTensors a = layer_activations(acts, l);
     const RotaryAttention attention = rotary_attention(moe, acts, l);
-    linear_backward(a.dbranch, a.dresidual, a.attention, linear(moe, acts, AT(wo), l), gradients(moe, AT(wo), l), 0, N,
-                    dev);
+    linear_backward(a.dbranch, a.dresidual, a.attention, layer_linear(acts, AT(wo), l),
+                    layer_gradients(acts, AT(wo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
-    linear_chain_backward(&chain, a.dq, a.norm1, linear(moe, acts, AT(wq), l), gradients(moe, AT(wq), l), N, dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, a.dk, m, HK, N, dev), a.norm1, linear(moe, acts, AT(wk), l),
-                          gradients(moe, AT(wk), l), N, dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, HK, N, dev), a.norm1, linear(moe, acts, AT(wv), l),
-                          gradients(moe, AT(wv), l), N, dev);
+    linear_chain_backward(&chain, a.dq, a.norm1, layer_linear(acts, AT(wq), l), layer_gradients(acts, AT(wq), l), N,
+                          dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, a.dk, m, HK, N, dev), a.norm1, layer_linear(acts, AT(wk), l),
+                          layer_gradients(acts, AT(wk), l), N, dev);
+    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, HK, N, dev), a.norm1, layer_linear(acts, AT(wv), l),
+                          layer_gradients(acts, AT(wv), l), N, dev);
     linear_chain_end(&chain, N, dev);
-    rmsnorm_backward(a.dresidual, layer_gradients(moe, l).norm1, a.dbranch, residual, layer_weights(moe, l).norm1,
+    rmsnorm_backward(a.dresidual, gradient(moe, AT(norm1), l), a.dbranch, residual, gain(moe, AT(norm1), l),
                      layer_statistics(acts, l).norm1_rstd, 1, N, moe->config.D, dev);
 }
 
@@ -407,21 +372,21 @@ static void moe_backward(Moe* moe, Activations* acts, int N, const Device* dev) 
     const Model* m = &moe->model;
     const int D = moe->config.D, first = model_first_layer(m), end = model_end_layer(m);
     ActivationTensors a = layer_activations(acts, end - 1);
-    StoredParameters p = layer_weights(moe, 0);
-    Parameters d = layer_gradients(moe, 0);
     if (model_has_head(m)) {
-        rmsnorm_backward(a.dresidual, d.norm, a.dbranch, stream_behind(moe, acts, end - 1, N, dev), p.norm,
+        const floatX* residual = layer_stream(acts, a.residual3, end - 1, N, D, dev);
+        rmsnorm_backward(a.dresidual, gradient(moe, AT(norm), 0), a.dbranch, residual, gain(moe, AT(norm), 0),
                          layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? stream_behind(moe, acts, l - 1, N, dev) : a.encoded;
+        const floatX* residual =
+            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, D, dev) : a.encoded;
         recompute_block(moe, acts, l, residual, N, dev);
         experts_backward(moe, acts, l, N, dev);
         attention_block_backward(moe, acts, l, residual, N, dev);
         model_layer_done(&moe->model, l, dev);
     }
     vocabulary_embedding_backward(&moe->model, AT(embedding), moe->config.tied, a.dresidual, acts->batch.tokens,
-                                  linear(moe, acts, AT(embedding), 0), N, dev);
+                                  layer_linear(acts, AT(embedding), 0), N, dev);
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients
@@ -429,7 +394,7 @@ static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const
     Moe* moe = (Moe*)m;
     if (model_has_head(m)) {
         const LmHead head = lm_head(m, acts);
-        lm_head_losses(&head, &acts->batch, 1, output_gradient(moe), dloss, N, dev);
+        lm_head_losses(&head, &acts->batch, 1, gradient(moe, output_field(&moe->config), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
     }
     moe_backward(moe, acts, N, dev);
@@ -452,9 +417,9 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
     const Config* c = &moe->config;
     if (c->balance != BALANCE_BIAS) { return; }
     for (int l = 0; l < c->L; l++) {
-        float* bias = layer_weights(moe, l).bias;
+        float* bias = router_bias(moe, l);
         const float* counts = dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E);
-        if (moe->bias_stays[l] || !bias) { continue; }  // NULL: another stage has it
+        if (moe->bias_stays[l] || !bias) { continue; }
         expert_level_bias(bias, counts, rate, 1, c->E, l, dev);
     }
 }

@@ -19,6 +19,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_gather, heads_take: norms of heads with --tp
+#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
@@ -26,7 +27,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
-#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
+#include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
@@ -50,7 +51,6 @@ typedef struct {
         *gate_up, *hidden, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden, *key_part;
     Stream residual2, residual3;
     ExpertTensors experts;
-    floatX *adapter, *parallel, *keys;  // room of adapters, of --tp, of attention with --cp
 } ActivationTensors;
 
 // what must not lose digits, always float
@@ -86,10 +86,18 @@ static Tensor mlp_activation(const Config* c, const char* name, size_t field, in
     return t;
 }
 
-// with --tp, for the gradient of a norm of heads: those of all ranks
-static size_t norms_room_elements(const Qwen* qwen, int N) {
-    const Config* c = &qwen->whole;
-    return c->qk_norm ? heads_room_elements(N, c->NH, c->HS, &qwen->model.tp) : 0;
+// scratch that all layers share; with --tp for the gradient of a norm of heads, too: those of all ranks
+static void size_rooms(Activations* acts, const Qwen* qwen, int B, int T) {
+    const Config* c = &qwen->config;
+    const Model* m = &qwen->model;
+    const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
+    const int trains = acts->purpose == TO_TRAIN, N_last = acts->purpose == TO_GENERATE ? N_head : 1;
+    const size_t shared = shared_keys_elements(m, c->NH, c->HS, N, trains);
+    const size_t norms = trains && c->qk_norm ? heads_room_elements(N, qwen->whole.NH, c->HS, &m->tp) : 0;
+    const size_t products = tp_larger(linear_room_elements(m, N), tp_larger(shared, norms));
+    acts->adapter.n = adapter_scratch_elements(&qwen->adapters, m, N, N * c->k);
+    acts->parallel.n = tp_larger(products, vocabulary_room_elements(m, N, N_head, N_last));
+    acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
@@ -101,17 +109,8 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const int L_mlps = activations_kept(how, c->L, purpose, RECOMPUTE_MLPS);
     const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c->L : 0;
     const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
-    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
-    const int N_train = purpose == TO_TRAIN ? N : 0;
-    const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
+    const int N_head = activations_head_rows(how, B, N, purpose), N_train = purpose == TO_TRAIN ? N : 0;
     const RankGroup* tp = &qwen->model.tp;
-    const size_t shared = shared_keys_elements(&qwen->model, c->NH, c->HS, N, purpose == TO_TRAIN);
-    const size_t products =
-        tp_larger(linear_room_elements(&qwen->model, N), tp_larger(shared, norms_room_elements(qwen, N_train)));
-    const size_t parallel = tp_larger(
-        products, vocabulary_room_elements(&qwen->model, N, N_head, purpose == TO_GENERATE ? N_head : 1));
-    const size_t keys =
-        segment_room_elements(B * T, c->NH * qwen->model.keys.size, c->NKV, c->HS, purpose == TO_TRAIN, how->cp);
     const ExpertSizes experts = expert_sizes(c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -142,9 +141,6 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(dproj),      0, c->qk_norm * N_train, HQ);  // of q or k before the norm of its heads
     *t++ = activation(FIELD(dhidden),    0, N_train, F);
     *t++ = activation(FIELD(key_part),   0, N, keys_part(&qwen->model, c->HS));  // of shared keys, values, gradients
-    *t++ = activation(FIELD(adapter),    0, (int)ceil_div((int64_t)adapters, 64), 64);
-    *t++ = activation(FIELD(parallel),   0, (int)ceil_div((int64_t)parallel, 64), 64);
-    *t++ = activation(FIELD(keys),       0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -188,7 +184,9 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     ExpertSizes experts = expert_sizes(c, &how);
     experts.adapter = adapters_widest_expert(&qwen->adapters);
     activations_begin(acts, B, T, purpose, how);
+    acts->adapters = &qwen->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    size_rooms(acts, qwen, B, T);
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, c->E > 0 ? &experts : NULL, c->HS, c->theta);
@@ -210,21 +208,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-// with its adapters
-static Linear linear(const Qwen* qwen, const Activations* acts, size_t weight, size_t bias, int l) {
-    Linear w = model_linear(&qwen->model, weight, bias, l);
-    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
-    linear_adapt(&w, &qwen->model, &qwen->adapters, pass, weight, l);
-    w.room = layer_activations(acts, 0).parallel;
-    return w;
-}
-
-static LinearGradients gradients(Qwen* qwen, size_t weight, size_t bias, int l) {
-    LinearGradients d = model_linear_gradients(&qwen->model, weight, bias, l);
-    linear_adapt_gradients(&d, &qwen->model, &qwen->adapters, weight, l);
-    return d;
-}
-
 // of a norm
 static const floatX* gain(const Qwen* qwen, size_t field, int l) {
     return (const floatX*)model_vector(&qwen->model, field, l);
@@ -235,10 +218,10 @@ static float* gradient(Qwen* qwen, size_t field, int l) { return model_vector_gr
 
 static RotaryAttention rotary_attention(const Qwen* qwen, const Activations* acts, int l) {
     const Config* c = &qwen->config;
-    const ActivationTensors a = layer_activations(acts, l), room = layer_activations(acts, 0);
+    const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, config_window(c, l), &acts->rope, acts->how.cp,
-                                              room.keys, &qwen->model.keys, room.parallel);
+                                              acts->keys.at, &qwen->model.keys, acts->parallel.at);
     x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
     x.of.max = s.att_max, x.of.inv = s.att_inv;
     return x;
@@ -261,29 +244,10 @@ static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N)
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
-                          linear(qwen, acts, AT(router), NO_BIAS, l),
-                          linear(qwen, acts, AT(expert_gate_up), NO_BIAS, l),
-                          linear(qwen, acts, AT(expert_down), NO_BIAS, l), NULL, NO_GRADIENTS, NO_GRADIENTS,
-                          NO_GRADIENTS, layer_numbers(acts, &qwen->config, l), N, NULL};
+                          layer_linear(acts, AT(router), l), layer_linear(acts, AT(expert_gate_up), l),
+                          layer_linear(acts, AT(expert_down), l), NULL, NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
+                          layer_numbers(acts, &qwen->config, l), N, NULL};
     return p;
-}
-
-// is what layers share still that of layer l, the last one?
-static int is_last_and_fresh(const Qwen* qwen, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == model_end_layer(&qwen->model);
-}
-
-// the stream behind layer l, for backward
-static const floatX* stream_behind(const Qwen* qwen, const Activations* acts, int l, int N, const Device* dev) {
-    const Stream s = layer_activations(acts, l).residual3;
-    return is_last_and_fresh(qwen, acts, l) ? s.x : stream_bring(s, N, qwen->config.D, &qwen->model.tp, dev);
-}
-
-static void keep_streams(const Qwen* qwen, const Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    if (acts->purpose != TO_TRAIN) { return; }
-    stream_keep(a.residual2, N, qwen->config.D, &qwen->model.tp, dev);
-    stream_keep(a.residual3, N, qwen->config.D, &qwen->model.tp, dev);
 }
 
 // ---- forward ----
@@ -305,18 +269,18 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
     const RotaryAttention attention = rotary_attention(qwen, acts, l);
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
     rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
-    linear_forward(c->qk_norm ? a.q_proj : a.q, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l), N, dev);
+    linear_forward(c->qk_norm ? a.q_proj : a.q, a.norm1, layer_linear_biased(acts, AT(wq), AT(bq), l), N, dev);
     heads_norm(a.q, s.q_rstd, a.q_proj, qwen, AT(q_norm), l, c->NH, N, dev);
-    keys_forward(c->qk_norm ? a.k_proj : k, a.key_part, a.norm1, linear(qwen, acts, AT(wk), AT(bk), l), &qwen->model, N,
-                 dev);
+    keys_forward(c->qk_norm ? a.k_proj : k, a.key_part, a.norm1, layer_linear_biased(acts, AT(wk), AT(bk), l),
+                 &qwen->model, N, dev);
     heads_norm(k, s.k_rstd, a.k_proj, qwen, AT(k_norm), l, c->NKV, N, dev);
-    keys_forward(v, a.key_part, a.norm1, linear(qwen, acts, AT(wv), AT(bv), l), &qwen->model, N, dev);
+    keys_forward(v, a.key_part, a.norm1, layer_linear_biased(acts, AT(wv), AT(bv), l), &qwen->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
         rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
-    linear_forward(a.branch, a.attention, linear(qwen, acts, AT(wo), AT(bo), l), N, dev);
+    linear_forward(a.branch, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l), N, dev);
     residual_forward(a.residual2.x, residual, a.branch, (size_t)N * c->D, dev);
 }
 
@@ -324,7 +288,7 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
 static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     if (qwen->config.kinds[l] == 'M') {
-        linear_forward(a.gate_up, a.norm2, linear(qwen, acts, AT(gate_up), NO_BIAS, l), N, dev);
+        linear_forward(a.gate_up, a.norm2, layer_linear(acts, AT(gate_up), l), N, dev);
     } else {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         expert_gate_up(&p, dev);
@@ -351,12 +315,13 @@ static void mlp_down(const Qwen* qwen, Activations* acts, int l, int N, const De
     const ActivationTensors a = layer_activations(acts, l);
     if (c->kinds[l] == 'M') {
         swiglu_forward(a.hidden, a.gate_up, 0.0f, N, c->F, dev);
-        linear_forward(a.branch, a.hidden, linear(qwen, acts, AT(down), NO_BIAS, l), N, dev);
+        linear_forward(a.branch, a.hidden, layer_linear(acts, AT(down), l), N, dev);
     } else {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         expert_down(&p, a.branch, dev);
     }
     residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * c->D, dev);
+    layer_keep(acts, l, a.residual2, a.residual3, N, c->D, dev);
 }
 
 // The N positions of the batch, up to the last norm; with --pp through the layers of this stage
@@ -366,17 +331,15 @@ static void qwen_forward(const Model* m, Activations* acts, int N, const Device*
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
     if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
+        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     }
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         attention_block_forward(qwen, acts, l, residual, N, dev);
         mlp_up(qwen, acts, l, 0, N, dev);
         mlp_down(qwen, acts, l, N, dev);
-        keep_streams(qwen, acts, l, N, dev);
         residual = layer_activations(acts, l).residual3.x;
     }
-    acts->is_fresh = 1;
     if (!model_has_head(m)) { return; }
     if (acts->numbers) {
         router_pool(layer_numbers(acts, c, c->L), acts->numbers, config_expert_layers(c), &router, N, dev);
@@ -388,18 +351,12 @@ static void qwen_forward(const Model* m, Activations* acts, int N, const Device*
 // the field of the output matrix: the embedding where it is tied
 static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
 
-static Linear output_weight(const Qwen* qwen, const Activations* acts) {
-    Linear w = model_linear(&qwen->model, output_field(&qwen->config), NO_BIAS, 0);
-    w.room = layer_activations(acts, 0).parallel;
-    return w;
-}
-
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
     const Qwen* qwen = (const Qwen*)m;
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {output_weight(qwen, acts), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
-                         acts->how.head_rows, qwen->config.V, 0};
+    const LmHead head = {layer_linear(acts, output_field(&qwen->config), 0), a.norm, a.dbranch, a.logits,
+                         layer_statistics(acts, 0).losses, acts->how.head_rows, qwen->config.V, 0};
     return head;
 }
 
@@ -409,9 +366,9 @@ static LmHead lm_head(const Model* m, const Activations* acts) {
 static void recompute_block(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
     const Config* c = &qwen->config;
-    const int level = is_last_and_fresh(qwen, acts, l) ? KEEP_ALL : acts->how.recompute;
+    const int level = layer_is_fresh(acts, l) ? KEEP_ALL : acts->how.recompute;
     const int is_last = expert_layers_below(c, l) + 1 == expert_layers_below(c, model_end_layer(&qwen->model));
-    const int has_rows = c->kinds[l] == 'M' || (acts->is_fresh && is_last);
+    const int has_rows = c->kinds[l] == 'M' || (acts->fresh >= 0 && is_last);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     if (level == RECOMPUTE_BLOCKS) {
@@ -419,7 +376,7 @@ static void recompute_block(const Qwen* qwen, Activations* acts, int l, const fl
         mlp_up(qwen, acts, l, 1, N, dev);
         return;
     }
-    if (!is_last_and_fresh(qwen, acts, l)) { stream_bring(a.residual2, N, c->D, &qwen->model.tp, dev); }
+    layer_stream(acts, a.residual2, l, N, c->D, dev);
     if (level >= RECOMPUTE_NORMS) {
         rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
         rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2.x, gain(qwen, AT(norm2), l), c->eps, N, c->D, dev);
@@ -435,12 +392,12 @@ static void recompute_block(const Qwen* qwen, Activations* acts, int l, const fl
 static void mlp_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = linear(qwen, acts, AT(down), NO_BIAS, l);
+    const Linear down = layer_linear(acts, AT(down), l);
     linear_backward_input(a.dhidden, a.dresidual, down, 0, N, dev);
     swiglu_backward(a.gate_up, a.hidden, NULL, a.dhidden, a.gate_up, NULL, 0.0f, N, c->F, dev);
-    linear_backward_weight(a.dresidual, a.hidden, down, gradients(qwen, AT(down), NO_BIAS, l), N, dev);
-    linear_backward(a.dbranch, a.gate_up, a.norm2, linear(qwen, acts, AT(gate_up), NO_BIAS, l),
-                    gradients(qwen, AT(gate_up), NO_BIAS, l), 0, N, dev);
+    linear_backward_weight(a.dresidual, a.hidden, down, layer_gradients(acts, AT(down), l), N, dev);
+    linear_backward(a.dbranch, a.gate_up, a.norm2, layer_linear(acts, AT(gate_up), l),
+                    layer_gradients(acts, AT(gate_up), l), 0, N, dev);
 }
 
 // The same of experts. The balance of all routers together pulls on each of them alike
@@ -449,9 +406,9 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     const float balance = pooled_weight(&qwen->model, c->balance, c->k, config_expert_layers(c));
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(qwen, acts, l, N);
-    p.drouter = gradients(qwen, AT(router), NO_BIAS, l);
-    p.dgate_up = gradients(qwen, AT(expert_gate_up), NO_BIAS, l);
-    p.ddown = gradients(qwen, AT(expert_down), NO_BIAS, l);
+    p.drouter = layer_gradients(acts, AT(router), l);
+    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
+    p.ddown = layer_gradients(acts, AT(expert_down), l);
     expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
 }
 
@@ -477,20 +434,23 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const RotaryAttention attention = rotary_attention(qwen, acts, l);
-    linear_backward(a.dbranch, a.dresidual, a.attention, linear(qwen, acts, AT(wo), AT(bo), l),
-                    gradients(qwen, AT(wo), AT(bo), l), 0, N, dev);
+    floatX* room = acts->parallel.at;
+    linear_backward(a.dbranch, a.dresidual, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l),
+                    layer_gradients_biased(acts, AT(wo), AT(bo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
     const floatX* dq =
-        heads_backward(qwen, a.dproj, a.parallel, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, &m->tp, N, dev);
-    linear_chain_backward(&chain, dq, a.norm1, linear(qwen, acts, AT(wq), AT(bq), l),
-                          gradients(qwen, AT(wq), AT(bq), l), N, dev);
+        heads_backward(qwen, a.dproj, room, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, &m->tp, N, dev);
+    linear_chain_backward(&chain, dq, a.norm1, layer_linear_biased(acts, AT(wq), AT(bq), l),
+                          layer_gradients_biased(acts, AT(wq), AT(bq), l), N, dev);
     const floatX* dk =
-        heads_backward(qwen, a.dproj, a.parallel, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, &key_heads, N, dev);
+        heads_backward(qwen, a.dproj, room, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, &key_heads, N, dev);
     linear_chain_backward(&chain, keys_own(a.key_part, dk, m, c->NKV * c->HS, N, dev), a.norm1,
-                          linear(qwen, acts, AT(wk), AT(bk), l), gradients(qwen, AT(wk), AT(bk), l), N, dev);
+                          layer_linear_biased(acts, AT(wk), AT(bk), l), layer_gradients_biased(acts, AT(wk), AT(bk), l),
+                          N, dev);
     linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, c->NKV * c->HS, N, dev), a.norm1,
-                          linear(qwen, acts, AT(wv), AT(bv), l), gradients(qwen, AT(wv), AT(bv), l), N, dev);
+                          layer_linear_biased(acts, AT(wv), AT(bv), l), layer_gradients_biased(acts, AT(wv), AT(bv), l),
+                          N, dev);
     linear_chain_end(&chain, N, dev);
 }
 
@@ -515,18 +475,19 @@ static void qwen_backward(Qwen* qwen, Activations* acts, int N, const Device* de
     const int D = c->D, first = model_first_layer(m), end = model_end_layer(m);
     const ActivationTensors a = layer_activations(acts, end - 1);
     if (model_has_head(m)) {
-        rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch,
-                         stream_behind(qwen, acts, end - 1, N, dev), gain(qwen, AT(norm), 0),
+        const floatX* residual = layer_stream(acts, a.residual3, end - 1, N, D, dev);
+        rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, residual, gain(qwen, AT(norm), 0),
                          layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? stream_behind(qwen, acts, l - 1, N, dev) : a.encoded;
+        const floatX* residual =
+            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, D, dev) : a.encoded;
         recompute_block(qwen, acts, l, residual, N, dev);
         block_backward(qwen, acts, l, residual, N, dev);
         model_layer_done(&qwen->model, l, dev);
     }
     vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied, a.dresidual, acts->batch.tokens,
-                                  linear(qwen, acts, AT(embedding), NO_BIAS, 0), N, dev);
+                                  layer_linear(acts, AT(embedding), 0), N, dev);
 }
 
 // from the stream behind the last layer of this stage to losses, and back to all gradients

@@ -23,6 +23,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_gather, swiglu_backward_gathered: sums over what ranks of --tp share
 #include "llmc/models/image_splice.h" // image_splice_take, image_splice_forward: images in the text
+#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mtp.h"          // mtp_join, mtp_part: the token after the next
@@ -31,7 +32,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
                                            // document; rotary_attention_cached: text by text
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
-#include "llmc/models/stream.h"       // Stream, stream_bring: the residual stream that backward asks for
+#include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/text_sight.h"   // TextSight: what a text that is generated has seen
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
@@ -58,11 +59,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *norm2, *shared_logit, *shared_gate_up, *shared_hidden, *shared_out, *norm, *logits,
-        *branch, *adapter, *parallel;  // adapter, parallel: room of adapters, of --tp
+        *branch;
     Stream residual2, residual3;
     floatX *q_proj, *k_proj, *heads, *q, *k, *v, *new_k, *new_v, *attention, *gated_attention,
         *key_part;  // of full layers
-    floatX* keys;        // of these with --cp: room
     DeltaTensors delta;  // of linear ones
     ExpertTensors experts;
     floatX *mtp_joined, *mtp_encoded, *mtp_norm, *dhidden;  // of the MTP module, and of what it reads
@@ -142,11 +142,8 @@ static Tensor full_activation(const Config* c, const char* name, size_t field, i
 }
 
 // lines of the layers with attention behind t; returns the end
-static Tensor* full_rows(Tensor* t, const Qwen36* qwen, int B, int T, int N, int L_block, Purpose purpose,
-                         const RankGroup* cp) {
+static Tensor* full_rows(Tensor* t, const Qwen36* qwen, int B, int T, int N, int L_block, Purpose purpose) {
     const Config* c = &qwen->config;
-    const Model* m = &qwen->model;
-    const size_t keys = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, purpose == TO_TRAIN, cp);
     const int HQ = c->NH * c->HS, HK = c->NKV * c->HS, N_new = purpose == TO_GENERATE ? N : 0;
     const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
@@ -162,23 +159,27 @@ static Tensor* full_rows(Tensor* t, const Qwen36* qwen, int B, int T, int N, int
     *t++ = full_activation(c, FIELD(new_v),  0, N_new, HK);
     *t++ = full_activation(c, FIELD(attention), L_block, N, HQ);   // before its gate
     *t++ = full_activation(c, FIELD(gated_attention), 0, N, HQ);
-    *t++ = activation(FIELD(key_part), 0, N, keys_part(m, c->HS));  // of shared keys, values, gradients
-    *t++ = activation(FIELD(keys), 0, (int)ceil_div((int64_t)keys, 64), 64);
+    *t++ = activation(FIELD(key_part), 0, N, keys_part(&qwen->model, c->HS));  // of shared keys, values, gradients
 #undef FIELD
     return t;
 }
 
-// with --tp, of a pass over N positions: scratch of products, and of what sums over heads or channels of all ranks
-static size_t parallel_elements(const Qwen36* qwen, int N, int N_head, Purpose purpose) {
-    const Config* c = &qwen->whole;
+// scratch that all layers share; with --tp of products, and of what sums over heads or channels of all ranks
+static void size_rooms(Activations* acts, const Qwen36* qwen, int B, int T) {
+    const Config *c = &qwen->config, *whole = &qwen->whole;
     const Model* m = &qwen->model;
-    const int N_train = purpose == TO_TRAIN ? N : 0;
-    const size_t norms = tp_larger(heads_room_elements(N_train, c->NH, c->HS, &m->tp),
-                                   delta_room_elements(N_train, c->Hv, c->DV, &m->tp));
-    const size_t back = tp_larger(norms, swiglu_room_elements(N_train, c->FS, &m->tp));
-    const size_t head = vocabulary_room_elements(m, N, N_head, purpose == TO_GENERATE ? N_head : 1);
-    const size_t shared = shared_keys_elements(m, qwen->config.NH, c->HS, N, purpose == TO_TRAIN);
-    return tp_larger(tp_larger(back, shared), tp_larger(head, linear_room_elements(m, N)));
+    const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
+    const int trains = acts->purpose == TO_TRAIN, N_last = acts->purpose == TO_GENERATE ? N_head : 1;
+    const int N_train = trains ? N : 0, has_full = config_layers(c, FULL_LAYER) + acts->has_mtp > 0;
+    const size_t norms = tp_larger(heads_room_elements(N_train, whole->NH, c->HS, &m->tp),
+                                   delta_room_elements(N_train, whole->Hv, c->DV, &m->tp));
+    const size_t back = tp_larger(norms, swiglu_room_elements(N_train, whole->FS, &m->tp));
+    const size_t head = vocabulary_room_elements(m, N, N_head, N_last);
+    const size_t shared = shared_keys_elements(m, c->NH, c->HS, N, trains);
+    acts->adapter.n = adapter_scratch_elements(&qwen->adapters, m, N, N * c->k);
+    acts->parallel.n = tp_larger(tp_larger(back, shared), tp_larger(head, linear_room_elements(m, N)));
+    if (!has_full) { return; }
+    acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
@@ -190,9 +191,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
-    const int N_head = purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;
-    const size_t adapters = adapter_scratch_elements(&qwen->adapters, &qwen->model, N, N * c->k);
-    const size_t parallel = parallel_elements(qwen, N, N_head, purpose);
+    const int N_head = activations_head_rows(how, B, N, purpose);
     const RankGroup* tp = &qwen->model.tp;
     const ExpertSizes experts = expert_sizes(qwen, purpose, how);
     const DeltaSizes delta = delta_sizes(c, how->cp);
@@ -200,7 +199,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, D);             // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),          L_norms, N, D);   // what a mixer reads
-    if (config_layers(c, FULL_LAYER) + mtp > 0) { t = full_rows(t, qwen, B, T, N, L_block, purpose, how->cp); }
+    if (config_layers(c, FULL_LAYER) + mtp > 0) { t = full_rows(t, qwen, B, T, N, L_block, purpose); }
     if (config_layers(c, LINEAR_LAYER) > 0) {
         t = delta_tensor_rows(t, offsetof(ActivationTensors, delta), &delta, B, N, L_block, purpose);
     }
@@ -230,8 +229,6 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     *t++ = activation(FIELD(dheads),         0, N_train, HQ);  // of q or k before the norm of its heads
     *t++ = activation(FIELD(dshared_hidden), 0, N_train, c->FS);  // where its weight is 1
     *t++ = activation(FIELD(dshared_logit),  0, N_train, 1);
-    *t++ = activation(FIELD(adapter),        0, (int)ceil_div((int64_t)adapters, 64), 64);
-    *t++ = activation(FIELD(parallel),       0, (int)ceil_div((int64_t)parallel, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
@@ -301,7 +298,9 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     activations_begin(acts, B, T, purpose, how);
     acts->has_states = config_layers(c, LINEAR_LAYER) > 0;
     acts->has_mtp = rank_has_mtp(qwen, purpose);
+    acts->adapters = &qwen->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
+    size_rooms(acts, qwen, B, T);
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, qwen, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);
@@ -321,21 +320,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-// with its adapters
-static Linear linear(const Qwen36* qwen, const Activations* acts, size_t field, int l) {
-    Linear w = model_linear(&qwen->model, field, NO_BIAS, l);
-    const AdapterPass pass = {acts->dropout, layer_activations(acts, 0).adapter};
-    linear_adapt(&w, &qwen->model, &qwen->adapters, pass, field, l);
-    w.room = layer_activations(acts, 0).parallel;
-    return w;
-}
-
-static LinearGradients gradients(Qwen36* qwen, size_t field, int l) {
-    LinearGradients d = model_linear_gradients(&qwen->model, field, NO_BIAS, l);
-    linear_adapt_gradients(&d, &qwen->model, &qwen->adapters, field, l);
-    return d;
-}
-
 static const floatX* vector(const Qwen36* qwen, size_t field, int l) {
     return (const floatX*)model_vector(&qwen->model, field, l);
 }
@@ -350,8 +334,8 @@ static RotaryAttention rotary_attention(const Qwen36* qwen, const Activations* a
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, a.keys,
-                                              &qwen->model.keys, layer_activations(acts, 0).parallel);
+    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, acts->keys.at,
+                                              &qwen->model.keys, acts->parallel.at);
     x.rotated = c->rotated;
     if (has_images(qwen)) { x.rope = &qwen->images.rope, x.by_position = 1; }
     x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
@@ -367,11 +351,11 @@ static DeltaPass delta_pass(const Qwen36* qwen, const Activations* acts, int l, 
     p.size = delta_sizes(&qwen->config, acts->how.cp);
     p.a = a.delta, p.s = layer_statistics(acts, l).delta;
     p.inp = a.norm1;
-    p.qkv = linear(qwen, acts, AT(qkv), l), p.z = linear(qwen, acts, AT(z), l), p.b = linear(qwen, acts, AT(b), l);
-    p.alpha = linear(qwen, acts, AT(a), l), p.out = linear(qwen, acts, AT(out), l);
+    p.qkv = layer_linear(acts, AT(qkv), l), p.z = layer_linear(acts, AT(z), l), p.b = layer_linear(acts, AT(b), l);
+    p.alpha = layer_linear(acts, AT(a), l), p.out = layer_linear(acts, AT(out), l);
     p.conv = vector(qwen, AT(conv), l), p.A_log = vector(qwen, AT(A_log), l);
     p.dt_bias = vector(qwen, AT(dt_bias), l), p.o_norm = vector(qwen, AT(o_norm), l);
-    p.tp = &qwen->model.tp, p.room = a.parallel;
+    p.tp = &qwen->model.tp, p.room = acts->parallel.at;
     p.batch = &acts->batch;
     p.line = qwen->line;
     p.most_chunks = delta_most_chunks(acts->N / own_T(&acts->how, acts->T), own_T(&acts->how, acts->T), acts->purpose);
@@ -381,8 +365,9 @@ static DeltaPass delta_pass(const Qwen36* qwen, const Activations* acts, int l, 
 
 static DeltaPass delta_pass_back(Qwen36* qwen, const Activations* acts, int l, int N) {
     DeltaPass p = delta_pass(qwen, acts, l, N);
-    p.dqkv = gradients(qwen, AT(qkv), l), p.dz = gradients(qwen, AT(z), l), p.db = gradients(qwen, AT(b), l);
-    p.dalpha = gradients(qwen, AT(a), l), p.dout = gradients(qwen, AT(out), l);
+    p.dqkv = layer_gradients(acts, AT(qkv), l), p.dz = layer_gradients(acts, AT(z), l);
+    p.db = layer_gradients(acts, AT(b), l);
+    p.dalpha = layer_gradients(acts, AT(a), l), p.dout = layer_gradients(acts, AT(out), l);
     p.dconv = gradient(qwen, AT(conv), l), p.dA_log = gradient(qwen, AT(A_log), l);
     p.ddt_bias = gradient(qwen, AT(dt_bias), l), p.do_norm = gradient(qwen, AT(o_norm), l);
     return p;
@@ -398,8 +383,8 @@ static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int 
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = {&acts->experts, a.experts, layer_statistics(acts, l).experts,
-                          expert_choices(&acts->experts, l), a.norm2, linear(qwen, acts, AT(router), l),
-                          linear(qwen, acts, AT(expert_gate_up), l), linear(qwen, acts, AT(expert_down), l), NULL,
+                          expert_choices(&acts->experts, l), a.norm2, layer_linear(acts, AT(router), l),
+                          layer_linear(acts, AT(expert_gate_up), l), layer_linear(acts, AT(expert_down), l), NULL,
                           NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS, router_numbers(c, acts, l), N, NULL};
     return p;
 }
@@ -408,24 +393,6 @@ static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int 
 static int end_layer(const Qwen36* qwen) {
     const int end = model_end_layer(&qwen->model);
     return end < qwen->config.L ? end : qwen->config.L;
-}
-
-// is what layers share still that of layer l, the last one that forward went through?
-static int is_last_and_fresh(const Qwen36* qwen, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == end_layer(qwen) + stage_has_mtp(qwen, acts->purpose);
-}
-
-// the stream behind layer l, for backward
-static const floatX* stream_behind(const Qwen36* qwen, const Activations* acts, int l, int N, const Device* dev) {
-    const Stream s = layer_activations(acts, l).residual3;
-    return is_last_and_fresh(qwen, acts, l) ? s.x : stream_bring(s, N, qwen->config.D, &qwen->model.tp, dev);
-}
-
-static void keep_streams(const Qwen36* qwen, const Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    if (acts->purpose != TO_TRAIN) { return; }
-    stream_keep(a.residual2, N, qwen->config.D, &qwen->model.tp, dev);
-    stream_keep(a.residual3, N, qwen->config.D, &qwen->model.tp, dev);
 }
 
 // ---- norms: N rows of C channels, whose gain is 1 + the weight of a field at layer l ----
@@ -450,8 +417,7 @@ static void heads_backward(Qwen36* qwen, const Activations* acts, floatX* dinp, 
                            const float* rstd, size_t field, int l, int heads, const RankGroup* x, int N,
                            const Device* dev) {
     const int HS = qwen->config.HS, is_asked = gradient(qwen, field, l) != NULL;
-    floatX* room = layer_activations(acts, 0).parallel;
-    const HeadRows h = heads_gather(dinp, dout, inp, rstd, heads, N, HS, is_asked, room, x, dev);
+    const HeadRows h = heads_gather(dinp, dout, inp, rstd, heads, N, HS, is_asked, acts->parallel.at, x, dev);
     norm_backward(qwen, acts, h.dinp, h.dout, h.inp, h.rstd, field, l, 0, N * h.heads, HS, dev);
     heads_take(dinp, &h, N, HS, x, dev);
 }
@@ -466,19 +432,19 @@ static void gated_attention_forward(const Qwen36* qwen, Activations* acts, int l
     const Statistics s = layer_statistics(acts, l);
     const RotaryAttention attention = rotary_attention(qwen, acts, l);
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
-    linear_forward(a.q_proj, a.norm1, linear(qwen, acts, AT(wq), l), N, dev);
+    linear_forward(a.q_proj, a.norm1, layer_linear(acts, AT(wq), l), N, dev);
     head_gate_split(a.heads, a.q_proj, N, c->NH, c->HS, dev);
     norm_forward(qwen, acts, a.q, s.q_rstd, a.heads, AT(q_norm), l, N * c->NH, c->HS, dev);
-    keys_forward(a.k_proj, a.key_part, a.norm1, linear(qwen, acts, AT(wk), l), &qwen->model, N, dev);
+    keys_forward(a.k_proj, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &qwen->model, N, dev);
     norm_forward(qwen, acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, N * c->NKV, c->HS, dev);
-    keys_forward(v, a.key_part, a.norm1, linear(qwen, acts, AT(wv), l), &qwen->model, N, dev);
+    keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &qwen->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
     } else {
         rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
     head_gate_forward(a.gated_attention, a.attention, a.q_proj, N, c->NH, c->HS, dev);
-    linear_forward(a.branch, a.gated_attention, linear(qwen, acts, AT(wo), l), N, dev);
+    linear_forward(a.branch, a.gated_attention, layer_linear(acts, AT(wo), l), N, dev);
 }
 
 // The first half of layer l: N positions, whose stream comes in as `residual`. replay: they have been here before, and
@@ -503,7 +469,7 @@ static void gate_up_forward(const Qwen36* qwen, Activations* acts, int l, int N,
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(qwen, acts, l, N);
     expert_gate_up(&p, dev);
-    linear_forward(a.shared_gate_up, a.norm2, linear(qwen, acts, AT(shared_gate_up), l), N, dev);
+    linear_forward(a.shared_gate_up, a.norm2, layer_linear(acts, AT(shared_gate_up), l), N, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
@@ -514,7 +480,7 @@ static void experts_up(const Qwen36* qwen, Activations* acts, int l, int replay,
     norm_forward(qwen, acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, qwen->config.D, dev);
     expert_choose(&p, replay, dev);
     expert_gather(&p, dev);
-    linear_forward(a.shared_logit, a.norm2, linear(qwen, acts, AT(shared_gate), l), N, dev);
+    linear_forward(a.shared_logit, a.norm2, layer_linear(acts, AT(shared_gate), l), N, dev);
     row_gate_forward(s.shared_weight, a.shared_logit, N, dev);
     gate_up_forward(qwen, acts, l, N, dev);
 }
@@ -526,10 +492,10 @@ static void experts_down(const Qwen36* qwen, Activations* acts, int l, int N, co
     const ExpertPass p = expert_pass(qwen, acts, l, N);
     expert_down(&p, a.branch, dev);
     swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, c->FS, dev);
-    linear_forward(a.shared_out, a.shared_hidden, linear(qwen, acts, AT(shared_down), l), N, dev);
+    linear_forward(a.shared_out, a.shared_hidden, layer_linear(acts, AT(shared_down), l), N, dev);
     row_gate_add(a.branch, a.shared_out, layer_statistics(acts, l).shared_weight, N, c->D, dev);
     residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * c->D, dev);
-    keep_streams(qwen, acts, l, N, dev);
+    layer_keep(acts, l, a.residual2, a.residual3, N, c->D, dev);
 }
 
 // what texts have seen stands in place of their placeholders
@@ -550,7 +516,7 @@ static void sights_forward(const Qwen36* qwen, const Activations* acts, floatX* 
 
 // the rows of the embedding, and of images in place of their placeholders
 static void encode(const Qwen36* qwen, const Activations* acts, floatX* encoded, int N, const Device* dev) {
-    vocabulary_rows(encoded, acts->batch.tokens, linear(qwen, acts, AT(embedding), 0), N, dev);
+    vocabulary_rows(encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     if (!has_images(qwen)) { return; }
     if (acts->batch.n_texts > 0) { sights_forward(qwen, acts, encoded, dev); }
     else {
@@ -572,7 +538,6 @@ static void qwen36_forward(const Model* m, Activations* acts, int N, const Devic
         experts_down(qwen, acts, l, N, dev);
         residual = layer_activations(acts, l).residual3.x;
     }
-    acts->is_fresh = 1;
     if (!model_has_head(m)) { return; }
     if (acts->numbers) { router_pool(pooled_layer(acts->numbers, c->L, c->E), acts->numbers, c->L, &router, N, dev); }
     norm_forward(qwen, acts, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, c->D, dev);
@@ -586,7 +551,7 @@ static LmHead lm_head(const Model* m, const Activations* acts) {
     const Qwen36* qwen = (const Qwen36*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     floatX* dhidden = stage_has_mtp(qwen, acts->purpose) ? a.dhidden : a.dbranch;
-    const LmHead head = {linear(qwen, acts, output_field(&qwen->config), 0), a.norm, dhidden, a.logits,
+    const LmHead head = {layer_linear(acts, output_field(&qwen->config), 0), a.norm, dhidden, a.logits,
                          layer_statistics(acts, 0).losses, acts->how.head_rows, qwen->config.V, 0};
     return head;
 }
@@ -611,7 +576,7 @@ static void mixer_again(const Qwen36* qwen, const Activations* acts, int l, int 
 static void recompute_block(const Qwen36* qwen, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
     const Config* c = &qwen->config;
-    const int is_there = is_last_and_fresh(qwen, acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
+    const int is_there = layer_is_fresh(acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     if (level == RECOMPUTE_BLOCKS) {
@@ -619,7 +584,7 @@ static void recompute_block(const Qwen36* qwen, Activations* acts, int l, const 
         experts_up(qwen, acts, l, 1, N, dev);
         return;
     }
-    if (!is_there) { stream_bring(a.residual2, N, c->D, &qwen->model.tp, dev); }
+    layer_stream(acts, a.residual2, l, N, c->D, dev);
     if (level >= RECOMPUTE_NORMS) {
         norm_forward(qwen, acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, c->D, dev);
         norm_forward(qwen, acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, c->D, dev);
@@ -637,16 +602,16 @@ static void shared_backward(Qwen36* qwen, Activations* acts, int l, floatX* dnor
     const int FS = qwen->config.FS;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const Linear down = linear(qwen, acts, AT(shared_down), l);
+    const Linear down = layer_linear(acts, AT(shared_down), l);
     linear_backward_input(a.dshared_hidden, a.dresidual, down, 0, N, dev);
     swiglu_backward_gathered(a.shared_gate_up, a.shared_hidden, s.dshared_weight, a.dshared_hidden, a.shared_gate_up,
-                             s.shared_weight, N, FS, a.parallel, &qwen->model.tp, dev);
-    linear_backward_weight(a.dresidual, a.shared_hidden, down, gradients(qwen, AT(shared_down), l), N, dev);
+                             s.shared_weight, N, FS, acts->parallel.at, &qwen->model.tp, dev);
+    linear_backward_weight(a.dresidual, a.shared_hidden, down, layer_gradients(acts, AT(shared_down), l), N, dev);
     row_gate_backward(a.dshared_logit, s.dshared_weight, s.shared_weight, N, dev);
-    linear_backward(dnorm2, a.dshared_logit, a.norm2, linear(qwen, acts, AT(shared_gate), l),
-                    gradients(qwen, AT(shared_gate), l), 1, N, dev);
-    linear_backward(dnorm2, a.shared_gate_up, a.norm2, linear(qwen, acts, AT(shared_gate_up), l),
-                    gradients(qwen, AT(shared_gate_up), l), 1, N, dev);
+    linear_backward(dnorm2, a.dshared_logit, a.norm2, layer_linear(acts, AT(shared_gate), l),
+                    layer_gradients(acts, AT(shared_gate), l), 1, N, dev);
+    linear_backward(dnorm2, a.shared_gate_up, a.norm2, layer_linear(acts, AT(shared_gate_up), l),
+                    layer_gradients(acts, AT(shared_gate_up), l), 1, N, dev);
 }
 
 // From dresidual, the gradient of the stream behind layer l, to that of norm2, dbranch. The balance of all routers
@@ -655,9 +620,9 @@ static void experts_backward(Qwen36* qwen, Activations* acts, int l, int N, cons
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(qwen, acts, l, N);
-    p.drouter = gradients(qwen, AT(router), l);
-    p.dgate_up = gradients(qwen, AT(expert_gate_up), l);
-    p.ddown = gradients(qwen, AT(expert_down), l);
+    p.drouter = layer_gradients(acts, AT(router), l);
+    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
+    p.ddown = layer_gradients(acts, AT(expert_down), l);
     const int is_balanced = l < c->L;  // not the router of the MTP module
     expert_backward_router(&p, a.dbranch, a.dresidual, is_balanced ? pooled_layer(acts->numbers, c->L, c->E) : NULL,
                            is_balanced ? pooled_weight(&qwen->model, c->balance, c->k, c->L) : 0.0f, 0.0f, dev);
@@ -674,20 +639,21 @@ static void gated_attention_backward(Qwen36* qwen, Activations* acts, int l, int
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const RotaryAttention attention = rotary_attention(qwen, acts, l);
-    linear_backward(a.dattention, a.dresidual, a.gated_attention, linear(qwen, acts, AT(wo), l),
-                    gradients(qwen, AT(wo), l), 0, N, dev);
+    linear_backward(a.dattention, a.dresidual, a.gated_attention, layer_linear(acts, AT(wo), l),
+                    layer_gradients(acts, AT(wo), l), 0, N, dev);
     head_gate_backward(a.dattention, a.q_proj, a.dattention, a.attention, a.q_proj, N, NH, HS, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dattention, &attention, &acts->batch.segments, &acts->batch.rows,
                               dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
     heads_backward(qwen, acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, &m->tp, N, dev);
     head_gate_join(a.q_proj, a.dheads, N, NH, HS, dev);
-    linear_chain_backward(&chain, a.q_proj, a.norm1, linear(qwen, acts, AT(wq), l), gradients(qwen, AT(wq), l), N, dev);
+    linear_chain_backward(&chain, a.q_proj, a.norm1, layer_linear(acts, AT(wq), l), layer_gradients(acts, AT(wq), l), N,
+                          dev);
     heads_backward(qwen, acts, a.dheads, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, NKV, &key_heads, N, dev);
     linear_chain_backward(&chain, keys_own(a.key_part, a.dheads, m, NKV * HS, N, dev), a.norm1,
-                          linear(qwen, acts, AT(wk), l), gradients(qwen, AT(wk), l), N, dev);
+                          layer_linear(acts, AT(wk), l), layer_gradients(acts, AT(wk), l), N, dev);
     linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, NKV * HS, N, dev), a.norm1,
-                          linear(qwen, acts, AT(wv), l), gradients(qwen, AT(wv), l), N, dev);
+                          layer_linear(acts, AT(wv), l), layer_gradients(acts, AT(wv), l), N, dev);
     linear_chain_end(&chain, N, dev);
 }
 
@@ -732,18 +698,20 @@ static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device
     const int first = model_first_layer(m), end = end_layer(qwen);
     const ActivationTensors a = layer_activations(acts, end - 1);
     if (model_has_head(m)) {
-        norm_backward(qwen, acts, a.dresidual, lm_head(m, acts).dnorm, stream_behind(qwen, acts, end - 1, N, dev),
-                      layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N, c->D, dev);
+        const floatX* residual = layer_stream(acts, a.residual3, end - 1, N, c->D, dev);
+        norm_backward(qwen, acts, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd,
+                      AT(norm), 0, 0, N, c->D, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? stream_behind(qwen, acts, l - 1, N, dev) : a.encoded;
+        const floatX* residual =
+            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, c->D, dev) : a.encoded;
         recompute_block(qwen, acts, l, residual, N, dev);
         block_backward(qwen, acts, l, residual, N, dev);
         model_layer_done(&qwen->model, l, dev);
     }
     const int* tokens = has_images(qwen) ? qwen->images.tokens : acts->batch.tokens;
     vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied || m->learns_mtp, a.dresidual, tokens,
-                                  linear(qwen, acts, AT(embedding), 0), N, dev);
+                                  layer_linear(acts, AT(embedding), 0), N, dev);
     images_backward(qwen, acts, dev);
 }
 
@@ -751,7 +719,7 @@ static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device
 
 // embeddings of the next tokens, or what the tower has made of them
 static void next_forward(const Qwen36* qwen, const Activations* acts, floatX* next, int N, const Device* dev) {
-    vocabulary_rows(next, acts->mtp.batch.tokens, linear(qwen, acts, AT(embedding), 0), N, dev);
+    vocabulary_rows(next, acts->mtp.batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     if (has_images(qwen)) {
         const floatX* rows = qwen->images.rows ? qwen->images.rows : vision_tower_out(&qwen->tower);
         image_splice_next(next, rows, &qwen->images, qwen->config.D, dev);
@@ -768,7 +736,7 @@ static void mtp_forward(const Qwen36* qwen, Activations* acts, int N, const Devi
     norm_forward(qwen, acts, next, s.mtp_next_rstd, a.branch, AT(mtp_next_norm), 0, N, D, dev);
     norm_forward(qwen, acts, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hidden_norm), 0, N, D, dev);
     mtp_join(a.mtp_joined, next, hidden, N, D, dev);
-    linear_forward(a.mtp_encoded, a.mtp_joined, linear(qwen, acts, AT(mtp_fc), 0), N, dev);
+    linear_forward(a.mtp_encoded, a.mtp_joined, layer_linear(acts, AT(mtp_fc), 0), N, dev);
     mixer_forward(qwen, acts, l, a.mtp_encoded, 0, N, dev);
     experts_up(qwen, acts, l, 0, N, dev);
     experts_down(qwen, acts, l, N, dev);
@@ -789,13 +757,13 @@ static void mtp_backward(Qwen36* qwen, Activations* acts, int N, const Device* d
     const int l = qwen->config.L, D = qwen->config.D;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const Linear fc = linear(qwen, acts, AT(mtp_fc), 0), embedding = linear(qwen, acts, AT(embedding), 0);
+    const Linear fc = layer_linear(acts, AT(mtp_fc), 0), embedding = layer_linear(acts, AT(embedding), 0);
     const int* next_tokens = has_images(qwen) ? qwen->images.next_tokens : acts->mtp.batch.tokens;
     norm_backward(qwen, acts, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, D, dev);
     recompute_block(qwen, acts, l, a.mtp_encoded, N, dev);
     block_backward(qwen, acts, l, a.mtp_encoded, N, dev);
     model_layer_done(&qwen->model, l, dev);
-    linear_backward_weight(a.dresidual, a.mtp_joined, fc, gradients(qwen, AT(mtp_fc), 0), N, dev);
+    linear_backward_weight(a.dresidual, a.mtp_joined, fc, layer_gradients(acts, AT(mtp_fc), 0), N, dev);
     linear_backward_input(a.mtp_joined, a.dresidual, fc, 0, N, dev);
     mtp_part(a.dbranch, a.mtp_joined, MTP_NEXT, N, D, dev);
     next_forward(qwen, acts, a.branch, N, dev);

@@ -1,12 +1,15 @@
 /*
 What a pass of a transformer with RoPE has beside its parameters, whether its MLPs are experts or not: two tables of
 activations, whose lines the trainer fills in, and what stands around them. One of these is of a batch, one of the
-texts that are generated.
+texts that are generated. Operands of a layer: layer.h.
     Tradeoffs            time against memory, as options say it
+    Room                 scratch that all layers share
     activations_kept     layers that keep a tensor of their own for backward
+    activations_positions, activations_head_rows   of a pass those of this rank; of them those that have logits at once
     cached_activation    a row of the table for what generation keeps of each position of each text
     state_activation     ... of each text as a whole: a text goes on from where it ended, not from a shorter one
-    activations_begin    an empty one; then the trainer fills in both tables, and
+    activations_begin    an empty one; then the trainer fills in both tables, its adapters, the sizes of rooms and what
+                         else its passes have, and
     activations_measure  knows how many bytes activations_open will take on the device
     activations_open, activations_free   the memory, zeroed
     activations_take     a micro-batch: tokens and targets from the host
@@ -21,6 +24,8 @@ texts that are generated.
 #include "../core/tensor_arena.h"  // TensorArena
 #include "../ops/dropout.h"        // Dropout
 #include "../ops/rope.h"           // RopeTable, rope_table_open
+#include "../ranks/model.h"        // Model, Purpose
+#include "adapters.h"              // Adapters
 #include "expert_layer.h"          // ExpertLayers, ExpertSizes
 #include "mtp.h"                   // MtpBatch
 #include "token_batch.h"           // TokenBatch
@@ -35,12 +40,22 @@ typedef struct {
 } Tradeoffs;
 
 typedef struct {
+    size_t n;    // elements; 0: no pass needs any
+    floatX* at;  // once it is open
+} Room;
+
+typedef struct {
     Tradeoffs how;
+    Model* model;              // whose pass this is, once it is open
+    const Adapters* adapters;  // of its linear layers; NULL: it can have none
     int T, N;                // room: positions of a row, and of a pass those of this rank
     int texts;               // rows: of a batch, of the cache
     Purpose purpose;
     TensorArena tensors;     // floatX
     TensorArena statistics;  // what must not lose digits, always float
+    Room adapter;            // of adapters beside matrices: adapter_scratch_elements
+    Room parallel;           // of --tp: linear_room_elements, vocabulary_room_elements, what else ranks gather
+    Room keys;               // of attention with --cp: segment_room_elements
     ExpertLayers experts;    // of layers that have some; size.L 0: none has
     int rotated;             // channels of a head that turn (rotary_attention.h),
     double theta;            // the slowest by this base
@@ -58,8 +73,8 @@ typedef struct {
     MtpBatch mtp;            // of the same, where there is such a module
     TokenBatch* waiting;     // (slots), of the others
     int slot, n_slots;
-    int is_fresh;            // no other pass has come between the forward and the backward pass of this slot: what
-                             // layers share is still that of its last one. The trainer's forward says so
+    int fresh;               // what layers share is still that of this one, the last that forward went through; -1: of
+                             // none, another pass has come in between (layer.h)
     Dropout dropout;         // of this leaf in training, where the trainer has some; all zero: nothing is left out
     float* numbers;          // of a leaf, what routers count, on the device; NULL: nobody asks
     float *counted, *returned;  // with --pp, (slots, how.numbers), before all layers have counted; and when they have
@@ -76,7 +91,12 @@ static inline int activations_positions(const Tradeoffs* how, int B, int T, Purp
     return token_batch_positions(B, T, purpose == TO_GENERATE) / (how->cp ? how->cp->size : 1);
 }
 
-// and of all ranks that share them
+// of N positions
+static inline int activations_head_rows(const Tradeoffs* how, int B, int N, Purpose purpose) {
+    return purpose == TO_GENERATE ? B : N < how->head_rows ? N : how->head_rows;  // the last one of each text
+}
+
+// of a pass those of all ranks that share them
 static inline int activations_all_(const Activations* acts) {
     return acts->N * (acts->how.cp ? acts->how.cp->size : 1);
 }
@@ -89,6 +109,7 @@ static inline void activations_begin(Activations* acts, int B, int T, Purpose pu
     acts->N = activations_positions(&how, B, T, purpose);
     acts->purpose = purpose;
     acts->n_slots = arena_slots(&how.slots);
+    acts->fresh = -1;
 }
 
 // the cache of T positions of B texts; in training and evaluation a tensor as others
@@ -108,6 +129,16 @@ static inline Tensor state_activation(const char* name, size_t field, int layers
 // of what routers count in all slots, and of what comes back
 static inline size_t activations_number_bytes_(const Activations* acts) {
     return sizeof(float) * (size_t)acts->how.numbers * (size_t)(acts->n_slots + 1);
+}
+
+// whole packs, as rows of the tables
+static inline size_t activations_room_elements_(const Room* room) {
+    return 64 * (size_t)ceil_div((int64_t)room->n, 64);
+}
+
+static inline size_t activations_room_bytes_(const Activations* acts) {
+    return sizeof(floatX) * (activations_room_elements_(&acts->adapter) + activations_room_elements_(&acts->parallel) +
+                             activations_room_elements_(&acts->keys));
 }
 
 // B: rows of the cache, in generation
@@ -135,7 +166,15 @@ static inline double activations_measure(Activations* acts, int n_tensors, int n
            (double)rope_table_bytes(acts->T, rotated) + acts->n_slots * token_batch_bytes(1, activations_all_(acts)) +
            (acts->has_states ? (double)acts->n_slots * activations_all_(acts) : 0.0) +
            (acts->has_mtp ? mtp_batch_bytes(1, activations_all_(acts)) : 0.0) + activations_places_bytes_(acts) +
-           (double)activations_number_bytes_(acts);
+           (double)activations_number_bytes_(acts) + (double)activations_room_bytes_(acts);
+}
+
+static inline void activations_open_rooms_(Activations* acts) {
+    const size_t n_bytes = activations_room_bytes_(acts);
+    if (n_bytes == 0) { return; }
+    acts->adapter.at = (floatX*)device_alloc(n_bytes, "scratch of layers");
+    acts->parallel.at = acts->adapter.at + activations_room_elements_(&acts->adapter);
+    acts->keys.at = acts->parallel.at + activations_room_elements_(&acts->parallel);
 }
 
 // RoPE of layers with entries
@@ -149,11 +188,13 @@ static inline void activations_open_turns_(Activations* acts, const Device* dev)
     free(frequencies);
 }
 
-// ranks: those that share the experts of the model
-static inline void activations_open(Activations* acts, const ExpertRanks* ranks, const Device* dev) {
+// m: whose bytes they were, which must outlive them
+static inline void activations_open(Activations* acts, Model* m, const Device* dev) {
+    acts->model = m;
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
-    if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, ranks, acts->N, acts->purpose); }
+    activations_open_rooms_(acts);
+    if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, &m->ranks, acts->N, acts->purpose); }
     rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev);
     activations_open_turns_(acts, dev);
     acts->waiting = token_batches_open(acts->n_slots, 1, activations_all_(acts), acts->how.cp);
@@ -163,7 +204,6 @@ static inline void activations_open(Activations* acts, const ExpertRanks* ranks,
     for (int k = 0; k < acts->n_slots && acts->has_states; k++) { token_batch_mark_starts(&acts->waiting[k]); }
     if (acts->has_mtp) { mtp_batch_open(&acts->mtp, 1, activations_all_(acts), acts->how.cp); }
     acts->batch = acts->waiting[0];
-    acts->is_fresh = 1;
     if (acts->how.numbers > 0) {
         acts->counted = (float*)device_alloc(activations_number_bytes_(acts), "what routers count");
         acts->returned = acts->counted + (size_t)acts->n_slots * (size_t)acts->how.numbers;
@@ -200,7 +240,7 @@ static inline void activations_turn_tensors_(Activations* acts, int k) {
     tensor_arena_turn(&acts->tensors, k);
     tensor_arena_turn(&acts->statistics, k);
     tensor_arena_turn(&acts->experts.choices, k);
-    acts->is_fresh = 0;
+    acts->fresh = -1;
 }
 
 // to slot k
@@ -244,6 +284,7 @@ static inline void activations_share_text(const Activations* acts, int to, int f
 static inline void activations_free(Activations* acts) {
     tensor_arena_close(&acts->tensors);
     tensor_arena_close(&acts->statistics);
+    if (acts->adapter.at) { device_release(acts->adapter.at, activations_room_bytes_(acts)); }
     if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
     rope_table_free(&acts->rope);
     rope_table_free(&acts->entry_rope);

@@ -72,7 +72,7 @@ static inline void decoder_open(Run* r, Purpose purpose, int B, int T) {
     const Decoder* d = decoder_of(r);
     Activations* acts = decoder_activations(r, purpose);
     d->passes->bytes(r->model, acts, B, T, purpose, decoder_how_(r, purpose));
-    activations_open(acts, &r->model->ranks, &r->dev);
+    activations_open(acts, r->model, &r->dev);
     acts->graph.is_on = acts->batch.counts_all = d->graph;
     acts->batch.segments.document_start = run_document_start(r, purpose);
 }

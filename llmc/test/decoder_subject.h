@@ -38,7 +38,7 @@ static inline void decoder_subject_open(Subject* s, Purpose purpose, int B, int 
     const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
     Activations* acts = decoder_subject_activations(s, purpose);
     decoder_subject_passes_(s)->bytes(s->model, acts, B, T, purpose, how);
-    activations_open(acts, &s->model->ranks, &s->dev);
+    activations_open(acts, s->model, &s->dev);
     if (purpose != TO_TRAIN) { return; }
     acts->graph.is_on = s->way.graph;
     acts->batch.counts_all = s->way.graph || s->way.counts_all;

@@ -1,0 +1,55 @@
+/*
+What stands where in layer l of a pass: operands of a trainer's forward and backward, by a field of its table of
+parameters. Each call takes the Activations of the pass, which know their model, its adapters and the scratch that its
+layers share; what is no layer's, as the embedding, stands at layer 0.
+    layer_linear, layer_linear_biased   a matrix, or a matrix and its bias, as linear.h multiplies by it: with adapters
+    layer_gradients, layer_gradients_biased   where gradients of these are to be written; NULL where they do not learn
+    layer_keep       last in a layer's forward: its two streams (stream.h) are kept for backward
+    layer_is_fresh   is what layers share (one buffer for all, scratch, rows of experts) still that of layer l?
+    layer_stream     in backward, before a stream is read: it is whole
+A trainer's own structs of pointers, its activations and statistics, are filled by tensor_arena_point.
+*/
+#ifndef LLMC_LAYER_H
+#define LLMC_LAYER_H
+#include "activations.h"  // Activations
+#include "linear.h"       // Linear, LinearGradients, linear_adapt, linear_adapt_gradients
+#include "stream.h"       // Stream, stream_keep, stream_bring
+
+static inline Linear layer_linear_biased(const Activations* acts, size_t weight, size_t bias, int l) {
+    const AdapterPass pass = {acts->dropout, acts->adapter.at};
+    Linear w = model_linear(acts->model, weight, bias, l);
+    linear_adapt(&w, acts->model, acts->adapters, pass, weight, l);
+    w.room = acts->parallel.at;
+    return w;
+}
+
+static inline Linear layer_linear(const Activations* acts, size_t weight, int l) {
+    return layer_linear_biased(acts, weight, NO_BIAS, l);
+}
+
+static inline LinearGradients layer_gradients_biased(const Activations* acts, size_t weight, size_t bias, int l) {
+    LinearGradients d = model_linear_gradients(acts->model, weight, bias, l);
+    linear_adapt_gradients(&d, acts->model, acts->adapters, weight, l);
+    return d;
+}
+
+static inline LinearGradients layer_gradients(const Activations* acts, size_t weight, int l) {
+    return layer_gradients_biased(acts, weight, NO_BIAS, l);
+}
+
+// C channels. Only training has a way back
+static inline void layer_keep(Activations* acts, int l, Stream between, Stream behind, int N, int C,
+                              const Device* dev) {
+    acts->fresh = l;
+    if (acts->purpose != TO_TRAIN) { return; }
+    stream_keep(between, N, C, &acts->model->tp, dev);
+    stream_keep(behind, N, C, &acts->model->tp, dev);
+}
+
+static inline int layer_is_fresh(const Activations* acts, int l) { return acts->fresh == l; }
+
+// s: a stream of layer l; of the last one it is still there
+static inline const floatX* layer_stream(const Activations* acts, Stream s, int l, int N, int C, const Device* dev) {
+    return layer_is_fresh(acts, l) ? s.x : stream_bring(s, N, C, &acts->model->tp, dev);
+}
+#endif  // LLMC_LAYER_H
