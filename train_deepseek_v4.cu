@@ -38,12 +38,11 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
 #include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
-#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
-#include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -842,19 +841,7 @@ static const Config* config_of(const Run* r) { return &workplace(r)->v4.whole; }
 
 static void deepseek_v4_options(Run* r) {
     Workplace* w = workplace(r);
-    const Option own[] = {
-        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
-         "Saves memory, changes no bit", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
-         "positions whose logits are in memory at once", 0},
-        graph_option(&w->adapted.decoder.graph),
-        pp_option(&w->adapted.decoder.pp),
-        pp_chunks_option(&w->adapted.decoder.pp_chunks),
-        tp_option(&w->adapted.decoder.tp),
-        cp_option(&w->adapted.decoder.cp, 1),
-    };
-    run_add_options(r, own, sizeof own);
+    decoder_options(r, DECODER_RECOMPUTE("the experts' first products too"), "1024", 1, 0);
     indexer_options(r, &w->indexer);
     balance_options(r, &w->balance);
     mtp_options(r, &w->mtp);
@@ -932,14 +919,11 @@ static void deepseek_v4_choose(Run* r) {
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    const double head = (double)c.Vp * c.D, behind = learns_mtp ? head + 2.0 * c.D * c.D : 0.0;
-    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, head + behind, c.hc * c.D, (double)c.k / c.E,
-             learns_mtp ? AT(embedding) : TENSOR_NO_FIELD);
-    tp_begin(r, &w->adapted.decoder.tp);
-    w->v4.config = config_part(&c, w->v4.model.tp.size);
-    cp_begin(r, &w->adapted.decoder.cp, 1);
-    if (model_has_cp(r->model)) { r->model->cp.unit = chunk_unit(&c, r->model->cp.size); }
-    experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
+    DecoderRanks ranks = decoder_ranks(c.Vp, c.D, AT(embedding), 0, c.E, c.k);
+    ranks.C = c.hc * c.D;
+    ranks.cp_unit = chunk_unit(&c, w->adapted.decoder.cp);
+    decoder_begin_ranks(r, &ranks);
+    w->v4.config = config_part(&c, r->model->tp.size);
 }
 
 // tables of choices do not learn; biases of routers learn by counting (level_biases)
@@ -972,15 +956,11 @@ static void check_indexers(const Run* r) {
 }
 
 static void deepseek_v4_check(Run* r) {
-    Workplace* w = workplace(r);
     check_indexers(r);
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    pp_check_batches(r);
-    cp_check(r, &w->adapted.decoder.cp, w->v4.adapters.settings.dropout);
-    experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);
-    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
+    decoder_check_ranks(r, adapted_varies(r), 0, 0, config_of(r)->k);
 }
 
 // of the model's rows those before the MTP module's

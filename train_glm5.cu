@@ -31,12 +31,11 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
 #include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
-#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
-#include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -743,21 +742,12 @@ static void glm5_options(Run* r) {
         {"out", "inject", "", OPTION_TEXT, &w->inject, "", 0, 0, "FILE",
          "of --probe: the file of another probe, of this or another program: what indexers and routers have chosen "
          "there, choice.<module>, they choose here, too", OPTION_READS},
-        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs and experts too, 3 whole "
-         "blocks. Saves memory, changes no bit", 0},
         {"sampling", "absorb", "", OPTION_SWITCH, &w->glm.absorbs, "0", 0, 0, "0|1",
          "texts are made with the short vector of each token in the cache, not the keys and values of all heads: of "
          "GLM-5.2 1/50 of the cache. The same numbers but for their last bits", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
-         "positions whose logits are in memory at once", 0},
-        graph_option(&w->adapted.decoder.graph),
-        pp_option(&w->adapted.decoder.pp),
-        pp_chunks_option(&w->adapted.decoder.pp_chunks),
-        tp_option(&w->adapted.decoder.tp),
-        cp_option(&w->adapted.decoder.cp, 1),
     };
     run_add_options(r, own, sizeof own);
+    decoder_options(r, DECODER_RECOMPUTE("the first products of MLPs and experts too"), "1024", 1, 0);
     indexer_options(r, &w->indexer);
     balance_options(r, &w->balance);
     mtp_options(r, &w->mtp);
@@ -797,16 +787,14 @@ static void choose_training(Run* r, Config* c) {
 }
 
 // a stage has the layers that see a choice, and the one that makes it
-static void begin_ranks(Run* r, const Config* c, int learns_mtp) {
-    Workplace* w = workplace(r);
-    const double head = (double)c->Vp * c->D, behind = learns_mtp ? head + 2.0 * c->D * c->D : 0.0;
+static void begin_ranks(Run* r, const Config* c) {
+    Glm5* glm = &workplace(r)->glm;
     char starts[CONFIG_MAX_LAYERS];
+    DecoderRanks ranks = decoder_ranks(c->Vp, c->D, AT(embedding), 0, routers_of(glm) > 0 ? c->E : 0, c->k);
     for (int l = 0; l < c->L; l++) { starts[l] = c->indexers[l] == FULL_INDEXER; }
-    pp_begin_between(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, head + behind, c->D,
-                     (double)c->k / c->E, learns_mtp ? AT(embedding) : TENSOR_NO_FIELD, starts);
-    tp_begin(r, &w->adapted.decoder.tp);
-    w->glm.config = config_part(c, w->glm.model.tp.size);
-    cp_begin(r, &w->adapted.decoder.cp, 1);
+    ranks.starts = starts;
+    decoder_begin_ranks(r, &ranks);
+    glm->config = config_part(c, r->model->tp.size);
 }
 
 static void glm5_choose(Run* r) {
@@ -835,13 +823,8 @@ static void glm5_choose(Run* r) {
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    begin_ranks(r, &c, learns_mtp);
-    if (routers_of(&w->glm) > 0) {
-        router_log_keys(r);
-        experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
-    } else {
-        options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts");
-    }
+    if (routers_of(&w->glm) > 0) { router_log_keys(r); }
+    begin_ranks(r, &c);
 }
 
 // biases of routers learn by counting (level_biases)
@@ -867,10 +850,7 @@ static void glm5_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    pp_check_batches(r);
-    cp_check(r, &w->adapted.decoder.cp, w->glm.adapters.settings.dropout);
-    if (routers_of(&w->glm) > 0) { experts_check(r, &w->adapted.decoder.how.ep, c->k); }
-    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
+    decoder_check_ranks(r, adapted_varies(r), 0, 0, routers_of(&w->glm) > 0 ? c->k : 0);
 }
 
 // a CPU computes whatever config.json may say

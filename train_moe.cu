@@ -34,10 +34,9 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes, decoder_trainer
-#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
-#include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -479,19 +478,9 @@ static void moe_options(Run* r) {
 #endif
         {"model", "tied", "", OPTION_SWITCH, &w->tied, "0", 0, 0, "0|1",
          "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
-        {"machine", "recompute", "", OPTION_INT, &w->decoder.how.recompute, "1", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
-         "Saves memory, changes no bit", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->decoder.how.head_rows, "8192", 1, INT_MAX, "N",
-         "positions whose logits are in memory at once", 0},
-        graph_option(&w->decoder.graph),
-        pp_option(&w->decoder.pp),
-        pp_chunks_option(&w->decoder.pp_chunks),
-        tp_option(&w->decoder.tp),
-        cp_option(&w->decoder.cp, CP_CHUNKS),
-        cp_by_option(&w->decoder.cp_by),
     };
     run_add_options(r, own, sizeof own);
+    decoder_options(r, DECODER_RECOMPUTE("the experts' first products too"), "8192", CP_CHUNKS, 1);
     experts_options(r, &w->decoder.how.ep);
     moe_reword_options(r->table, r->n_options);
 }
@@ -556,12 +545,9 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    pp_begin(r, &w->decoder.pp, &w->decoder.pp_chunks, (double)c->Vp * c->D, c->D, (double)c->k / c->E,
-             c->tied ? AT(embedding) : TENSOR_NO_FIELD);
-    tp_begin(r, &w->decoder.tp);
-    cp_begin(r, &w->decoder.cp, CP_CHUNKS);
-    w->moe.config = config_part(c, w->moe.model.tp.size);
-    experts_begin_ep(r, &w->decoder.how.ep, c->E);
+    const DecoderRanks ranks = decoder_ranks(c->Vp, c->D, AT(embedding), c->tied, c->E, c->k);
+    decoder_begin_ranks(r, &ranks);
+    w->moe.config = config_part(c, r->model->tp.size);
 }
 
 // the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
@@ -581,11 +567,7 @@ static void moe_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
-    pp_check_batches(r);
-    cp_check(r, &workplace(r)->decoder.cp, 0.0f);
-    cp_check_by(r, workplace(r)->decoder.cp_by, workplace(r)->moe.config.NH, workplace(r)->moe.config.NKV);
-    experts_check(r, &workplace(r)->decoder.how.ep, c->k);
-    graph_check(r, &workplace(r)->decoder.graph, experts_obstacle(r));
+    decoder_check_ranks(r, NULL, workplace(r)->moe.config.NH, workplace(r)->moe.config.NKV, c->k);
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;

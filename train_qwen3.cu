@@ -35,10 +35,9 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
-#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
-#include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -548,19 +547,9 @@ static void qwen_options(Run* r) {
         {"model", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0", 0, 1e3, "F",
          "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, config.json's, "
          "if output_router_logits is true there", 0},
-        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 norms, 2 the first products of MLPs too, 3 whole blocks. "
-         "Saves memory, changes no bit", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
-         "positions whose logits are in memory at once", 0},
-        graph_option(&w->adapted.decoder.graph),
-        pp_option(&w->adapted.decoder.pp),
-        pp_chunks_option(&w->adapted.decoder.pp_chunks),
-        tp_option(&w->adapted.decoder.tp),
-        cp_option(&w->adapted.decoder.cp, CP_CHUNKS),
-        cp_by_option(&w->adapted.decoder.cp_by),
     };
     run_add_options(r, own, sizeof own);
+    decoder_options(r, DECODER_RECOMPUTE("the first products of MLPs too"), "1024", CP_CHUNKS, 1);
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
     qwen_reword_options(r->table, r->n_options);
@@ -602,25 +591,16 @@ static void qwen_choose(Run* r) {
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
-    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, (double)c.Vp * c.D, c.D,
-             c.E > 0 ? (double)c.k / c.E : 1.0, c.tied ? AT(embedding) : TENSOR_NO_FIELD);
-    tp_begin(r, &w->adapted.decoder.tp);
-    cp_begin(r, &w->adapted.decoder.cp, CP_CHUNKS);
-    w->qwen.config = config_part(&c, w->qwen.model.tp.size);
-    if (c.E > 0) { experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E); }
-    else { options_refuse(w->adapted.decoder.how.ep.size > 1, "ep", "is for models with experts"); }
+    const DecoderRanks ranks = decoder_ranks(c.Vp, c.D, AT(embedding), c.tied, c.E, c.k);
+    decoder_begin_ranks(r, &ranks);
+    w->qwen.config = config_part(&c, r->model->tp.size);
 }
 
 static void qwen_check(Run* r) {
-    Workplace* w = workplace(r);
-    const Config* c = config_of(r);
+    const Config* own = &workplace(r)->qwen.config;  // of this rank
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
-    pp_check_batches(r);
-    cp_check(r, &w->adapted.decoder.cp, w->qwen.adapters.settings.dropout);
-    cp_check_by(r, w->adapted.decoder.cp_by, w->qwen.config.NH, w->qwen.config.NKV);
-    if (c->E > 0) { experts_check(r, &w->adapted.decoder.how.ep, c->k); }
-    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
+    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV, own->E > 0 ? own->k : 0);
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {

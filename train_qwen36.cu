@@ -44,12 +44,11 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
-#include "llmc/models/decoder_run.h"  // decoder_flops, decoder_workspace_bytes
-#include "llmc/models/experts_run.h"  // experts_options, experts_begin_ep, experts_check: --ep
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/models/vision_run.h"   // VisionRun, vision_run_rows: image files become patches
-#include "llmc/run/graph_option.h"    // graph_option, graph_check
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -902,19 +901,9 @@ static void qwen36_options(Run* r) {
          "if output_router_logits is true there", 0},
         {"model", "vision", "", OPTION_SWITCH, &w->vision, "0", 0, 0, "0|1",
          "the tower that reads images: 0 leaves it out. Where it is not typed, as the files have it", OPTION_BEGINS},
-        {"machine", "recompute", "", OPTION_INT, &w->adapted.decoder.how.recompute, "1", 0, 3, "0|1|2|3",
-         "compute again in backward instead of keeping: 1 norms, 2 the experts' first products too, 3 whole blocks. "
-         "Saves memory, changes no bit", 0},
-        {"machine", "head-rows", "", OPTION_INT, &w->adapted.decoder.how.head_rows, "1024", 1, INT_MAX, "N",
-         "positions whose logits are in memory at once", 0},
-        graph_option(&w->adapted.decoder.graph),
-        pp_option(&w->adapted.decoder.pp),
-        pp_chunks_option(&w->adapted.decoder.pp_chunks),
-        tp_option(&w->adapted.decoder.tp),
-        cp_option(&w->adapted.decoder.cp, 1),
-        cp_by_option(&w->adapted.decoder.cp_by),
     };
     run_add_options(r, own, sizeof own);
+    decoder_options(r, DECODER_RECOMPUTE("the experts' first products too"), "1024", 1, 1);
     mtp_options(r, &w->mtp);
     vision_options(r, &w->images);
     options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
@@ -968,14 +957,10 @@ static void qwen36_choose(Run* r) {
     if (c.has_vision) { vision_tower_store(&w->qwen.tower); }
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    const double head = (double)c.Vp * c.D, behind = learns_mtp ? head + 2.0 * c.D * c.D : 0.0;
-    pp_begin(r, &w->adapted.decoder.pp, &w->adapted.decoder.pp_chunks, head + behind, c.D, (double)c.k / c.E,
-             c.tied || learns_mtp ? AT(embedding) : TENSOR_NO_FIELD);
-    tp_begin(r, &w->adapted.decoder.tp);
-    w->qwen.config = config_part(&c, w->qwen.model.tp.size);
-    cp_begin(r, &w->adapted.decoder.cp, 1);
-    if (model_has_cp(r->model) && config_layers(&c, LINEAR_LAYER) > 0) { r->model->cp.unit = DELTA_CHUNK; }
-    experts_begin_ep(r, &w->adapted.decoder.how.ep, c.E);
+    DecoderRanks ranks = decoder_ranks(c.Vp, c.D, AT(embedding), c.tied, c.E, c.k);
+    if (config_layers(&c, LINEAR_LAYER) > 0) { ranks.cp_unit = DELTA_CHUNK; }
+    decoder_begin_ranks(r, &ranks);
+    w->qwen.config = config_part(&c, r->model->tp.size);
 }
 
 static int has_image_data(const Run* r) { return r->data.train.images.n + r->data.val.images.n > 0; }
@@ -1032,16 +1017,12 @@ static void qwen36_share_images(Run* r) {
 }
 
 static void qwen36_check(Run* r) {
-    Workplace* w = workplace(r);
+    const Config* own = &workplace(r)->qwen.config;  // of this rank
     qwen36_check_images(r);
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    pp_check_batches(r);
-    cp_check(r, &w->adapted.decoder.cp, w->qwen.adapters.settings.dropout);
-    cp_check_by(r, w->adapted.decoder.cp_by, w->qwen.config.NH, w->qwen.config.NKV);
-    experts_check(r, &w->adapted.decoder.how.ep, config_of(r)->k);
-    graph_check(r, &w->adapted.decoder.graph, adapted_obstacle(r));
+    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV, own->k);
     qwen36_share_images(r);
 }
 

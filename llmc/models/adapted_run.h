@@ -11,7 +11,7 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
                               never rounded again: with --weights fp8 each of their matrices is in memory what it is
                               there
     adapted_check             in Trainer.check
-    adapted_obstacle          why a micro-batch is no graph (graph_check), or NULL
+    adapted_varies            why no two micro-batches are the same (decoder_check_ranks), or NULL
     adapted_load              in Trainer.load: A's and B's; then the rows of the base are the trainer's to load
     adapted_box               rows of the box
 */
@@ -19,7 +19,6 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
 #define LLMC_ADAPTED_RUN_H
 #include "adapters_run.h"  // adapters_choose, adapters_load
 #include "decoder_run.h"   // Decoder, decoder_trainer
-#include "experts_run.h"   // experts_obstacle
 
 #define BASE_DTYPE_NAMES "fp32|bf16|fp8"
 typedef enum { BASE_FP32, BASE_BF16, BASE_FP8 } BaseDtype;  // --base-dtype
@@ -165,9 +164,9 @@ static inline void adapted_check(Run* r) {
     }
 }
 
-static inline const char* adapted_obstacle(const Run* r) {
+static inline const char* adapted_varies(const Run* r) {
     return adapted_of(r)->adapters->settings.dropout > 0.0f
-               ? "is not for --lora-dropout: each micro-batch leaves out other elements" : experts_obstacle(r);
+               ? "is not for --lora-dropout: each micro-batch leaves out other elements" : NULL;
 }
 
 static inline void adapted_load(Run* r, const SliceSink* sink) {

@@ -7,6 +7,10 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_open, decoder_close   of these: the memory, for a trainer that has more to open
     decoder_forward          ... a pass without gradients, for one that has more to do
     decoder_of, decoder_activations   of a run
+    decoder_options          rows of the options that all decoders have: what is kept, graphs, which ranks have what
+    DecoderRanks, decoder_ranks, decoder_begin_ranks   in Trainer.choose, once the model has its layout: its layers,
+                             matrices, positions and experts are divided as --pp, --tp, --cp and --ep say
+    decoder_check_ranks      in Trainer.check, behind the trainer's own: do rows and micro-batches fit that?
     decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
     decoder_workspace_bytes  the largest scratch that a product asks for
@@ -19,16 +23,19 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/gemm.h"       // gemm_workspace_bytes
 #include "../run/cp_option.h"  // cp_option, cp_begin, cp_check, cp_box
-#include "../run/pipeline.h"   // pp_slots
+#include "../run/graph_option.h"  // graph_option, graph_check
+#include "../run/pipeline.h"   // pp_option, pp_begin_between, pp_check_batches, pp_slots
 #include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
-#include "../run/trainer.h"    // Run
+#include "../run/trainer.h"    // Run, run_add_options
 #include "decoder_passes.h"    // DecoderPasses, Activations, LmHead
+#include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle
 
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
     Tradeoffs how;            // options
     int graph, pp, pp_chunks, tp, cp;  // --graph, --pp, --pp-chunks, --tp, --cp
     int cp_by;                         // --cp-by
+    int cp_chunks;            // of a row on each rank of --cp: CP_CHUNKS of attention alone, 1 of what goes along a row
     const DecoderPasses* passes;
     Dropout (*dropout)(const Run* r, int k, int B, int T);  // or NULL: of the k-th micro-batch
     int recompute_most;       // the level of --recompute that keeps least
@@ -45,6 +52,87 @@ static inline Decoder* decoder_of(const Run* r) { return (Decoder*)((char*)r->mo
 static inline Activations* decoder_activations(const Run* r, Purpose purpose) {
     Decoder* d = decoder_of(r);
     return purpose == TO_GENERATE ? &d->cache : &d->acts;
+}
+
+// ---- options ----
+
+// what --help says of --recompute; products: those of level 2, a text
+#define DECODER_RECOMPUTE(products)                                                                                   \
+    "compute again in backward instead of keeping: 1 norms, 2 " products ", 3 whole blocks. Saves memory, changes no " \
+    "bit"
+
+// recompute: DECODER_RECOMPUTE; head_rows: the default. cp_chunks: Decoder's. has_cp_by: attention can meet the keys of
+// other ranks in several ways. What else a trainer's --cp hands on is for it to say (options_reword)
+static inline void decoder_options(Run* r, const char* recompute, const char* head_rows, int cp_chunks, int has_cp_by) {
+    Decoder* d = decoder_of(r);
+    const Option own[] = {
+        {"machine", "recompute", "", OPTION_INT, &d->how.recompute, "1", 0, 3, "0|1|2|3", recompute, 0},
+        {"machine", "head-rows", "", OPTION_INT, &d->how.head_rows, head_rows, 1, INT_MAX, "N",
+         "positions whose logits are in memory at once", 0},
+        graph_option(&d->graph),
+        pp_option(&d->pp),
+        pp_chunks_option(&d->pp_chunks),
+        tp_option(&d->tp),
+        cp_option(&d->cp, cp_chunks),
+    };
+    const Option by[] = {cp_by_option(&d->cp_by)};
+    d->cp_chunks = cp_chunks;
+    run_add_options(r, own, sizeof own);
+    if (has_cp_by) { run_add_options(r, by, sizeof by); }
+}
+
+// ---- which ranks have what ----
+
+// what the model is divided by
+typedef struct {
+    int Vp, D;           // of the output matrix
+    size_t embedding;    // its field of the table
+    int is_tied;         // it is the output matrix, too
+    int C;               // channels of the stream from layer to layer
+    int E, k;            // experts of a layer, of which a position takes k; E 0: there are none
+    const char* starts;  // (layers) before which a stage may begin; NULL: all
+    int cp_unit;         // with --cp: a chunk of a row has a multiple of so many positions
+} DecoderRanks;
+
+// the output matrix, the field of the embedding, experts; what else a model has to say is for the caller to set
+static inline DecoderRanks decoder_ranks(int Vp, int D, size_t embedding, int is_tied, int E, int k) {
+    DecoderRanks x;
+    memset(&x, 0, sizeof x);
+    x.Vp = Vp, x.D = x.C = D;
+    x.embedding = embedding, x.is_tied = is_tied;
+    x.E = E, x.k = k;
+    x.cp_unit = 1;
+    return x;
+}
+
+// In the one order that is lawful: stages divide all ranks (--pp), those of a stage share matrices (--tp), the groups
+// that these make share positions (--cp), and ranks of a stage share experts, in groups that hold those of --tp (--ep).
+// A module that predicts the token after the next costs the last stage the head once more and what joins that token to
+// the stream; and it reads the embedding
+static inline void decoder_begin_ranks(Run* r, const DecoderRanks* x) {
+    Decoder* d = decoder_of(r);
+    Model* m = r->model;
+    const double head = (double)x->Vp * x->D, behind = m->learns_mtp ? head + 2.0 * x->D * x->D : 0.0;
+    const double active = x->E > 0 ? (double)x->k / x->E : 1.0;
+    const size_t shared = x->is_tied || m->learns_mtp ? x->embedding : TENSOR_NO_FIELD;
+    pp_begin_between(r, &d->pp, &d->pp_chunks, head + behind, x->C, active, shared, x->starts);
+    tp_begin(r, &d->tp);
+    cp_begin(r, &d->cp, d->cp_chunks);
+    if (model_has_cp(m)) { m->cp.unit = x->cp_unit; }
+    if (x->E > 0) { experts_begin_ep(r, &d->how.ep, x->E); }
+    else { options_refuse(d->how.ep.size > 1, "ep", "is for models with experts"); }
+}
+
+// varies: what is left out of each micro-batch, in the words of graph_check; NULL: nothing. NH, NKV: heads that this
+// rank has, where --cp-by says how keys of other ranks are met; 0: there is no such option. k: experts of a position;
+// 0: none. --graph comes last: experts_check may give up an --ep, beside which there is none
+static inline void decoder_check_ranks(Run* r, const char* varies, int NH, int NKV, int k) {
+    Decoder* d = decoder_of(r);
+    pp_check_batches(r);
+    cp_check(r, &d->cp, varies != NULL);
+    if (NH > 0) { cp_check_by(r, d->cp_by, NH, NKV); }
+    if (k > 0) { experts_check(r, &d->how.ep, k); }
+    graph_check(r, &d->graph, varies ? varies : experts_obstacle(r));
 }
 
 // ---- memory ----
