@@ -115,16 +115,25 @@ static int shared_width(const DeepseekV4* v4) { return v4->config.F / v4->model.
 // B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(v4, purpose), NULL, how->cp,
-                           adapters_widest_expert(&v4->adapters), c->limit, c->balance > 0.0f ? B : 0};
+    ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), layers_of(v4, purpose));
+    s.adapter = adapters_widest_expert(&v4->adapters);
+    s.limit = c->limit;
+    s.sequences = c->balance > 0.0f ? B : 0;
     return s;
 }
 
 static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose, const RankGroup* cp) {
     const Config* c = &v4->config;
     const int indexer = v4->model.learns_index && purpose == TO_TRAIN ? v4->indexer : INDEXER_OFF;
-    const EntrySizes s = {c->D, c->H, c->d, c->rotated, c->qr, c->G, c->R, c->window, c->csa, c->hca, c->nI, c->dI,
-                          c->topk, c->eps, indexer, layers_of(v4, purpose), c->kinds, cp};
+    EntrySizes s;
+    memset(&s, 0, sizeof s);
+    s.D = c->D, s.H = c->H, s.d = c->d, s.rotated = c->rotated;
+    s.qr = c->qr, s.G = c->G, s.R = c->R;
+    s.window = c->window, s.csa = c->csa, s.hca = c->hca;
+    s.nI = c->nI, s.dI = c->dI, s.topk = c->topk, s.indexer = indexer;
+    s.eps = c->eps;
+    s.L = layers_of(v4, purpose), s.kinds = c->kinds;
+    s.cp = cp;
     return s;
 }
 
@@ -245,6 +254,8 @@ static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Pu
 // 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about any of it.
 
 #define AT(name) offsetof(Parameters, name)  // a field of the table
+
+static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
 // ---- numbers that a leaf counts: of each router, MTP's last; the losses of the indexers; that of MTP ----
 
@@ -411,11 +422,10 @@ static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, in
     const int is_hash = v4->config.routers[l] == HASH_LAYER;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
-                          layer_linear(acts, AT(router), l), layer_linear(acts, AT(expert_gate_up), l),
-                          layer_linear(acts, AT(expert_down), l), is_hash ? NULL : floats(v4, AT(router_bias), l),
-                          NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
-                          acts->numbers ? acts->numbers + router_number(v4, l) : NULL, N, is_hash ? s.given : NULL};
+    ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
+    p.numbers = acts->numbers ? acts->numbers + router_number(v4, l) : NULL;
+    if (is_hash) { p.given = s.given; }
+    else { p.bias = floats(v4, AT(router_bias), l); }
     return p;
 }
 
@@ -622,9 +632,7 @@ static float balance_weight(const DeepseekV4* v4, const Activations* acts, int l
 static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(v4, acts, l, N);
-    p.drouter = layer_gradients(acts, AT(router), l);
-    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
-    p.ddown = layer_gradients(acts, AT(expert_down), l);
+    layer_experts_back(&p, acts, EXPERTS, l);
     expert_backward_router(&p, a.dnorm, a.dbranch, NULL, balance_weight(v4, acts, l), 0.0f, dev);
     shared_backward(v4, acts, l, N, dev);
     expert_backward_rows(&p, a.dnorm, dev);

@@ -103,17 +103,26 @@ static int has_experts(const Config* c, int l) { return c->mlps[l] == EXPERT_LAY
 // B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const Glm5* glm, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &glm->config;
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, layers_of(glm, purpose), c->mlps, how->cp,
-                           adapters_widest_expert(&glm->adapters), 0.0f, c->balance > 0.0f ? B : 0};
+    ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), layers_of(glm, purpose));
+    s.kinds = c->mlps;
+    s.adapter = adapters_widest_expert(&glm->adapters);
+    s.sequences = c->balance > 0.0f ? B : 0;
     return s;
 }
 
 static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose, const RankGroup* cp) {
     const Config* c = &glm->config;
     const int indexer = glm->model.learns_index && purpose == TO_TRAIN ? glm->indexer : INDEXER_OFF;
-    const LatentSizes s = {c->D, c->H, c->rq, c->r, c->dn, c->dr, c->dv, c->nI, c->dI, c->topk, c->latent_eps,
-                           c->halves, indexer, c->target == TARGET_SOURCE,
-                           glm->absorbs && purpose == TO_GENERATE, layers_of(glm, purpose), c->indexers, cp};
+    LatentSizes s;
+    memset(&s, 0, sizeof s);
+    s.D = c->D, s.H = c->H, s.rq = c->rq, s.r = c->r;
+    s.dn = c->dn, s.dr = c->dr, s.dv = c->dv;
+    s.nI = c->nI, s.dI = c->dI, s.topk = c->topk, s.halves = c->halves;
+    s.eps = c->latent_eps;
+    s.indexer = indexer, s.by_source = c->target == TARGET_SOURCE;
+    s.absorbs = glm->absorbs && purpose == TO_GENERATE;
+    s.L = layers_of(glm, purpose), s.indexers = c->indexers;
+    s.cp = cp;
     return s;
 }
 
@@ -214,6 +223,8 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
 // 2. The model: forward, head, backward. AdamW is in llmc/run/train.h and needs no word about any of it.
 
 #define AT(name) offsetof(Parameters, name)  // a field of the table
+
+static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
 // ---- numbers that a leaf counts: of each router, MTP's last; the losses of the indexers, MTP's last; that of MTP ----
 
@@ -339,11 +350,11 @@ static LatentPass latent_pass_back(Glm5* glm, const Activations* acts, int l, in
 // router and experts of layer l, without gradients
 static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
-    const ExpertPass p = {&acts->experts, a.experts, layer_statistics(acts, l).experts,
-                          expert_choices(&acts->experts, l), a.norm2, layer_linear(acts, AT(router), l),
-                          layer_linear(acts, AT(expert_gate_up), l), layer_linear(acts, AT(expert_down), l),
-                          router_bias(glm, l), NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
-                          acts->numbers ? acts->numbers + router_number(glm, l) : NULL, N, glm->given[l].experts};
+    const Statistics s = layer_statistics(acts, l);
+    ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
+    p.bias = router_bias(glm, l);
+    p.numbers = acts->numbers ? acts->numbers + router_number(glm, l) : NULL;
+    p.given = glm->given[l].experts;
     return p;
 }
 
@@ -532,9 +543,7 @@ static float balance_weight(const Glm5* glm, const Activations* acts, int l) {
 static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(glm, acts, l, N);
-    p.drouter = layer_gradients(acts, AT(router), l);
-    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
-    p.ddown = layer_gradients(acts, AT(expert_down), l);
+    layer_experts_back(&p, acts, EXPERTS, l);
     expert_backward_router(&p, a.dbranch, a.dresidual, NULL, balance_weight(glm, acts, l), 0.0f, dev);
     shared_backward(glm, acts, l, N, dev);
     expert_backward_rows(&p, a.dbranch, dev);

@@ -68,8 +68,7 @@ static RouterShape router_shape(const Config* c) {
 }
 
 static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->F, router_shape(c), how->ep, c->L, NULL, how->cp, 0, 0.0f, 0};
-    return s;
+    return activations_experts(how, c->D, c->F, router_shape(c), c->L);
 }
 
 typedef struct {
@@ -173,6 +172,8 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
 
 #define AT(name) offsetof(Parameters, name)
 
+static const ExpertFields EXPERTS = {AT(router), AT(gate_up), AT(down)};
+
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
     tensor_arena_point(&acts->tensors, &a, l);
@@ -220,10 +221,9 @@ static RotaryAttention rotary_attention(const Moe* moe, const Activations* acts,
 static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
-                          layer_linear(acts, AT(router), l), layer_linear(acts, AT(gate_up), l),
-                          layer_linear(acts, AT(down), l), router_bias(moe, l), NO_GRADIENTS, NO_GRADIENTS,
-                          NO_GRADIENTS, layer_numbers(acts, &moe->config, l), N, NULL};
+    ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
+    p.bias = router_bias(moe, l);
+    p.numbers = layer_numbers(acts, &moe->config, l);
     return p;
 }
 
@@ -334,9 +334,7 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     const ActivationTensors a = layer_activations(acts, l);
     float* dbias = c->balance == BALANCE_BIAS ? gradient(moe, AT(bias), l) : NULL;
     ExpertPass p = expert_pass(moe, acts, l, N);
-    p.drouter = layer_gradients(acts, AT(router), l);
-    p.dgate_up = layer_gradients(acts, AT(gate_up), l);
-    p.ddown = layer_gradients(acts, AT(down), l);
+    layer_experts_back(&p, acts, EXPERTS, l);
     if (dbias) { device_zero(dbias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: moe_balance_biases
     expert_backward(&p, a.dbranch, a.dresidual, p.numbers, balance, z, dev);
     rmsnorm_backward(a.dresidual, gradient(moe, AT(norm2), l), a.dbranch, a.residual2.x, gain(moe, AT(norm2), l),

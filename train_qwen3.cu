@@ -73,8 +73,11 @@ static RouterShape router_shape(const Config* c) {
     return s;
 }
 
-static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, c->L, c->kinds, how->cp, 0, 0.0f, 0};
+static ExpertSizes expert_sizes(const Qwen* qwen, const Tradeoffs* how) {
+    const Config* c = &qwen->config;
+    ExpertSizes s = activations_experts(how, c->D, c->FE, router_shape(c), c->L);
+    s.kinds = c->kinds;
+    s.adapter = adapters_widest_expert(&qwen->adapters);
     return s;
 }
 
@@ -110,7 +113,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
     const int N_head = activations_head_rows(how, B, N, purpose), N_train = purpose == TO_TRAIN ? N : 0;
     const RankGroup* tp = &qwen->model.tp;
-    const ExpertSizes experts = expert_sizes(c, how);
+    const ExpertSizes experts = expert_sizes(qwen, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, D);         // of a later stage: the stream of the one before
@@ -144,10 +147,11 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     return (int)(t - table);
 }
 
-static int statistic_table(Tensor* table, const Config* c, int B, int T, Purpose purpose, const Tradeoffs* how) {
+static int statistic_table(Tensor* table, const Qwen* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
+    const Config* c = &qwen->config;
     const int N = activations_positions(how, B, T, purpose);
     const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS);
-    const ExpertSizes experts = expert_sizes(c, how);
+    const ExpertSizes experts = expert_sizes(qwen, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
@@ -180,20 +184,21 @@ static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
 static double activations_layout(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how) {
     const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
-    ExpertSizes experts = expert_sizes(c, &how);
-    experts.adapter = adapters_widest_expert(&qwen->adapters);
+    const ExpertSizes experts = expert_sizes(qwen, &how);
     activations_begin(acts, B, T, purpose, how);
     acts->adapters = &qwen->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     size_rooms(acts, qwen, B, T);
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
-    const int n_statistics = statistic_table(acts->statistics.table, c, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, qwen, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, c->E > 0 ? &experts : NULL, c->HS, c->theta);
 }
 
 // ---- what stands where: parameters by their field of the table, at layer l ----
 
 #define AT(name) offsetof(Parameters, name)
+
+static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
 static ActivationTensors layer_activations(const Activations* acts, int l) {
     ActivationTensors a;
@@ -242,10 +247,8 @@ static float* layer_numbers(const Activations* acts, const Config* c, int l) {
 static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const ExpertPass p = {&acts->experts, a.experts, s.experts, expert_choices(&acts->experts, l), a.norm2,
-                          layer_linear(acts, AT(router), l), layer_linear(acts, AT(expert_gate_up), l),
-                          layer_linear(acts, AT(expert_down), l), NULL, NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS,
-                          layer_numbers(acts, &qwen->config, l), N, NULL};
+    ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
+    p.numbers = layer_numbers(acts, &qwen->config, l);
     return p;
 }
 
@@ -405,9 +408,7 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     const float balance = pooled_weight(&qwen->model, c->balance, c->k, config_expert_layers(c));
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(qwen, acts, l, N);
-    p.drouter = layer_gradients(acts, AT(router), l);
-    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
-    p.ddown = layer_gradients(acts, AT(expert_down), l);
+    layer_experts_back(&p, acts, EXPERTS, l);
     expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
 }
 
@@ -699,7 +700,7 @@ static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
     const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
     const int HQ = c->NH * c->HS, F = config_has_mlps(c) ? 2 * c->F : 0, widest = c->D > HQ ? c->D : HQ;
-    const ExpertSizes experts = expert_sizes(c, how);
+    const ExpertSizes experts = expert_sizes(&workplace(r)->qwen, how);
     const int own_Vp = workplace(r)->qwen.config.Vp, wide = F > widest ? F : widest;
     return fmax(decoder_attention_bytes(r, B, HQ, c->NH),
                 decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, &experts));

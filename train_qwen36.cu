@@ -120,8 +120,8 @@ static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.
 
 static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
-    const ExpertSizes s = {c->D, c->FE, router_shape(c), how->ep, layers_of(qwen, purpose), NULL, how->cp,
-                           adapters_widest_expert(&qwen->adapters), 0.0f, 0};
+    ExpertSizes s = activations_experts(how, c->D, c->FE, router_shape(c), layers_of(qwen, purpose));
+    s.adapter = adapters_widest_expert(&qwen->adapters);
     return s;
 }
 
@@ -273,6 +273,8 @@ static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purp
 
 #define AT(name) offsetof(Parameters, name)  // a field of the table
 
+static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
+
 // of what a leaf counts, the place of the sum of the MTP module's losses, behind the routers' numbers
 static int mtp_number(const Qwen36* qwen) { return pooled_numbers(qwen->config.L, qwen->config.E); }
 
@@ -379,12 +381,10 @@ static float* router_numbers(const Config* c, const Activations* acts, int l) {
 
 // router and experts of layer l, without gradients
 static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int N) {
-    const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
-    const ExpertPass p = {&acts->experts, a.experts, layer_statistics(acts, l).experts,
-                          expert_choices(&acts->experts, l), a.norm2, layer_linear(acts, AT(router), l),
-                          layer_linear(acts, AT(expert_gate_up), l), layer_linear(acts, AT(expert_down), l), NULL,
-                          NO_GRADIENTS, NO_GRADIENTS, NO_GRADIENTS, router_numbers(c, acts, l), N, NULL};
+    const Statistics s = layer_statistics(acts, l);
+    ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
+    p.numbers = router_numbers(&qwen->config, acts, l);
     return p;
 }
 
@@ -619,9 +619,7 @@ static void experts_backward(Qwen36* qwen, Activations* acts, int l, int N, cons
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(qwen, acts, l, N);
-    p.drouter = layer_gradients(acts, AT(router), l);
-    p.dgate_up = layer_gradients(acts, AT(expert_gate_up), l);
-    p.ddown = layer_gradients(acts, AT(expert_down), l);
+    layer_experts_back(&p, acts, EXPERTS, l);
     const int is_balanced = l < c->L;  // not the router of the MTP module
     expert_backward_router(&p, a.dbranch, a.dresidual, is_balanced ? pooled_layer(acts->numbers, c->L, c->E) : NULL,
                            is_balanced ? pooled_weight(&qwen->model, c->balance, c->k, c->L) : 0.0f, 0.0f, dev);

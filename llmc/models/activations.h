@@ -5,6 +5,7 @@ texts that are generated. Operands of a layer: layer.h.
     Tradeoffs            time against memory, as options say it
     Room                 scratch that all layers share
     activations_kept     layers that keep a tensor of their own for backward
+    activations_experts  sizes of experts as a pass has them
     activations_positions, activations_head_rows   of a pass those of this rank; of them those that have logits at once
     cached_activation    a row of the table for what generation keeps of each position of each text
     state_activation     ... of each text as a whole: a text goes on from where it ended, not from a shorter one
@@ -84,6 +85,17 @@ typedef struct {
 // of L layers those that keep what --recompute `level` and above compute again; 0: one buffer serves all
 static inline int activations_kept(const Tradeoffs* how, int L, Purpose purpose, int level) {
     return purpose == TO_TRAIN && how->recompute < level ? L : 0;
+}
+
+// Of L layers, F wide; the kinds of these, what adapters need, a limit, sequences with a balance: the caller's
+static inline ExpertSizes activations_experts(const Tradeoffs* how, int D, int F, RouterShape router, int L) {
+    ExpertSizes s;
+    memset(&s, 0, sizeof s);
+    s.D = D, s.F = F;
+    s.router = router;
+    s.ep = how->ep, s.cp = how->cp;
+    s.L = L;
+    return s;
 }
 
 // of a pass over B rows of T those of this rank

@@ -4,6 +4,8 @@ parameters. Each call takes the Activations of the pass, which know their model,
 layers share; what is no layer's, as the embedding, stands at layer 0.
     layer_linear, layer_linear_biased   a matrix, or a matrix and its bias, as linear.h multiplies by it: with adapters
     layer_gradients, layer_gradients_biased   where gradients of these are to be written; NULL where they do not learn
+    ExpertFields, layer_experts, layer_experts_back   its router and experts (expert_layer.h), without gradients; and
+                     where these go
     layer_keep       last in a layer's forward: its two streams (stream.h) are kept for backward
     layer_is_fresh   is what layers share (one buffer for all, scratch, rows of experts) still that of layer l?
     layer_stream     in backward, before a stream is read: it is whole
@@ -11,7 +13,7 @@ A trainer's own structs of pointers, its activations and statistics, are filled 
 */
 #ifndef LLMC_LAYER_H
 #define LLMC_LAYER_H
-#include "activations.h"  // Activations
+#include "activations.h"  // Activations, ExpertPass
 #include "linear.h"       // Linear, LinearGradients, linear_adapt, linear_adapt_gradients
 #include "stream.h"       // Stream, stream_keep, stream_bring
 
@@ -35,6 +37,29 @@ static inline LinearGradients layer_gradients_biased(const Activations* acts, si
 
 static inline LinearGradients layer_gradients(const Activations* acts, size_t weight, int l) {
     return layer_gradients_biased(acts, weight, NO_BIAS, l);
+}
+
+// of the trainer's table
+typedef struct { size_t router, gate_up, down; } ExpertFields;
+
+// a, s: of this layer; inp: what it reads. The router's bias, what it counts and choices that are given: the caller's
+static inline ExpertPass layer_experts(Activations* acts, ExpertFields fields, const ExpertTensors* a,
+                                       const ExpertStatistics* s, const floatX* inp, int l, int N) {
+    ExpertPass p;
+    memset(&p, 0, sizeof p);
+    p.all = &acts->experts;
+    p.a = *a, p.s = *s;
+    p.experts = expert_choices(&acts->experts, l);
+    p.inp = inp;
+    p.router = layer_linear(acts, fields.router, l);
+    p.gate_up = layer_linear(acts, fields.gate_up, l), p.down = layer_linear(acts, fields.down, l);
+    p.N = N;
+    return p;
+}
+
+static inline void layer_experts_back(ExpertPass* p, const Activations* acts, ExpertFields fields, int l) {
+    p->drouter = layer_gradients(acts, fields.router, l);
+    p->dgate_up = layer_gradients(acts, fields.gate_up, l), p->ddown = layer_gradients(acts, fields.down, l);
 }
 
 // C channels. Only training has a way back
