@@ -265,7 +265,7 @@ static void test_indexers(Test* t) {
         n++;
     }
     check(t, n == 21 && config_source(&published, 77) == 74 && config_source(&published, 6) == 6, "%d have one", n);
-    check(t, config_layers(before.indexers, before.L, FULL_INDEXER) == 78, "all layers of GLM-5 have one");
+    check(t, tensor_kinds(before.indexers, 0, before.L, FULL_INDEXER) == 78, "all layers of GLM-5 have one");
     Config c;
     ErrorText error;
     check(t, parse(&c, "", &error) && strcmp(c.indexers, "FFSSSFSF") == 0 && strcmp(c.mlps, "MMEEEEEE") == 0, "the rule: %s %s", c.indexers, c.mlps);

@@ -261,17 +261,10 @@ static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_d
 
 static int routers_of(const DeepseekV4* v4) { return v4->config.L + v4->model.learns_mtp; }
 
-// CSA layers below layer l
-static int csa_layers_below(const Config* c, int l) {
-    int n = 0;
-    for (int i = 0; i < l; i++) { n += c->kinds[i] == CSA_LAYER; }
-    return n;
-}
-
 static size_t router_number(const DeepseekV4* v4, int l) { return (size_t)l * router_statistics_length(v4->config.E); }
 
 static size_t index_number(const DeepseekV4* v4, int l) {
-    return router_number(v4, routers_of(v4)) + (size_t)csa_layers_below(&v4->config, l);
+    return router_number(v4, routers_of(v4)) + (size_t)tensor_kinds(v4->config.kinds, 0, l, CSA_LAYER);
 }
 
 static size_t mtp_number(const DeepseekV4* v4) {
@@ -1190,7 +1183,7 @@ static float probed_mtp_loss(const Run* r, int i) {
 static float probed_index_loss(const Run* r, int i) {
     const Config* c = config_of(r);
     int l = 0;
-    while (c->kinds[l] != CSA_LAYER || csa_layers_below(c, l) < i) { l++; }
+    while (c->kinds[l] != CSA_LAYER || tensor_kinds(c->kinds, 0, l, CSA_LAYER) < i) { l++; }
     return index_loss(&workplace(r)->v4, l);
 }
 

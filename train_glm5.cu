@@ -95,7 +95,7 @@ static int layers_of(const Glm5* glm, Purpose purpose) { return glm->config.L + 
 
 // layers with experts, MTP's too
 static int routers_of(const Glm5* glm) {
-    return config_layers(glm->config.mlps, glm->config.L, EXPERT_LAYER) + glm->model.learns_mtp;
+    return tensor_kinds(glm->config.mlps, 0, glm->config.L, EXPERT_LAYER) + glm->model.learns_mtp;
 }
 
 static int has_experts(const Config* c, int l) { return c->mlps[l] == EXPERT_LAYER; }
@@ -152,7 +152,7 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     const int L_mlps = activations_kept(how, L, purpose, RECOMPUTE_MLPS), L_out = purpose == TO_TRAIN ? L : 0;
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const int N_head = activations_head_rows(how, B, N, purpose);
-    const int FD = config_layers(c->mlps, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
+    const int FD = tensor_kinds(c->mlps, 0, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
     const int FS = routers_of(glm) > 0 ? c->FS : 0, N_shared = FS > 0 ? N : 0;
     const int N_hidden = rank_has_mtp(glm, purpose) ? N : 0;
     const RankGroup* tp = &glm->model.tp;
@@ -228,16 +228,13 @@ static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_d
 
 // ---- numbers that a leaf counts: of each router, MTP's last; the losses of the indexers, MTP's last; that of MTP ----
 
-// of the layers below l
-static int kinds_below(const char* kinds, char kind, int l) { return config_layers(kinds, l, kind); }
-
 static size_t router_number(const Glm5* glm, int l) {
-    return (size_t)kinds_below(glm->config.mlps, EXPERT_LAYER, l) * router_statistics_length(glm->config.E);
+    return (size_t)tensor_kinds(glm->config.mlps, 0, l, EXPERT_LAYER) * router_statistics_length(glm->config.E);
 }
 
 static size_t index_number(const Glm5* glm, int l) {
     return (size_t)routers_of(glm) * router_statistics_length(glm->config.E) +
-           (size_t)kinds_below(glm->config.indexers, FULL_INDEXER, l);
+           (size_t)tensor_kinds(glm->config.indexers, 0, l, FULL_INDEXER);
 }
 
 static size_t mtp_number(const Glm5* glm) {
@@ -825,7 +822,7 @@ static void glm5_choose(Run* r) {
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     const int trains_index = indexer_choose(r, &w->indexer, c.indexer, 1, is_adapter);
-    const int chooses = config_layers(c.mlps, c.L, EXPERT_LAYER) > 0;
+    const int chooses = tensor_kinds(c.mlps, 0, c.L, EXPERT_LAYER) > 0;
     balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
                    w->indexer.alone);
     glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
@@ -882,8 +879,8 @@ static int trunk_rows(const Run* r) {
 
 static void glm5_box(const Run* r) {
     const Config* c = config_of(r);
-    const int n_full = config_layers(c->indexers, c->L, FULL_INDEXER);
-    const int n_experts = config_layers(c->mlps, c->L, EXPERT_LAYER);
+    const int n_full = tensor_kinds(c->indexers, 0, c->L, FULL_INDEXER);
+    const int n_experts = tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER);
     const size_t active = decoder_active(r->model, workplace(r)->glm.adapters.n_table + trunk_rows(r), c->k);
     box_row("model", "%d layer%s of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->D, c->max_T);
     box_row("  attention", "%d head%s, keys of %d of which %d turn, values of %d, all of %d for a token", c->H,
@@ -1030,14 +1027,14 @@ static float losses_beside(Run* r, float* grads) {
 
 // of the i-th layer with an indexer, MTP's last: the mean over positions
 static float index_loss(const Glm5* glm, int i) {
-    const int n = config_layers(glm->config.indexers, glm->config.L, FULL_INDEXER);
+    const int n = tensor_kinds(glm->config.indexers, 0, glm->config.L, FULL_INDEXER);
     const float sum = dp_sums(&glm->model.dp)[index_number(glm, 0) + (size_t)i];
     return sum / (i == n ? glm->model.mtp_index_counted : glm->model.index_counted);
 }
 
 // those that learn, MTP's too
 static int indexers_of(const Glm5* glm) {
-    return config_layers(glm->config.indexers, glm->config.L, FULL_INDEXER) + glm->model.learns_mtp;
+    return tensor_kinds(glm->config.indexers, 0, glm->config.L, FULL_INDEXER) + glm->model.learns_mtp;
 }
 
 static float probed_mtp_loss(const Run* r, int i) {
@@ -1106,7 +1103,7 @@ static void glm5_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int n = config_layers(c->mlps, c->L, EXPERT_LAYER), n_index = indexers_of(&w->glm);
+    const int n = tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER), n_index = indexers_of(&w->glm);
     if (n > 0) {
         const Routing now = routing_read(dp_sums(&m->dp), n, c->E, m->dp.n_leaves);
         router_log_step(r, balance(&w->glm) / (float)n, 0.0f, now.load, now.idle);

@@ -231,16 +231,9 @@ static RotaryAttention rotary_attention(const Qwen* qwen, const Activations* act
     return x;
 }
 
-// layers with experts below layer l
-static int expert_layers_below(const Config* c, int l) {
-    int n = 0;
-    for (int i = 0; i < l; i++) { n += c->kinds[i] == 'E'; }
-    return n;
-}
-
 // what the routers count in this leaf: of layer l, or of L, all together
 static float* layer_numbers(const Activations* acts, const Config* c, int l) {
-    return pooled_layer(acts->numbers, expert_layers_below(c, l), c->E);
+    return pooled_layer(acts->numbers, tensor_kinds(c->kinds, 0, l, 'E'), c->E);
 }
 
 // router and experts of layer l, without gradients
@@ -369,7 +362,7 @@ static void recompute_block(const Qwen* qwen, Activations* acts, int l, const fl
                             const Device* dev) {
     const Config* c = &qwen->config;
     const int level = layer_is_fresh(acts, l) ? KEEP_ALL : acts->how.recompute;
-    const int is_last = expert_layers_below(c, l) + 1 == expert_layers_below(c, model_end_layer(&qwen->model));
+    const int is_last = tensor_kinds(c->kinds, l + 1, model_end_layer(&qwen->model), 'E') == 0;
     const int has_rows = c->kinds[l] == 'M' || (acts->fresh >= 0 && is_last);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -628,8 +621,7 @@ static void qwen_box(const Run* r) {
             choice_name(MODEL_TYPES, c->type).s, c->L, c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS,
             c->NKV, c->max_T);
     if (c->window > 0) {
-        int slide = 0;
-        for (int l = 0; l < c->L; l++) { slide += c->slides[l] == 'S'; }
+        const int slide = tensor_kinds(c->slides, 0, c->L, 'S');
         box_row("  window", "%d positions, in %d layer%s", c->window, slide, slide == 1 ? "" : "s");
     }
     if (config_has_mlps(c)) { box_row("mlp", "%d wide", c->F); }

@@ -1186,8 +1186,7 @@ static double states_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const DeltaSizes delta = delta_sizes(c, &m->cp);
-    int n = 0;
-    for (int l = model_first_layer(m); l < end_layer(&workplace(r)->qwen); l++) { n += c->kinds[l] == LINEAR_LAYER; }
+    const int n = tensor_kinds(c->kinds, model_first_layer(m), end_layer(&workplace(r)->qwen), LINEAR_LAYER);
     return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * cp_leaves(r) : 0.0;
 }
 

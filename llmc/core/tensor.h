@@ -3,7 +3,8 @@ The tensor table: everything anyone asks about a parameter or an activation stan
 values, weight decay, checkpoints, gradients, ranks and tests loop over the table; no code says "tensor number 6".
     tensor, activation, input_activation   a line of the table. What only some tensors have is said by a function below
                            the line:
-    tensor_in_layers       it exists in every so many layers only; tensor_in_kinds: in layers of these kinds
+    tensor_in_layers       it exists in every so many layers only; tensor_in_kinds: in layers of these kinds, of which
+                           there are so many: tensor_kinds
     tensor_under           what its name begins with, such as "model.layers.%d."
     tensor_named_from      the numbers in its names begin at a later layer, as those of a second stack do
     tensor_again           the same tensor in one more layer behind all others, whose names begin otherwise
@@ -158,6 +159,13 @@ static inline void tensor_in_kinds(Tensor* t, const char* kinds, const char* of_
     assert((int)strlen(kinds) >= t->layers);
     t->kinds = kinds;
     t->of_kinds = of_kinds;
+}
+
+// layers of a kind among first .. end - 1
+static inline int tensor_kinds(const char* kinds, int first, int end, char kind) {
+    int n = 0;
+    for (int l = first; l < end; l++) { n += kinds[l] == kind; }
+    return n;
 }
 
 static inline void tensor_under(Tensor* t, const char* prefix) { t->prefix = prefix; }

@@ -73,17 +73,8 @@ typedef struct {
     char kinds[CONFIG_MAX_LAYERS + 2], routers[CONFIG_MAX_LAYERS + 2];  // of each layer; then of MTP's
 } Config;
 
-static inline int config_layers(const Config* c, char kind) {
-    int n = 0;
-    for (int l = 0; l < c->L; l++) { n += c->kinds[l] == kind; }
-    return n;
-}
-
-static inline int config_hash_layers(const Config* c) {
-    int n = 0;
-    for (int l = 0; l < c->L; l++) { n += c->routers[l] == HASH_LAYER; }
-    return n;
-}
+static inline int config_layers(const Config* c, char kind) { return tensor_kinds(c->kinds, 0, c->L, kind); }
+static inline int config_hash_layers(const Config* c) { return tensor_kinds(c->routers, 0, c->L, HASH_LAYER); }
 
 // tokens of an entry of layer l; 0: it has none
 static inline int config_ratio(const Config* c, int l) {

@@ -70,12 +70,6 @@ typedef struct {
     char mtp_prefix[32];  // what names of MTP's tensors begin with
 } Config;
 
-static inline int config_layers(const char* kinds, int L, char kind) {
-    int n = 0;
-    for (int l = 0; l < L; l++) { n += kinds[l] == kind; }
-    return n;
-}
-
 // the layer that has chosen what layer l sees
 static inline int config_source(const Config* c, int l) {
     while (c->indexers[l] != FULL_INDEXER) { l--; }
@@ -520,8 +514,8 @@ static inline Tensor* expert_rows_of_table_(Tensor* t, const Config* c) {
 static inline Tensor* layer_rows_(Tensor* t, const Config* c, int is_mtp) {
     t = indexer_rows_(attention_rows_(t, c), c);
     t = vector_row_(t, c, "post_attention_layernorm.weight", AT(norm2), c->D, INIT_ONES);
-    if (!is_mtp && config_layers(c->mlps, c->L, MLP_LAYER) > 0) { t = mlp_rows_(t, c); }
-    return is_mtp || config_layers(c->mlps, c->L, EXPERT_LAYER) > 0 ? expert_rows_of_table_(t, c) : t;
+    if (!is_mtp && tensor_kinds(c->mlps, 0, c->L, MLP_LAYER) > 0) { t = mlp_rows_(t, c); }
+    return is_mtp || tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER) > 0 ? expert_rows_of_table_(t, c) : t;
 }
 
 // Of the MTP module: what it has beside its layer, and that layer, whose adapters nothing would train

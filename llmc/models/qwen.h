@@ -52,12 +52,7 @@ typedef struct {
     char slides[CONFIG_MAX_LAYERS + 1];  // S sees a window, F all before it
 } Config;
 
-static inline int config_expert_layers(const Config* c) {
-    int n = 0;
-    for (int l = 0; l < c->L; l++) { n += c->kinds[l] == 'E'; }
-    return n;
-}
-
+static inline int config_expert_layers(const Config* c) { return tensor_kinds(c->kinds, 0, c->L, 'E'); }
 static inline int config_has_mlps(const Config* c) { return config_expert_layers(c) < c->L; }
 
 // what one of `ranks` ranks has of heads, MLPs and the padded vocabulary, with --tp

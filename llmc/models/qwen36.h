@@ -71,11 +71,7 @@ static inline int config_keys(const Config* c) { return c->Hk * c->DK; }
 static inline int config_values(const Config* c) { return c->Hv * c->DV; }
 static inline int config_channels(const Config* c) { return 2 * config_keys(c) + config_values(c); }
 
-static inline int config_layers(const Config* c, char kind) {
-    int n = 0;
-    for (int l = 0; l < c->L; l++) { n += c->kinds[l] == kind; }
-    return n;
-}
+static inline int config_layers(const Config* c, char kind) { return tensor_kinds(c->kinds, 0, c->L, kind); }
 
 // every interval-th layer is full
 static inline void config_place_kinds_(Config* c, int interval) {
