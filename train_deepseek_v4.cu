@@ -26,7 +26,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
-#include "llmc/models/mtp.h"          // MtpBatch: the token after the next
+#include "llmc/models/mtp.h"          // mtp_on_stage, mtp_trunk_end: the token after the next
 #include "llmc/models/stream.h"       // Stream: streams, where backward asks for them
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
@@ -95,27 +95,13 @@ static HyperShape hyper_shape(const Config* c, int N) {
     return s;
 }
 
-// do passes of this rank go through the MTP module?
-static int rank_has_mtp(const DeepseekV4* v4, Purpose purpose) {
-    const Model* m = &v4->model;
-    return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
-}
-
-// ... those of the stage whose turn it is?
-static int stage_has_mtp(const DeepseekV4* v4, Purpose purpose) {
-    return rank_has_mtp(v4, purpose) && model_has_head(&v4->model);
-}
-
-// layers that a pass goes through, on whatever ranks
-static int layers_of(const DeepseekV4* v4, Purpose purpose) { return v4->config.L + rank_has_mtp(v4, purpose); }
-
 // of the shared expert; with --tp this rank's channels
 static int shared_width(const DeepseekV4* v4) { return v4->config.F / v4->model.tp.size; }
 
 // B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
-    ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), layers_of(v4, purpose));
+    ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), mtp_layers(&v4->model, c->L, purpose));
     s.adapter = adapters_widest_expert(&v4->adapters);
     s.limit = c->limit;
     s.sequences = c->balance > 0.0f ? B : 0;
@@ -132,7 +118,7 @@ static EntrySizes entry_sizes(const DeepseekV4* v4, Purpose purpose, const RankG
     s.window = c->window, s.csa = c->csa, s.hca = c->hca;
     s.nI = c->nI, s.dI = c->dI, s.topk = c->topk, s.indexer = indexer;
     s.eps = c->eps;
-    s.L = layers_of(v4, purpose), s.kinds = c->kinds;
+    s.L = mtp_layers(&v4->model, c->L, purpose), s.kinds = c->kinds;
     s.cp = cp;
     return s;
 }
@@ -163,7 +149,8 @@ static void size_rooms(Activations* acts, const DeepseekV4* v4, int B) {
 static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
     const int D = c->D, S = c->hc * D, F = shared_width(v4), N = activations_positions(how, B, T, purpose);
-    const int N_train = purpose == TO_TRAIN ? N : 0, L = layers_of(v4, purpose), mtp = rank_has_mtp(v4, purpose);
+    const int N_train = purpose == TO_TRAIN ? N : 0, mtp = mtp_on_rank(&v4->model, purpose);
+    const int L = mtp_layers(&v4->model, c->L, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
@@ -216,7 +203,7 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
 static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &v4->config;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0, M = config_mixes(c);
-    const int L = layers_of(v4, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
+    const int L = mtp_layers(&v4->model, c->L, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(v4, B, purpose, how);
     const EntrySizes entries = entry_sizes(v4, purpose, how->cp);
@@ -239,7 +226,7 @@ static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Pu
     *t++ = activation(FIELD(losses),     0, N, 1);
     *t++ = activation(FIELD(dpost),      0, N_train, c->hc);
     *t++ = activation(FIELD(dcomb),      0, N_train, c->hc * c->hc);
-    if (rank_has_mtp(v4, purpose)) {
+    if (mtp_on_rank(&v4->model, purpose)) {
         t = site_rows(t, mtp_head, offsetof(Statistics, mtp_head), 0, N, c->hc, c->hc, 1);
         *t++ = activation(FIELD(mtp_embedding_rstd),   0, N, 1);
         *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, c->hc);
@@ -299,7 +286,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     acts->entry_before = entry_attention_before(&entries, T);
     acts->entry_theta = c->entry_theta;
     acts->yarn = c->has_yarn ? &c->yarn : NULL;
-    acts->has_mtp = rank_has_mtp(v4, purpose);
+    acts->has_mtp = mtp_on_rank(m, purpose);
     acts->adapters = &v4->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     if (acts->N > INT_MAX / (c->H > c->hc ? c->H : c->hc)) { return INFINITY; }  // rows of norms: heads, streams
@@ -422,12 +409,6 @@ static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, in
     return p;
 }
 
-// behind the last layer of this stage, before that of the MTP module
-static int end_layer(const DeepseekV4* v4) {
-    const int end = model_end_layer(&v4->model);
-    return end < v4->config.L ? end : v4->config.L;
-}
-
 // ---- forward ----
 
 // of streams X what a half of layer l reads: their sum y, and its norm. `field`: of the site's parameters
@@ -540,7 +521,7 @@ static void deepseek_v4_forward(const Model* m, Activations* acts, int N, const 
         hyper_spread_forward(a.streams0, a.encoded, N, c->hc, c->D, dev);
     }
     const floatX* X = a.streams0;
-    for (int l = model_first_layer(m); l < end_layer(v4); l++) {
+    for (int l = model_first_layer(m); l < mtp_trunk_end(m, c->L); l++) {
         block_forward(v4, acts, l, X, N, dev);
         X = layer_activations(acts, l).streams2.x;
     }
@@ -665,7 +646,7 @@ static void deepseek_v4_backward(DeepseekV4* v4, Activations* acts, int N, const
     const Model* m = &v4->model;
     const ActivationTensors a = layer_activations(acts, 0);
     const int first = model_first_layer(m), S = c->hc * c->D;
-    for (int l = end_layer(v4) - 1; l >= first && l >= m->lowest; l--) {
+    for (int l = mtp_trunk_end(m, c->L) - 1; l >= first && l >= m->lowest; l--) {
         const floatX* X =
             l > first ? layer_stream(acts, layer_activations(acts, l - 1).streams2, l - 1, N, S, dev) : a.streams0;
         recompute_block(v4, acts, l, X, N, dev);
@@ -761,13 +742,13 @@ static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const
         const ActivationTensors a = layer_activations(acts, 0);
         const Statistics s = layer_statistics(acts, 0);
         const LmHead head = lm_head(m, acts);
-        const int last = end_layer(v4) - 1, S = v4->config.hc * v4->config.D;
+        const int last = mtp_trunk_end(m, v4->config.L) - 1, S = v4->config.hc * v4->config.D;
         const Stream streams = layer_activations(acts, last).streams2;
         const floatX* X = layer_stream(acts, streams, last, N, S, dev);
         lm_head_losses(&head, &acts->batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
         collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
-        if (stage_has_mtp(v4, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
+        if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
     }
     deepseek_v4_backward(v4, acts, N, dev);
 }
@@ -812,7 +793,7 @@ static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
 
 static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const DeepseekV4* v4 = (const DeepseekV4*)m;
-    const ActivationTensors a = layer_activations(acts, end_layer(v4) - 1);
+    const ActivationTensors a = layer_activations(acts, mtp_trunk_end(m, v4->config.L) - 1);
     return pp_streams(a.streams0, a.streams2.x, a.dstreams,
                       sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D));
 }
@@ -1029,10 +1010,9 @@ static double layer_sends(const Run* r, int l, int is_fresh) {
 
 // ... in an update
 static double parts_sent(const Run* r) {
-    const DeepseekV4* v4 = &workplace(r)->v4;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = stage_has_mtp(v4, TO_TRAIN), end = end_layer(v4) + mtp, again = recomputes_blocks(r);
+    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, again = recomputes_blocks(r);
     const int N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
@@ -1069,7 +1049,7 @@ static double deepseek_v4_keys_sent(const Run* r) {
     const EntrySizes s = entry_sizes(v4, TO_TRAIN, &m->cp);
     const int replays = recomputes_blocks(r);
     const int scores = entry_scores(&s, r->T, TO_TRAIN), learns = entry_learns(&s, r->T, TO_TRAIN);
-    const int first = model_first_layer(m), end = end_layer(v4) + stage_has_mtp(v4, TO_TRAIN);
+    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = first; l < end; l++) {

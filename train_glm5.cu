@@ -21,7 +21,7 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
-#include "llmc/models/mtp.h"          // mtp_join, mtp_part: the token after the next
+#include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
@@ -79,20 +79,6 @@ static RouterShape router_shape(const Config* c) {
     return s;
 }
 
-// do passes of this rank go through the MTP module?
-static int rank_has_mtp(const Glm5* glm, Purpose purpose) {
-    const Model* m = &glm->model;
-    return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
-}
-
-// ... those of the stage whose turn it is?
-static int stage_has_mtp(const Glm5* glm, Purpose purpose) {
-    return rank_has_mtp(glm, purpose) && model_has_head(&glm->model);
-}
-
-// layers that a pass goes through, on whatever ranks
-static int layers_of(const Glm5* glm, Purpose purpose) { return glm->config.L + rank_has_mtp(glm, purpose); }
-
 // layers with experts, MTP's too
 static int routers_of(const Glm5* glm) {
     return tensor_kinds(glm->config.mlps, 0, glm->config.L, EXPERT_LAYER) + glm->model.learns_mtp;
@@ -103,7 +89,7 @@ static int has_experts(const Config* c, int l) { return c->mlps[l] == EXPERT_LAY
 // B: rows of a micro-batch, each of which has a balance of its own where the loss has that
 static ExpertSizes expert_sizes(const Glm5* glm, int B, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &glm->config;
-    ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), layers_of(glm, purpose));
+    ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), mtp_layers(&glm->model, c->L, purpose));
     s.kinds = c->mlps;
     s.adapter = adapters_widest_expert(&glm->adapters);
     s.sequences = c->balance > 0.0f ? B : 0;
@@ -121,7 +107,7 @@ static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose, const RankGrou
     s.eps = c->latent_eps;
     s.indexer = indexer, s.by_source = c->target == TARGET_SOURCE;
     s.absorbs = glm->absorbs && purpose == TO_GENERATE;
-    s.L = layers_of(glm, purpose), s.indexers = c->indexers;
+    s.L = mtp_layers(&glm->model, c->L, purpose), s.indexers = c->indexers;
     s.cp = cp;
     return s;
 }
@@ -148,13 +134,13 @@ static void size_rooms(Activations* acts, const Glm5* glm, int B, int T) {
 static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &glm->config;
     const int D = c->D, N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
-    const int L = layers_of(glm, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
+    const int L = mtp_layers(&glm->model, c->L, purpose), L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_mlps = activations_kept(how, L, purpose, RECOMPUTE_MLPS), L_out = purpose == TO_TRAIN ? L : 0;
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const int N_head = activations_head_rows(how, B, N, purpose);
     const int FD = tensor_kinds(c->mlps, 0, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
     const int FS = routers_of(glm) > 0 ? c->FS : 0, N_shared = FS > 0 ? N : 0;
-    const int N_hidden = rank_has_mtp(glm, purpose) ? N : 0;
+    const int N_hidden = mtp_on_rank(&glm->model, purpose) ? N : 0;
     const RankGroup* tp = &glm->model.tp;
     const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
     const LatentSizes latent = latent_sizes(glm, purpose, how->cp);
@@ -177,7 +163,7 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     t = stream_rows(t, FIELD(residual3),     L_out, N, D, purpose, tp);    // after the MLP
     *t++ = activation(FIELD(norm),           0, N, D);         // the last one's output
     *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
-    if (rank_has_mtp(glm, purpose)) {
+    if (mtp_on_rank(&glm->model, purpose)) {
         *t++ = activation(FIELD(mtp_joined),  0, N, 2 * D);    // [next token; last norm]; then its gradient
         *t++ = activation(FIELD(mtp_encoded), 0, N, D);        // the stream that comes into the module's layer
         *t++ = activation(FIELD(mtp_norm),    0, N, D);        // behind it
@@ -193,7 +179,7 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
 }
 
 static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int N = activations_positions(how, B, T, purpose), L = layers_of(glm, purpose);
+    const int N = activations_positions(how, B, T, purpose), L = mtp_layers(&glm->model, glm->config.L, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
@@ -209,7 +195,7 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
     }
     *t++ = activation(FIELD(norm_rstd),  0, N, 1);
     *t++ = activation(FIELD(losses),     0, N, 1);
-    if (rank_has_mtp(glm, purpose)) {
+    if (mtp_on_rank(&glm->model, purpose)) {
         *t++ = activation(FIELD(mtp_embedding_rstd), 0, N, 1);
         *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, 1);
         *t++ = activation(FIELD(mtp_norm_rstd), 0, N, 1);
@@ -264,7 +250,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     activations_begin(acts, B, T, purpose, how);
     acts->has_places = 1;
     acts->entry_ratio[LATENT_PLACES] = 1;
-    acts->has_mtp = rank_has_mtp(glm, purpose);
+    acts->has_mtp = mtp_on_rank(m, purpose);
     acts->adapters = &glm->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     size_rooms(acts, glm, B, T);
@@ -355,12 +341,6 @@ static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) 
     return p;
 }
 
-// behind the last layer of this stage, before that of the MTP module
-static int end_layer(const Glm5* glm) {
-    const int end = model_end_layer(&glm->model);
-    return end < glm->config.L ? end : glm->config.L;
-}
-
 static void norm_forward(const Glm5* glm, floatX* out, float* rstd, const floatX* inp, size_t field, int l, int N,
                          const Device* dev) {
     rmsnorm_forward(out, rstd, inp, vector(glm, field, l), glm->config.eps, N, glm->config.D, dev);
@@ -447,7 +427,7 @@ static void indexers_forward(const Glm5* glm, Activations* acts, int first, int 
 static void glm5_forward(const Model* m, Activations* acts, int N, const Device* dev) {
     const Glm5* glm = (const Glm5*)m;
     const Config* c = &glm->config;
-    const int first = model_first_layer(m), end = end_layer(glm);
+    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L);
     const ActivationTensors a = layer_activations(acts, 0);
     const floatX* residual = a.encoded;
     if (latent_sizes(glm, acts->purpose, NULL).absorbs) {
@@ -469,7 +449,7 @@ static void glm5_forward(const Model* m, Activations* acts, int N, const Device*
 static LmHead lm_head(const Model* m, const Activations* acts) {
     const Glm5* glm = (const Glm5*)m;
     const ActivationTensors a = layer_activations(acts, 0);
-    floatX* dhidden = rank_has_mtp(glm, acts->purpose) ? a.dhidden : a.dbranch;
+    floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.dhidden : a.dbranch;
     const LmHead head = {layer_linear(acts, AT(head), 0), a.norm, dhidden, a.logits, layer_statistics(acts, 0).losses,
                          acts->how.head_rows, glm->config.V, 0};
     return head;
@@ -575,7 +555,7 @@ static void glm5_backward(Glm5* glm, Activations* acts, int N, const Device* dev
     const Model* m = &glm->model;
     const ActivationTensors a = layer_activations(acts, 0);
     const int first = model_first_layer(m);
-    for (int l = end_layer(glm) - 1; l >= first && l >= m->lowest; l--) {
+    for (int l = mtp_trunk_end(m, c->L) - 1; l >= first && l >= m->lowest; l--) {
         const floatX* residual =
             l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, c->D, dev) : a.encoded;
         recompute_block(glm, acts, l, residual, N, dev);
@@ -660,13 +640,13 @@ static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
 // from the stream behind the last layer of this stage to losses, and back to all gradients
 static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
     Glm5* glm = (Glm5*)m;
-    const int last = end_layer(glm) - 1;
+    const int last = mtp_trunk_end(m, glm->config.L) - 1;
     const ActivationTensors a = layer_activations(acts, last);
     if (model_has_head(m)) {
         const LmHead head = lm_head(m, acts);
         lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
-        if (stage_has_mtp(glm, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
+        if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
         const floatX* residual = layer_stream(acts, a.residual3, last, N, glm->config.D, dev);
         norm_backward(glm, a.dresidual, head.dnorm, residual, layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N,
                       dev);
@@ -715,7 +695,7 @@ static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
 
 static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const Glm5* glm = (const Glm5*)m;
-    const ActivationTensors a = layer_activations(acts, end_layer(glm) - 1);
+    const ActivationTensors a = layer_activations(acts, mtp_trunk_end(m, glm->config.L) - 1);
     return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)glm->config.D);
 }
 
@@ -932,7 +912,7 @@ static double parts_sent(const Run* r) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = stage_has_mtp(glm, TO_TRAIN), end = end_layer(glm) + mtp, N = run_positions(r);
+    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, recomputes_blocks(r), c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
@@ -948,7 +928,7 @@ static double glm5_keys_sent(const Run* r) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const LatentSizes s = latent_sizes(glm, TO_TRAIN, &m->cp);
-    const int first = model_first_layer(m), end = end_layer(glm) + stage_has_mtp(glm, TO_TRAIN);
+    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
     const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
     double n = 0.0, n_routers = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
@@ -1067,7 +1047,7 @@ static Choice choice_of(const Glm5* glm, int l, int of_experts, int T) {
 static int glm5_choices(const Run* r, Choice** list) {
     const Workplace* w = workplace(r);
     const Config* c = config_of(r);
-    const int L = layers_of(&w->glm, TO_TRAIN), B = r->probe.B, T = r->probe.T;
+    const int L = mtp_layers(r->model, w->glm.config.L, TO_TRAIN), B = r->probe.B, T = r->probe.T;
     int n = 0;
     *list = (Choice*)malloc_check(sizeof(Choice) * 2 * (size_t)L, "choices");
     for (int l = 0; l < L; l++) {

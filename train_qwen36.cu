@@ -26,7 +26,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
-#include "llmc/models/mtp.h"          // mtp_join, mtp_part: the token after the next
+#include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
@@ -104,23 +104,9 @@ static RouterShape router_shape(const Config* c) {
     return s;
 }
 
-// do passes of this rank go through the MTP module?
-static int rank_has_mtp(const Qwen36* qwen, Purpose purpose) {
-    const Model* m = &qwen->model;
-    return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
-}
-
-// ... those of the stage whose turn it is?
-static int stage_has_mtp(const Qwen36* qwen, Purpose purpose) {
-    return rank_has_mtp(qwen, purpose) && model_has_head(&qwen->model);
-}
-
-// layers that a pass goes through, on whatever ranks
-static int layers_of(const Qwen36* qwen, Purpose purpose) { return qwen->config.L + rank_has_mtp(qwen, purpose); }
-
 static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
-    ExpertSizes s = activations_experts(how, c->D, c->FE, router_shape(c), layers_of(qwen, purpose));
+    ExpertSizes s = activations_experts(how, c->D, c->FE, router_shape(c), mtp_layers(&qwen->model, c->L, purpose));
     s.adapter = adapters_widest_expert(&qwen->adapters);
     return s;
 }
@@ -186,7 +172,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     const Config* c = &qwen->config;
     const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
-    const int L = layers_of(qwen, purpose), mtp = rank_has_mtp(qwen, purpose);
+    const int L = mtp_layers(&qwen->model, c->L, purpose), mtp = mtp_on_rank(&qwen->model, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
@@ -235,8 +221,8 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
 static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
-    const int mtp = rank_has_mtp(qwen, purpose);
-    const int L_block = activations_kept(how, layers_of(qwen, purpose), purpose, RECOMPUTE_BLOCKS);
+    const int mtp = mtp_on_rank(&qwen->model, purpose);
+    const int L_block = activations_kept(how, mtp_layers(&qwen->model, c->L, purpose), purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(qwen, purpose, how);
     const DeltaSizes delta = delta_sizes(c, how->cp);
     Tensor* t = table;
@@ -298,7 +284,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const ExpertSizes experts = expert_sizes(qwen, purpose, &how);
     activations_begin(acts, B, T, purpose, how);
     acts->has_states = config_layers(c, LINEAR_LAYER) > 0;
-    acts->has_mtp = rank_has_mtp(qwen, purpose);
+    acts->has_mtp = mtp_on_rank(m, purpose);
     acts->adapters = &qwen->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     size_rooms(acts, qwen, B, T);
@@ -386,12 +372,6 @@ static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int 
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
     p.numbers = router_numbers(&qwen->config, acts, l);
     return p;
-}
-
-// behind the last layer of this stage, before that of the MTP module
-static int end_layer(const Qwen36* qwen) {
-    const int end = model_end_layer(&qwen->model);
-    return end < qwen->config.L ? end : qwen->config.L;
 }
 
 // ---- norms: N rows of C channels, whose gain is 1 + the weight of a field at layer l ----
@@ -531,7 +511,7 @@ static void qwen36_forward(const Model* m, Activations* acts, int N, const Devic
     const RouterShape router = router_shape(c);
     if (model_has_embedding(m)) { encode(qwen, acts, a.encoded, N, dev); }
     const floatX* residual = a.encoded;
-    for (int l = model_first_layer(m); l < end_layer(qwen); l++) {
+    for (int l = model_first_layer(m); l < mtp_trunk_end(m, c->L); l++) {
         mixer_forward(qwen, acts, l, residual, 0, N, dev);
         experts_up(qwen, acts, l, 0, N, dev);
         experts_down(qwen, acts, l, N, dev);
@@ -549,7 +529,7 @@ static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : A
 static LmHead lm_head(const Model* m, const Activations* acts) {
     const Qwen36* qwen = (const Qwen36*)m;
     const ActivationTensors a = layer_activations(acts, 0);
-    floatX* dhidden = stage_has_mtp(qwen, acts->purpose) ? a.dhidden : a.dbranch;
+    floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.dhidden : a.dbranch;
     const LmHead head = {layer_linear(acts, output_field(&qwen->config), 0), a.norm, dhidden, a.logits,
                          layer_statistics(acts, 0).losses, acts->how.head_rows, qwen->config.V, 0};
     return head;
@@ -692,7 +672,7 @@ static void images_backward(Qwen36* qwen, Activations* acts, const Device* dev) 
 static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const Model* m = &qwen->model;
-    const int first = model_first_layer(m), end = end_layer(qwen);
+    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L);
     const ActivationTensors a = layer_activations(acts, end - 1);
     if (model_has_head(m)) {
         const floatX* residual = layer_stream(acts, a.residual3, end - 1, N, c->D, dev);
@@ -842,7 +822,7 @@ static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const
         lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
     }
-    if (stage_has_mtp(qwen, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
+    if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
     qwen36_backward(qwen, acts, N, dev);
 }
 
@@ -863,7 +843,7 @@ static float more_loss(const Qwen36* qwen) {
 
 static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
     const Qwen36* qwen = (const Qwen36*)m;
-    const ActivationTensors a = layer_activations(acts, end_layer(qwen) - 1);
+    const ActivationTensors a = layer_activations(acts, mtp_trunk_end(m, qwen->config.L) - 1);
     return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)qwen->config.D);
 }
 
@@ -1186,7 +1166,7 @@ static double states_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const DeltaSizes delta = delta_sizes(c, &m->cp);
-    const int n = tensor_kinds(c->kinds, model_first_layer(m), end_layer(&workplace(r)->qwen), LINEAR_LAYER);
+    const int n = tensor_kinds(c->kinds, model_first_layer(m), mtp_trunk_end(m, c->L), LINEAR_LAYER);
     return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * cp_leaves(r) : 0.0;
 }
 
@@ -1195,7 +1175,7 @@ static double keys_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const int recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
-    const int end = end_layer(&workplace(r)->qwen) + stage_has_mtp(&workplace(r)->qwen, TO_TRAIN);
+    const int end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = model_first_layer(m); l < end; l++) {
@@ -1306,8 +1286,8 @@ static double layer_sends(const Run* r, int l, int is_fresh, int N) {
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = stage_has_mtp(&workplace(r)->qwen, TO_TRAIN);
-    const int N = run_positions(r), end = end_layer(&workplace(r)->qwen) + mtp;
+    const int mtp = mtp_on_stage(m, TO_TRAIN);
+    const int N = run_positions(r), end = mtp_trunk_end(m, c->L) + mtp;
     if (!model_has_tp(m)) { return 0.0; }
     double n = streams_send(m, end, workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS, c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end, N); }

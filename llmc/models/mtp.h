@@ -2,6 +2,7 @@
 Multi-token prediction (MTP): behind the last norm a module of its own predicts, at each position, the token after the
 next, from what the model knows there and from the embedding of the next token. Its loss is that of a harder task, and
 when text is generated its guesses can be checked several at a time. What does not depend on the module's layer:
+    mtp_on_rank, mtp_on_stage, mtp_layers, mtp_trunk_end   who has the module, whose layer stands behind all others
     MtpBatch, mtp_batch_open, mtp_batch_take, mtp_batch_close   a batch's next tokens, and its targets, the tokens after
                       those (ops/mtp_tokens.h), on the device: with --cp those of this rank's positions, of which the
                       last one's next token may be another rank's
@@ -15,7 +16,29 @@ Source: Gloeckle et al. 2024, arXiv:2404.19737; DeepSeek-AI 2024, arXiv:2412.194
 #define LLMC_MTP_H
 #include "../core/floatx.h"  // floatX
 #include "../ops/mtp_tokens.h"  // mtp_tokens
+#include "../ranks/model.h"  // Model, Purpose
 #include "token_batch.h"     // TokenBatch
+
+// ---- where it is ----
+
+// do passes of this rank go through the module? Where it does not learn none does
+static inline int mtp_on_rank(const Model* m, Purpose purpose) {
+    return m->learns_mtp && purpose == TO_TRAIN && (!model_has_pp(m) || pp_has_last(&m->pp));
+}
+
+// ... those of the stage whose turn it is?
+static inline int mtp_on_stage(const Model* m, Purpose purpose) {
+    return mtp_on_rank(m, purpose) && model_has_head(m);
+}
+
+// layers that a pass goes through, on whatever ranks. L: of the model without the module
+static inline int mtp_layers(const Model* m, int L, Purpose purpose) { return L + mtp_on_rank(m, purpose); }
+
+// behind the last layer of this stage, before that of the module
+static inline int mtp_trunk_end(const Model* m, int L) {
+    const int end = model_end_layer(m);
+    return end < L ? end : L;
+}
 
 // ---- tokens ----
 
