@@ -813,9 +813,6 @@ typedef struct {
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
-static int recomputes_blocks(const Run* r) {
-    return workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
-}
 static const Config* config_of(const Run* r) { return &workplace(r)->v4.whole; }
 
 // the linear layers of attention, but for those that make entries. PEFT runs an adapter of o_a_proj in one group alone
@@ -851,8 +848,6 @@ static void deepseek_v4_options(Run* r) {
     options_reword(r->table, r->n_options, "freeze", "no updates of tensors with such names, of all layers, of one or "
                    "of an expert: 'embed.weight,layers.0.*,*.experts.3.*', as the files have them; first:N: of the "
                    "first N layers; indices:A,B,..: of these layers, from 0");
-    options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
-                   "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of DeepSeek V4, with sizes of "
                    "your own: doc/deepseek_v4.md lists its keys");
 }
@@ -998,7 +993,7 @@ static double layer_sends(const Run* r, int l, int is_fresh) {
     const Model* m = r->model;
     const EntrySizes entries = entry_sizes(v4, TO_TRAIN, &m->cp);
     const size_t again[] = {AT(wo_b), AT(shared_down)};
-    const int N = run_positions(r), is_all = !is_fresh && recomputes_blocks(r);
+    const int N = run_positions(r), is_all = !is_fresh && decoder_recomputes(r);
     const double once = linear_layer_sends(m, &v4->adapters, l, TENSOR_NO_FIELD, 1, v4->config.D, N);
     double n = once;
     for (int i = 0; i < 2 && is_all; i++) {
@@ -1012,7 +1007,7 @@ static double layer_sends(const Run* r, int l, int is_fresh) {
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, again = recomputes_blocks(r);
+    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, again = decoder_recomputes(r);
     const int N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
@@ -1047,7 +1042,7 @@ static double deepseek_v4_keys_sent(const Run* r) {
     const DeepseekV4* v4 = &workplace(r)->v4;
     const Model* m = r->model;
     const EntrySizes s = entry_sizes(v4, TO_TRAIN, &m->cp);
-    const int replays = recomputes_blocks(r);
+    const int replays = decoder_recomputes(r);
     const int scores = entry_scores(&s, r->T, TO_TRAIN), learns = entry_learns(&s, r->T, TO_TRAIN);
     const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
     double n = 0.0;
@@ -1064,7 +1059,7 @@ static double deepseek_v4_keys_sent(const Run* r) {
 
 static double deepseek_v4_rows_sent(const Run* r) {
     const Config* c = config_of(r);
-    const double again = recomputes_blocks(r) ? experts_sent_again(r, c->D, c->k) : 0.0;
+    const double again = decoder_recomputes(r) ? experts_sent_again(r, c->D, c->k) : 0.0;
     return experts_sent_bytes(r, c->E, c->D, c->k) + again;
 }
 

@@ -716,9 +716,6 @@ typedef struct {
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 static const Config* config_of(const Run* r) { return &workplace(r)->glm.whole; }
-static int recomputes_blocks(const Run* r) {
-    return workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
-}
 
 #define LORA_TARGETS ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
 
@@ -758,8 +755,6 @@ static void glm5_options(Run* r) {
     options_reword(r->table, r->n_options, "mtp", "a module that predicts the token after the next (MTP): 1 gives one "
                    "to a model that has none, 0 leaves it out. Where it is not typed, as the files or the preset have "
                    "it: 1 of glm-5 and glm-5.2");
-    options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
-                   "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of GLM-5, with sizes of your "
                    "own: doc/glm5.md lists its keys");
 }
@@ -899,7 +894,7 @@ static double layer_sends(const Run* r, int l, int is_fresh) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const LatentSizes latent = latent_sizes(glm, TO_TRAIN, model_has_cp(m) ? &m->cp : NULL);
-    const size_t again = recomputes_blocks(r) && !is_fresh ? AT(o) : TENSOR_NO_FIELD;
+    const size_t again = decoder_recomputes(r) && !is_fresh ? AT(o) : TENSOR_NO_FIELD;
     const int N = run_positions(r), kv_b = model_row(m, AT(kv_b), l);
     const double of_keys = linear_sends(m, kv_b, N * m->cp.size) - linear_sends(m, kv_b, N);  // of whole rows
     return sizeof(floatX) * (linear_layer_sends(m, &glm->adapters, l, again, 1, glm->config.D, N) +
@@ -914,7 +909,7 @@ static double parts_sent(const Run* r) {
     const Config* c = config_of(r);
     const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
-    double n = sizeof(floatX) * streams_send(m, end, recomputes_blocks(r), c->D, N);
+    double n = sizeof(floatX) * streams_send(m, end, decoder_recomputes(r), c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
     n += vocabulary_sends(m, c->D, N);
     if (mtp) { n += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }

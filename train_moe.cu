@@ -634,7 +634,7 @@ static void moe_box(const Run* r) {
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = run_positions(r), recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int N = run_positions(r), recomputes = decoder_recomputes(r);
     const int end = model_end_layer(m);
     double n = linear_layers_send(m, NULL, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
                streams_send(m, end, recomputes, c->D, N);
@@ -648,7 +648,7 @@ static double parts_sent(const Run* r) {
 // with --cp: what attention and routers do
 static double keys_sent(const Run* r) {
     const Config* c = &workplace(r)->moe.config;  // of --tp own heads
-    const int recomputes = workplace(r)->decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int recomputes = decoder_recomputes(r);
     return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + experts_counts_sent(r, c->E, c->L);
 }
 

@@ -525,14 +525,6 @@ typedef struct {
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 static const Config* config_of(const Run* r) { return &workplace(r)->qwen.whole; }
 
-// gives rows of run_options.h the meaning that they have here
-static void qwen_reword_options(Option* t, int n) {
-    options_reword(t, n, "from", "parameters to start from: a Hugging Face folder, a run folder or checkpoint, or a "
-                   ".safetensors file with config.json beside it");
-    options_reword(t, n, "config", "random start from a config.json of Qwen2, Qwen3, Qwen3-MoE, Mistral or Llama, with "
-                   "sizes of your own");
-}
-
 static void qwen_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
@@ -546,7 +538,8 @@ static void qwen_options(Run* r) {
     decoder_options(r, DECODER_RECOMPUTE("the first products of MLPs too"), "1024", CP_CHUNKS, 1);
     experts_options(r, &w->adapted.decoder.how.ep);
     adapted_options(r, &w->adapted);
-    qwen_reword_options(r->table, r->n_options);
+    options_reword(r->table, r->n_options, "config", "random start from a config.json of Qwen2, Qwen3, Qwen3-MoE, "
+                   "Mistral or Llama, with sizes of your own");
 }
 
 // what only the files say
@@ -652,7 +645,7 @@ static double parts_sent(const Run* r) {
     const Qwen* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = run_positions(r), recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int N = run_positions(r), recomputes = decoder_recomputes(r);
     const int end = model_end_layer(m);
     const RankGroup key_heads = model_key_heads(m);
     double n = linear_layers_send(m, &qwen->adapters, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
@@ -669,7 +662,7 @@ static double parts_sent(const Run* r) {
 // with --cp: what attention and routers do
 static double keys_sent(const Run* r) {
     const Config* c = &workplace(r)->qwen.config;  // of --tp own heads
-    const int recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int recomputes = decoder_recomputes(r);
     return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + (c->E > 0 ? experts_counts_sent(r, c->E, c->L) : 0.0);
 }
 

@@ -893,8 +893,6 @@ static void qwen36_options(Run* r) {
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: ends of their names, "
                    "'q_proj,v_proj', or a regular expression of the whole name; all-linear; empty: all but gates "
                    "of a head or less, in_proj_a, in_proj_b, shared_expert_gate; none with --lora-parameters");
-    options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
-                   "checkpoint, or a .safetensors file with config.json beside it");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of Qwen3.6, with sizes of your "
                    "own: doc/qwen36.md lists its keys");
 }
@@ -1174,7 +1172,7 @@ static double states_sent(const Run* r) {
 static double keys_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
-    const int recomputes = workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int recomputes = decoder_recomputes(r);
     const int end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
@@ -1268,8 +1266,7 @@ static double layer_sends(const Run* r, int l, int is_fresh, int N) {
     const Qwen36* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int is_linear = c->kinds[l] == LINEAR_LAYER, is_all = !is_fresh &&
-              workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS;
+    const int is_linear = c->kinds[l] == LINEAR_LAYER, is_all = !is_fresh && decoder_recomputes(r);
     double n = linear_layer_sends(m, &qwen->adapters, l, !is_all ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo),
                                   is_linear ? 4 : 3, c->D, N);
     const int is_back = l >= m->lowest;
@@ -1289,7 +1286,7 @@ static double parts_sent(const Run* r) {
     const int mtp = mtp_on_stage(m, TO_TRAIN);
     const int N = run_positions(r), end = mtp_trunk_end(m, c->L) + mtp;
     if (!model_has_tp(m)) { return 0.0; }
-    double n = streams_send(m, end, workplace(r)->adapted.decoder.how.recompute == RECOMPUTE_BLOCKS, c->D, N);
+    double n = streams_send(m, end, decoder_recomputes(r), c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end, N); }
     double vocabulary = vocabulary_sends(m, c->D, N);
     if (mtp) { vocabulary += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }  // twice

@@ -3,7 +3,7 @@ What trainers tell a run whose model may be the frozen base of an adapter (LoRA)
 that does not depend on the architecture. adapters_run.h has the parts; here they are the calls of a Trainer.
     Adapted, adapted_init     a member of the trainer's own struct: its Decoder, and options; which adapters are its
     adapted_trainer           a Trainer like decoder_trainer's that knows adapters
-    adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it
+    adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it; --from
     adapted_base              in Trainer.choose: of the files, what their numbers add up to
     adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights
                               is typed; an adapter of a run has what it had there
@@ -68,6 +68,8 @@ static inline void adapted_options(Run* r, Adapted* x) {
     };
     run_add_options(r, own, sizeof own);
     r->n_options = adapter_options(r->table, r->n_options, &x->lora);
+    options_reword(r->table, r->n_options, "from", "parameters to start from: a Hugging Face folder, a run folder or "
+                   "checkpoint, or a .safetensors file with config.json beside it");
 }
 
 static inline void adapted_base(Run* r, const SafeSet* set) {

@@ -7,6 +7,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_open, decoder_close   of these: the memory, for a trainer that has more to open
     decoder_forward          ... a pass without gradients, for one that has more to do
     decoder_of, decoder_activations   of a run
+    decoder_recomputes       are whole blocks computed again on the way back?
     decoder_options          rows of the options that all decoders have: what is kept, graphs, which ranks have what
     DecoderRanks, decoder_ranks, decoder_begin_ranks   in Trainer.choose, once the model has its layout: its layers,
                              matrices, positions and experts are divided as --pp, --tp, --cp and --ep say
@@ -38,7 +39,7 @@ typedef struct {
     int cp_chunks;            // of a row on each rank of --cp: CP_CHUNKS of attention alone, 1 of what goes along a row
     const DecoderPasses* passes;
     Dropout (*dropout)(const Run* r, int k, int B, int T);  // or NULL: of the k-th micro-batch
-    int recompute_most;       // the level of --recompute that keeps least
+    int recompute_most;       // the level of --recompute that keeps least: whole blocks are computed again
 } Decoder;
 
 // passes must outlive the run
@@ -52,6 +53,11 @@ static inline Decoder* decoder_of(const Run* r) { return (Decoder*)((char*)r->mo
 static inline Activations* decoder_activations(const Run* r, Purpose purpose) {
     Decoder* d = decoder_of(r);
     return purpose == TO_GENERATE ? &d->cache : &d->acts;
+}
+
+static inline int decoder_recomputes(const Run* r) {
+    const Decoder* d = decoder_of(r);
+    return d->how.recompute == d->recompute_most;
 }
 
 // ---- options ----
