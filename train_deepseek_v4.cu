@@ -136,7 +136,7 @@ static Tensor* site_rows(Tensor* t, const char* const names[5], size_t at, int l
 }
 
 // scratch that all layers share
-static void size_rooms(Activations* acts, const DeepseekV4* v4, int B) {
+static void size_scratch(Activations* acts, const DeepseekV4* v4, int B) {
     const Model* m = &v4->model;
     const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
     const size_t head = vocabulary_room_elements(m, N, N_head, acts->purpose == TO_GENERATE ? N_head : 1);
@@ -290,7 +290,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     acts->adapters = &v4->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     if (acts->N > INT_MAX / (c->H > c->hc ? c->H : c->hc)) { return INFINITY; }  // rows of norms: heads, streams
-    size_rooms(acts, v4, B);
+    size_scratch(acts, v4, B);
     const int n_tensors = activation_table(acts->tensors.table, v4, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, v4, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);

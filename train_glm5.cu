@@ -121,7 +121,7 @@ static Tensor kind_activation(const char* kinds, const char* of, const char* nam
 }
 
 // scratch that all layers share. With --cp keys are made of the short vectors of whole rows
-static void size_rooms(Activations* acts, const Glm5* glm, int B, int T) {
+static void size_scratch(Activations* acts, const Glm5* glm, int B, int T) {
     const Model* m = &glm->model;
     const int N = acts->N, N_keys = acts->how.cp ? B * T : N;
     const int N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
@@ -253,7 +253,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     acts->has_mtp = mtp_on_rank(m, purpose);
     acts->adapters = &glm->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
-    size_rooms(acts, glm, B, T);
+    size_scratch(acts, glm, B, T);
     const int n_tensors = activation_table(acts->tensors.table, glm, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, glm, B, T, purpose, &how);
     const int has = routers_of(glm) > 0;

@@ -79,7 +79,7 @@ typedef struct {
 } Moe;
 
 // scratch that all layers share
-static void size_rooms(Activations* acts, const Moe* moe, int B, int T) {
+static void size_scratch(Activations* acts, const Moe* moe, int B, int T) {
     const Config* c = &moe->config;
     const Model* m = &moe->model;
     const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
@@ -162,7 +162,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const ExpertSizes experts = expert_sizes(c, &how);
     activations_begin(acts, B, T, purpose, how);
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
-    size_rooms(acts, moe, B, T);
+    size_scratch(acts, moe, B, T);
     const int n_tensors = activation_table(acts->tensors.table, moe, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, *c, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->HS, config_rope_theta(c));

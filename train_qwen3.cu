@@ -89,7 +89,7 @@ static Tensor mlp_activation(const Config* c, const char* name, size_t field, in
 }
 
 // scratch that all layers share; with --tp for the gradient of a norm of heads, too: those of all ranks
-static void size_rooms(Activations* acts, const Qwen* qwen, int B, int T) {
+static void size_scratch(Activations* acts, const Qwen* qwen, int B, int T) {
     const Config* c = &qwen->config;
     const Model* m = &qwen->model;
     const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
@@ -188,7 +188,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     activations_begin(acts, B, T, purpose, how);
     acts->adapters = &qwen->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
-    size_rooms(acts, qwen, B, T);
+    size_scratch(acts, qwen, B, T);
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, qwen, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, c->E > 0 ? &experts : NULL, c->HS, c->theta);

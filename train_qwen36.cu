@@ -150,7 +150,7 @@ static Tensor* full_rows(Tensor* t, const Qwen36* qwen, int B, int T, int N, int
 }
 
 // scratch that all layers share; with --tp of products, and of what sums over heads or channels of all ranks
-static void size_rooms(Activations* acts, const Qwen36* qwen, int B, int T) {
+static void size_scratch(Activations* acts, const Qwen36* qwen, int B, int T) {
     const Config *c = &qwen->config, *whole = &qwen->whole;
     const Model* m = &qwen->model;
     const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
@@ -287,7 +287,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     acts->has_mtp = mtp_on_rank(m, purpose);
     acts->adapters = &qwen->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
-    size_rooms(acts, qwen, B, T);
+    size_scratch(acts, qwen, B, T);
     const int n_tensors = activation_table(acts->tensors.table, qwen, B, T, purpose, &how);
     const int n_statistics = statistic_table(acts->statistics.table, qwen, B, T, purpose, &how);
     return activations_measure(acts, n_tensors, n_statistics, &experts, c->rotated, c->theta);

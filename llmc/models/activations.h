@@ -3,14 +3,14 @@ What a pass of a transformer with RoPE has beside its parameters, whether its ML
 activations, whose lines the trainer fills in, and what stands around them. One of these is of a batch, one of the
 texts that are generated. Operands of a layer: layer.h.
     Tradeoffs            time against memory, as options say it
-    Room                 scratch that all layers share
+    Scratch              room that all layers share
     activations_kept     layers that keep a tensor of their own for backward
     activations_experts  sizes of experts as a pass has them
     activations_positions, activations_head_rows   of a pass those of this rank; of them those that have logits at once
     cached_activation    a row of the table for what generation keeps of each position of each text
     state_activation     ... of each text as a whole: a text goes on from where it ended, not from a shorter one
-    activations_begin    an empty one; then the trainer fills in both tables, its adapters, the sizes of rooms and what
-                         else its passes have, and
+    activations_begin    an empty one; then the trainer fills in both tables, its adapters, how much scratch, and what
+                         else its passes have; and
     activations_measure  knows how many bytes activations_open will take on the device
     activations_open, activations_free   the memory, zeroed
     activations_take     a micro-batch: tokens and targets from the host
@@ -43,20 +43,20 @@ typedef struct {
 typedef struct {
     size_t n;    // elements; 0: no pass needs any
     floatX* at;  // once it is open
-} Room;
+} Scratch;
 
 typedef struct {
     Tradeoffs how;
-    Model* model;              // whose pass this is, once it is open
+    Model* model;            // whose pass this is, once it is open
     const Adapters* adapters;  // of its linear layers; NULL: it can have none
     int T, N;                // room: positions of a row, and of a pass those of this rank
     int texts;               // rows: of a batch, of the cache
     Purpose purpose;
     TensorArena tensors;     // floatX
     TensorArena statistics;  // what must not lose digits, always float
-    Room adapter;            // of adapters beside matrices: adapter_scratch_elements
-    Room parallel;           // of --tp: linear_room_elements, vocabulary_room_elements, what else ranks gather
-    Room keys;               // of attention with --cp: segment_room_elements
+    Scratch adapter;         // of adapters beside matrices: adapter_scratch_elements
+    Scratch parallel;        // of --tp: linear_room_elements, vocabulary_room_elements, what else ranks gather
+    Scratch keys;            // of attention with --cp: segment_room_elements
     ExpertLayers experts;    // of layers that have some; size.L 0: none has
     int rotated;             // channels of a head that turn (rotary_attention.h),
     double theta;            // the slowest by this base
@@ -144,13 +144,14 @@ static inline size_t activations_number_bytes_(const Activations* acts) {
 }
 
 // whole packs, as rows of the tables
-static inline size_t activations_room_elements_(const Room* room) {
-    return 64 * (size_t)ceil_div((int64_t)room->n, 64);
+static inline size_t activations_scratch_elements_(const Scratch* x) {
+    return 64 * (size_t)ceil_div((int64_t)x->n, 64);
 }
 
-static inline size_t activations_room_bytes_(const Activations* acts) {
-    return sizeof(floatX) * (activations_room_elements_(&acts->adapter) + activations_room_elements_(&acts->parallel) +
-                             activations_room_elements_(&acts->keys));
+static inline size_t activations_scratch_bytes_(const Activations* acts) {
+    return sizeof(floatX) * (activations_scratch_elements_(&acts->adapter) +
+                             activations_scratch_elements_(&acts->parallel) +
+                             activations_scratch_elements_(&acts->keys));
 }
 
 // B: rows of the cache, in generation
@@ -178,15 +179,15 @@ static inline double activations_measure(Activations* acts, int n_tensors, int n
            (double)rope_table_bytes(acts->T, rotated) + acts->n_slots * token_batch_bytes(1, activations_all_(acts)) +
            (acts->has_states ? (double)acts->n_slots * activations_all_(acts) : 0.0) +
            (acts->has_mtp ? mtp_batch_bytes(1, activations_all_(acts)) : 0.0) + activations_places_bytes_(acts) +
-           (double)activations_number_bytes_(acts) + (double)activations_room_bytes_(acts);
+           (double)activations_number_bytes_(acts) + (double)activations_scratch_bytes_(acts);
 }
 
-static inline void activations_open_rooms_(Activations* acts) {
-    const size_t n_bytes = activations_room_bytes_(acts);
+static inline void activations_open_scratch_(Activations* acts) {
+    const size_t n_bytes = activations_scratch_bytes_(acts);
     if (n_bytes == 0) { return; }
     acts->adapter.at = (floatX*)device_alloc(n_bytes, "scratch of layers");
-    acts->parallel.at = acts->adapter.at + activations_room_elements_(&acts->adapter);
-    acts->keys.at = acts->parallel.at + activations_room_elements_(&acts->parallel);
+    acts->parallel.at = acts->adapter.at + activations_scratch_elements_(&acts->adapter);
+    acts->keys.at = acts->parallel.at + activations_scratch_elements_(&acts->parallel);
 }
 
 // RoPE of layers with entries
@@ -205,7 +206,7 @@ static inline void activations_open(Activations* acts, Model* m, const Device* d
     acts->model = m;
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
-    activations_open_rooms_(acts);
+    activations_open_scratch_(acts);
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, &m->ranks, acts->N, acts->purpose); }
     rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev);
     activations_open_turns_(acts, dev);
@@ -296,7 +297,7 @@ static inline void activations_share_text(const Activations* acts, int to, int f
 static inline void activations_free(Activations* acts) {
     tensor_arena_close(&acts->tensors);
     tensor_arena_close(&acts->statistics);
-    if (acts->adapter.at) { device_release(acts->adapter.at, activations_room_bytes_(acts)); }
+    if (acts->adapter.at) { device_release(acts->adapter.at, activations_scratch_bytes_(acts)); }
     if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
     rope_table_free(&acts->rope);
     rope_table_free(&acts->entry_rope);
