@@ -263,6 +263,10 @@ cuda:
 ptxas: build/cuda_flags
 	@$(PYTHON) dev/ptxas.py $(PTXAS_OPTIONS) -- $(NVCC) $(filter-out -arch=%,$(NVCC_FLAGS)) --options-file build/cuda_flags
 
+# instructions that attention issues for a tile
+sass: build/cuda_flags
+	@$(PYTHON) dev/sass.py -- $(NVCC) $(filter-out -arch=%,$(NVCC_FLAGS)) --options-file build/cuda_flags
+
 # for dev/gpu_check.sh
 cuda_folder:
 	@echo $(CUDA_BUILD)
@@ -449,5 +453,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_tests cuda_trainers cuda_folder cuda_names ptxas $(CUDA_TRAINERS) simt test-simt simt_tests
+    setup-cuda cuda cuda_programs cuda_tests cuda_trainers cuda_folder cuda_names ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests
 .DELETE_ON_ERROR:

@@ -4,6 +4,7 @@ is obvious; the fast version must equal it bit for bit, whatever the shape and t
 later one. In a fast CUDA build sums have another order, and weights may be bf16: there every element must lie within a
 bound that is computed beside it in double.
 */
+#define FLASH_STREAM 20000  // bytes: 1 or 2 heads form a group of flash_attention.h
 #include "llmc/ops/attention.h"
 #include "llmc/test/test.h"
 
@@ -766,6 +767,24 @@ static void test_bf16_hidden(Test* t) {
     problem_free(&p);
 }
 
+// the blocks of a grid have all places, each once: group after group of heads, in a group tile after tile
+static void test_bf16_order(Test* t) {
+    const int shapes[][3] = {{1, 1, 1}, {7, 3, 7}, {7, 3, 2}, {64, 16, 64}, {130, 5, 64}, {3, 40, 1}};
+    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+        int n_heads = shapes[k][0], n_tiles = shapes[k][1], together = shapes[k][2], i = 0;
+        for (int first = 0; first < n_heads; first += together) {
+            for (int tile = 0; tile < n_tiles; tile++) {
+                for (int head = first; head < n_heads && head < first + together; head++, i++) {
+                    FlashPlace place = flash_place(i, n_heads, n_tiles, together);
+                    check(t, place.head == head && place.tile == tile,
+                          "block %d of %d heads, %d together, %d tiles: expected head %d, tile %d, found %d, %d", i,
+                          n_heads, together, n_tiles, head, tile, place.head, place.tile);
+                }
+            }
+        }
+    }
+}
+
 static void test_bf16_again(Test* t) {
     const Sizes sizes[] = {{1, 70, 0, 2, 1, 64, 0}, {1, 40, 0, 1, 1, 128, 20}, {1, 500, 499, 4, 1, 64, 0}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -803,6 +822,7 @@ int main(int argc, char** argv) {
         {"bf16", "tensor cores: every element within its bound", test_bf16},
         {"bf16 causality", "what a query does not see changes no bit of its row", test_bf16_causality},
         {"bf16 hidden", "a query against a long cache does not read what it does not see", test_bf16_hidden},
+        {"bf16 order", "blocks go by groups of heads, in a group tile after tile, each once", test_bf16_order},
         {"bf16 again", "two runs give the same bits", test_bf16_again},
 #endif
     };

@@ -166,6 +166,7 @@ quick() {
     part "what make builds anew" dev/test_make.sh
     part "dashboard: what is served, and to whom" $python dev/tools/test_dashboard.py
     part "rewriting of launches" dev/simt/test_rewrite.py
+    part "counting of instructions" $python dev/sass.py --self-test
     part "NumPy reference against llm.c's numbers" $python dev/ref/gpt2.py --upstream
     part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"

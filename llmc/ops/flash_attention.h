@@ -11,6 +11,7 @@ run. HS 64 and 128 waste nothing, others are filled up with zeros to the next of
                    (doc/attention.md). In base 2: exp(x) = 2^(x * log2 e), one instruction with the factor in the scale
     causal, window tiles that no query of the block sees are skipped, and where all see all, nothing is masked
     copies         cp.async: the next tile is under way while this one is used, with one barrier per tile
+    order          groups of heads whose keys and values fit into the L2, in a group tile after tile (flash_place)
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, and sums in float, to first order:
             out   e * sum of att |v|  (weights are rounded before they meet v)  + e |out|
             D     sum over channels of |dout| * (error of out): it is computed as dout . out
@@ -22,12 +23,14 @@ Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the l
         ldmatrix of 512 bytes feeds two mma, which shared memory and tensor cores of sm_80 do in the same time; with 32
         queries per warp it feeds four. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once:
                               registers on sm_80, sm_90   shared memory   blocks of four warps
-            forward      HS <=  64   217, 221                 48 KiB            2
+            forward      HS <=  64   219, 221                 48 KiB            2
                          HS <= 128   168, 168                 80 KiB            2
-            dk and dv    HS <=  64   234, 223                 49 KiB            2
-                         HS <= 128   244, 250                 65 KiB            2
-            dq           HS <=  64   160, 164                 48 KiB            3
-                         HS <= 128   168, 168                 64 KiB            2, on sm_90 3
+            dk and dv    HS <=  64   230, 227                 49 KiB            2
+                         HS <= 128   249, 255                 65 KiB            2
+            dq           HS <=  64   167, 167                 48 KiB            3
+                         HS <= 128   168, 167                 64 KiB            2, on sm_90 3
+        What a warp issues for a tile that is not masked (make sass, sm_90), beside 128, 128 and 96 mma of about 6.4
+        cycles each: forward 724 instructions (HS 64) or 694 (HS 128), dk and dv 575 or 553, dq 457 or 472.
 Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867
 */
 #ifndef LLMC_FLASH_ATTENTION_H
@@ -58,6 +61,39 @@ __device__ inline bool flash_all_seen_(const AttentionShape& s, int t, int n, in
 }
 __device__ inline bool flash_seen_(const AttentionShape& s, int t, int u) {
     return u <= t && u < s.keys && (s.window == 0 || t - u < s.window);
+}
+
+// ---- who computes what ----
+
+// Blocks begin in the order of their numbers, and those at work at a time should stream the same tensors, so that these
+// come from the L2 (50 MiB of an H100 or H200, 40 of an A100) and not from memory. So heads go in groups that together
+// stream FLASH_STREAM bytes, 64 heads of 64 channels at T 1024, and in a group tile after tile: whatever T is, a group
+// has 512 or 1024 blocks, and some 264 are at work.
+#ifndef FLASH_STREAM  // test_attention.c: fewer, so that its few heads are several groups
+#define FLASH_STREAM (16 << 20)
+#endif
+
+typedef struct {
+    int head, tile;
+} FlashPlace;
+
+// of block i of n_heads * n_tiles, `together` heads in a group; the last one has what is left
+FM_FUNCTION FlashPlace flash_place(int i, int n_heads, int n_tiles, int together) {
+    int first = i / (together * n_tiles) * together, n = n_heads - first < together ? n_heads - first : together;
+    i -= first * n_tiles;
+    FlashPlace place = {first + i % n, i / n};
+    return place;
+}
+
+// how many of the n_heads heads stream FLASH_STREAM bytes, if one streams n_rows rows of two tensors
+static inline int flash_together_(int n_heads, int64_t n_rows, int HS) {
+    int64_t n = FLASH_STREAM / (2 * (int64_t)sizeof(bf16) * n_rows * HS);
+    return n < 1 ? 1 : n < n_heads ? (int)n : n_heads;
+}
+
+// this block's, in a grid (heads, tiles)
+__device__ inline FlashPlace flash_my_place_(int together) {
+    return flash_place((int)(blockIdx.y * gridDim.x + blockIdx.x), (int)gridDim.x, (int)gridDim.y, together);
 }
 
 // ---- forward ----
@@ -109,16 +145,18 @@ __device__ inline void flash_softmax_step(float (&scores)[M][N][4], float (&out)
 
 static const float FLASH_LOG2_E = 1.44269504f, FLASH_LN_2 = 0.693147181f;
 
-// grid (B * NH, tiles of queries): tiles with the most keys first, for an even end. M: blocks of 16 queries per warp.
-// shared memory: queries, then two stages of keys and values
+// grid (B * NH, tiles of queries) in the order of flash_place: tiles with the most keys first, for an even end. M:
+// blocks of 16 queries per warp. shared memory: queries, then two stages of keys and values
 template <int W, int M>
-__global__ void __launch_bounds__(FLASH_THREADS) flash_forward_kernel(bf16* out, float* max, float* inv, const bf16* q,
-                                                                      const bf16* k, const bf16* v, AttentionShape s) {
+__global__ void __launch_bounds__(FLASH_THREADS)
+    flash_forward_kernel(bf16* out, float* max, float* inv, const bf16* q, const bf16* k, const bf16* v,
+                         AttentionShape s, int together) {
     const int QUERIES = 64 * M, TILE = FLASH_KEYS * W;
     extern __shared__ __align__(128) bf16 tiles[];
     bf16 *q_tile = tiles, *k_tile = q_tile + QUERIES * W, *v_tile = k_tile + 2 * TILE;
-    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, row = threadIdx.x / WARP * 16 * M;
-    int t = s.t0 + (gridDim.y - 1 - blockIdx.y) * QUERIES, n_queries = min(QUERIES, s.T - t);
+    FlashPlace place = flash_my_place_(together);
+    int b = place.head / s.NH, h = place.head % s.NH, row = threadIdx.x / WARP * 16 * M;
+    int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / FLASH_KEYS;
     int first = min(attention_first_key(&s, t) / FLASH_KEYS, last);  // a window may have left all keys behind
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0);
@@ -199,16 +237,23 @@ template <int N>
 __device__ inline void flash_key_gradients_(float (&p)[1][N][4], float (&ds)[1][N][4], const FlashRow* rows,
                                             const AttentionShape& s, int t, int u) {
     int lane = threadIdx.x % WARP;
-    bool all = flash_all_seen_(s, t, 8 * N, u, 16);
     #pragma unroll
     for (int n = 0; n < N; n++) {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             int column = 8 * n + lane % 4 * 2 + i % 2;
-            bool sees = all || flash_seen_(s, t + column, u + lane / 4 + i / 2 * 8);
-            float weight = flash_exp2_(p[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[column].level);
-            p[0][n][i] = sees ? weight : 0.0f;
-            ds[0][n][i] = sees ? weight * (ds[0][n][i] - rows[column].D) : 0.0f;
+            p[0][n][i] = flash_exp2_(p[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[column].level);
+            ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - rows[column].D);
+        }
+    }
+    if (flash_all_seen_(s, t, 8 * N, u, 16)) { return; }
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool sees = flash_seen_(s, t + 8 * n + lane % 4 * 2 + i % 2, u + lane / 4 + i / 2 * 8);
+            p[0][n][i] = sees ? p[0][n][i] : 0.0f;
+            ds[0][n][i] = sees ? ds[0][n][i] : 0.0f;
         }
     }
 }
@@ -219,21 +264,21 @@ __device__ inline void flash_key_gradients_(float (&p)[1][N][4], float (&ds)[1][
 template <int W, int QUERIES>
 __global__ void __launch_bounds__(FLASH_THREADS)
     flash_backward_keys_kernel(bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q, const bf16* k,
-                               const bf16* v, AttentionShape s) {
+                               const bf16* v, AttentionShape s, int together) {
     const int TILE = QUERIES * W;
     extern __shared__ __align__(128) bf16 tiles[];
     bf16 *k_tile = tiles, *v_tile = k_tile + FLASH_KEYS * W, *q_tile = v_tile + FLASH_KEYS * W,
          *dout_tile = q_tile + 2 * TILE;
     FlashRow* row_tile = (FlashRow*)(dout_tile + 2 * TILE);
-    int b = blockIdx.x / s.NKV, g = blockIdx.x % s.NKV, group = s.NH / s.NKV, row = threadIdx.x / WARP * 16;
-    int u = blockIdx.y * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.keys - u);
+    FlashPlace place = flash_my_place_(together);
+    int b = place.head / s.NKV, g = place.head % s.NKV, group = s.NH / s.NKV, row = threadIdx.x / WARP * 16;
+    int u = place.tile * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.keys - u);
     int first = attention_first_query(&s, u), n_tiles = 0;
     first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
     int n_queries = attention_last_query(&s, u + n_keys - 1) - first + 1;
     if (n_queries > 0) { n_tiles = (n_queries + QUERIES - 1) / QUERIES; }
     size_t kv = attention_at_kv(&s, b, g, u);
-    auto load_queries = [&](int step) {
-        int h = g * group + step / n_tiles, t = first + step % n_tiles * QUERIES, stage = step % 2;
+    auto load_queries = [&](int h, int t, int stage) {
         tile_load<QUERIES, W, FLASH_THREADS>(q_tile + stage * TILE, q + attention_at_q(&s, b, h, t), s.q_row, s.T - t,
                                              s.HS);
         tile_load<QUERIES, W, FLASH_THREADS>(dout_tile + stage * TILE, dout + attention_at_out(&s, b, h, t), s.out_row,
@@ -252,12 +297,15 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     tile_load<FLASH_KEYS, W, FLASH_THREADS>(k_tile, k + kv, s.kv_row, n_keys, s.HS);
     tile_load<FLASH_KEYS, W, FLASH_THREADS>(v_tile, v + kv, s.kv_row, n_keys, s.HS);
     cp_async_commit();
-    if (n_tiles > 0) { load_queries(0); }
-    for (int step = 0; step < group * n_tiles; step++) {
-        int t = first + step % n_tiles * QUERIES, stage = step % 2 * TILE;
+    int next_h = g * group, next_t = first, end_h = n_tiles > 0 ? next_h + group : next_h;  // no division in each step
+    if (next_h < end_h) { load_queries(next_h, next_t, 0); }
+    for (int step = 0; next_h < end_h; step++) {
+        int t = next_t, stage = step % 2 * TILE;
+        next_t += QUERIES;
+        if (next_t == first + n_tiles * QUERIES) { next_t = first, next_h++; }
         cp_async_wait<0>();
         __syncthreads();
-        if (step + 1 < group * n_tiles) { load_queries(step + 1); }
+        if (next_h < end_h) { load_queries(next_h, next_t, (step + 1) % 2); }
         float p[1][QUERIES / 8][4], ds[1][QUERIES / 8][4];
         unsigned operands[1][QUERIES / 16][4];
         tile_set_zero(p);
@@ -282,14 +330,21 @@ template <int N>
 __device__ inline void flash_query_gradients_(float (&ds)[1][N][4], const float (&scores)[1][N][4],
                                               const FlashRow (&rows)[2], const AttentionShape& s, int t, int u) {
     int lane = threadIdx.x % WARP;
-    bool all = flash_all_seen_(s, t, 16, u, 8 * N);
     #pragma unroll
     for (int n = 0; n < N; n++) {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
-            bool sees = all || flash_seen_(s, t + lane / 4 + i / 2 * 8, u + 8 * n + lane % 4 * 2 + i % 2);
             float weight = flash_exp2_(scores[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[i / 2].level);
-            ds[0][n][i] = sees ? weight * (ds[0][n][i] - rows[i / 2].D) : 0.0f;
+            ds[0][n][i] = weight * (ds[0][n][i] - rows[i / 2].D);
+        }
+    }
+    if (flash_all_seen_(s, t, 16, u, 8 * N)) { return; }
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool sees = flash_seen_(s, t + lane / 4 + i / 2 * 8, u + 8 * n + lane % 4 * 2 + i % 2);
+            ds[0][n][i] = sees ? ds[0][n][i] : 0.0f;
         }
     }
 }
@@ -299,13 +354,14 @@ __device__ inline void flash_query_gradients_(float (&ds)[1][N][4], const float 
 template <int W, int KEYS>
 __global__ void __launch_bounds__(FLASH_THREADS)
     flash_backward_queries_kernel(bf16* dq, const bf16* dout, const FlashRow* rows, const bf16* q, const bf16* k,
-                                  const bf16* v, AttentionShape s) {
+                                  const bf16* v, AttentionShape s, int together) {
     const int QUERIES = 64, TILE = KEYS * W;
     extern __shared__ __align__(128) bf16 tiles[];
     bf16 *q_tile = tiles, *dout_tile = q_tile + QUERIES * W, *k_tile = dout_tile + QUERIES * W,
          *v_tile = k_tile + 2 * TILE;
-    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, row = threadIdx.x / WARP * 16;
-    int t = s.t0 + (gridDim.y - 1 - blockIdx.y) * QUERIES, n_queries = min(QUERIES, s.T - t);
+    FlashPlace place = flash_my_place_(together);
+    int b = place.head / s.NH, h = place.head % s.NH, row = threadIdx.x / WARP * 16;
+    int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
     int first = min(attention_first_key(&s, t) / KEYS, last);
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0), at = attention_at_q(&s, b, h, t);
@@ -367,7 +423,8 @@ static inline void flash_forward_(bf16* out, float* max, float* inv, const bf16*
     int n_bytes = (int)sizeof(bf16) * W * (64 * M + 4 * FLASH_KEYS);
     dim3 grid = flash_grid_(s->B * s->NH, attention_queries(s), 64 * M);
     cudaCheck(cudaFuncSetAttribute(flash_forward_kernel<W, M>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
-    flash_forward_kernel<W, M><<<grid, FLASH_THREADS, n_bytes, dev->stream>>>(out, max, inv, q, k, v, *s);
+    int together = flash_together_(s->B * s->NH, s->keys, s->HS);
+    flash_forward_kernel<W, M><<<grid, FLASH_THREADS, n_bytes, dev->stream>>>(out, max, inv, q, k, v, *s, together);
     cudaCheck(cudaGetLastError());
 }
 
@@ -382,10 +439,13 @@ static inline void flash_backward_(bf16* dq, bf16* dk, bf16* dv, const bf16* dou
                                    n_keys_bytes));
     cudaCheck(cudaFuncSetAttribute(flash_backward_queries_kernel<W, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_bytes));
+    int64_t n_group_rows = (int64_t)(s->NH / s->NKV) * attention_queries(s);
+    int keys_together = flash_together_(s->B * s->NKV, n_group_rows, s->HS),
+        queries_together = flash_together_(s->B * s->NH, s->keys, s->HS);
     flash_backward_keys_kernel<W, N>
-        <<<key_grid, FLASH_THREADS, n_keys_bytes, dev->stream>>>(dk, dv, dout, rows, q, k, v, *s);
+        <<<key_grid, FLASH_THREADS, n_keys_bytes, dev->stream>>>(dk, dv, dout, rows, q, k, v, *s, keys_together);
     flash_backward_queries_kernel<W, N>
-        <<<query_grid, FLASH_THREADS, n_bytes, dev->stream>>>(dq, dout, rows, q, k, v, *s);
+        <<<query_grid, FLASH_THREADS, n_bytes, dev->stream>>>(dq, dout, rows, q, k, v, *s, queries_together);
     cudaCheck(cudaGetLastError());
 }
 

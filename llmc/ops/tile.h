@@ -30,12 +30,19 @@ template <int W>
 __device__ inline bf16* tile_chunk(bf16* tile, int row, int chunk) { return tile + row * W + (chunk ^ (row & 7)) * 8; }
 
 // ROWS rows of C channels, a multiple of 8 up to W, are on their way to a tile. What lies beyond the n_rows rows that
-// exist, and beyond C, becomes 0. THREADS: threads of the block
+// exist, and beyond C, becomes 0; its address is made and not read. THREADS: threads of the block. A thread has the
+// same chunk of every STEP-th row, so that a copy more costs it an addition and a comparison
 template <int ROWS, int W, int THREADS>
 __device__ inline void tile_load(bf16* tile, const bf16* x, size_t stride, int n_rows, int C) {
-    for (int i = threadIdx.x; i < ROWS * W / 8; i += THREADS) {
-        int row = i / (W / 8), chunk = i % (W / 8), exists = row < n_rows && chunk * 8 < C;
-        cp_async_16_zfill(tile_chunk<W>(tile, row, chunk), exists ? x + row * stride + chunk * 8 : x, exists ? 16 : 0);
+    constexpr int CHUNKS = W / 8, STEP = THREADS / CHUNKS;
+    static_assert(THREADS % CHUNKS == 0 && ROWS % STEP == 0, "tile_load: every thread has as many copies");
+    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    int n = chunk * 8 < C ? n_rows - row : 0;
+    const bf16* from = x + row * stride + chunk * 8;
+    #pragma unroll
+    for (int j = 0; j < ROWS; j += STEP) {
+        cp_async_16_zfill(tile_chunk<W>(tile, row + j, chunk), from, j < n ? 16 : 0);
+        from += STEP * stride;
     }
 }
 
