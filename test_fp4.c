@@ -124,38 +124,6 @@ static void test_groups(Test* t) {
     free(x);
 }
 
-// 130 rows and 160 columns: two bands, blocks of 128 and 32 columns
-static void test_fp8(Test* t) {
-    enum { R = 130, C = 160 };
-    uint8_t *bytes = (uint8_t*)new_array(R * C / 2, 1), *exponents = (uint8_t*)new_array(R * C / 32, 1);
-    uint8_t* out = (uint8_t*)new_array(R * C, 1);
-    float scales[4], is_row[C], was_row[C];
-    for (int apart = 13; apart <= 15; apart++) {  // exponents of 100 to 100 + apart, in the first block
-        for (int i = 0; i < R * C / 2; i++) { bytes[i] = (uint8_t)splitmix64(3, (uint64_t)i); }
-        for (int i = 0; i < R * C / 32; i++) { exponents[i] = (uint8_t)(i % 5 == 4 ? 0 : 100 + i / 5 % (apart + 1)); }
-        int is_exact = 1;
-        for (int band = 0; band < 2; band++) {
-            const int first = band * 128, n = band ? R - 128 : 128;
-            is_exact &= fp4_to_fp8_rows(out + first * C, scales + 2 * band, bytes + first * C / 2,
-                                        exponents + first * C / 32, n, C);
-        }
-        check(t, is_exact == (apart <= 14), "scales 2^%d apart: is said to be %s", apart, is_exact ? "exact" : "rounded");
-        check(t, (double)scales[0] == scale_of(100 + apart) / 64.0 && scales[1] == 0x1p-133f, "scales of blocks");
-        const StoredMatrix is = stored_matrix(out, STORED_FP8, R, C, R, scales);
-        const StoredMatrix was = stored_matrix(bytes, STORED_FP4, R, C, R, exponents);
-        int n_others = 0, n_large = 0;
-        for (int r = 0; r < R; r++) {
-            stored_row(is_row, &is, r), stored_row(was_row, &was, r);
-            for (int c = 0; c < C; c++) {
-                n_others += float_bits(is_row[c]) != float_bits(was_row[c]);
-                n_large += (out[r * C + c] & 127) > 0x7c;  // 384 is 0x7c
-            }
-        }
-        check(t, (n_others > 0) == (apart > 14) && n_large == 0, "2^%d apart: %d other numbers", apart, n_others);
-    }
-    free(bytes), free(exponents), free(out);
-}
-
 // a matrix of experts: where the next one begins
 static void test_matrix(Test* t) {
     static const uint8_t bytes[2 * 64 * 16] = {0}, exponents[2 * 64] = {0};
@@ -173,7 +141,6 @@ int main(int argc, char** argv) {
         {"nearest", "every bf16 and all ties: the nearest of all numbers, ties to even, at most 6", test_nearest},
         {"groups", "the smallest power of two that a group needs, the nearest numbers, which stay when done again",
          test_groups},
-        {"fp8", "as blocks of fp8: the same numbers where scales are 2^14 apart, and it says so", test_fp8},
         {"matrix", "an expert after the other", test_matrix},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof *promises);

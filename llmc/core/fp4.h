@@ -6,7 +6,6 @@ float4 on the host, in the format e2m1 of neural networks, and rows of it in gro
     e8m0_widen          a scale as a float
     fp4_scale           of a group whose largest magnitude is known, as e8m0
     fp4_quantize_row    all groups of a row
-    fp4_to_fp8_rows     FP8_BLOCK rows at most become fp8.h's blocks; says whether nothing was rounded
 Format: e2m1: sign, 2 bits of exponent whose bias is 1, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6. No infinity, no NaN.
         Byte j of a row has column 2j in its lower half and 2j + 1 in the upper: 0xa3 is 1.5, -1.
 Scales: a byte of e8m0 for 32 columns of a row: 2^(byte - 127); 255 is NaN. A weight is its number times the scale: it
@@ -17,12 +16,11 @@ Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; packed so by DeepSeek-V4's 
 */
 #ifndef LLMC_FP4_H
 #define LLMC_FP4_H
-#include "fp8.h"  // FP8_BLOCK, FP8_FUNCTION, fp8_blocks, fp8_nearest
+#include "fp8.h"  // FP8_BLOCK, FP8_FUNCTION
 
 enum {
     FP4_GROUP = 32,           // columns that share a scale: a row has whole groups
-    FP4_LARGEST_SCALE = 252,  // 2^125: 6 times that is a float
-    FP4_TO_FP8_EXPONENTS = 14 // fp8 has all numbers of a block whose scales are no further apart
+    FP4_LARGEST_SCALE = 252  // 2^125: 6 times that is a float
 };
 #define FP4_LARGEST 6.0f
 
@@ -74,43 +72,5 @@ static inline void fp4_quantize_row(uint8_t* out, uint8_t* exponents, const floa
         }
         exponents[first / FP4_GROUP] = exponent;
     }
-}
-
-// The least and the largest exponent of n_rows rows, in `columns` columns of theirs from `first` on
-static inline void fp4_exponents_(int* least, int* largest, const uint8_t* exponents, size_t stride, int first,
-                                  int columns, int n_rows) {
-    *least = 255, *largest = 0;
-    for (int r = 0; r < n_rows; r++) {
-        for (int g = first / FP4_GROUP; g < (first + columns) / FP4_GROUP; g++) {
-            const int exponent = exponents[(size_t)r * stride + (size_t)g];
-            *least = exponent < *least ? exponent : *least;
-            *largest = exponent > *largest ? exponent : *largest;
-        }
-    }
-}
-
-// Rows of fp4 (n_rows, columns / 2) with exponents (n_rows, columns / FP4_GROUP) as a band of fp8: bytes (n_rows,
-// columns), scales (fp8_blocks(columns)). A block's scale is 2^-6 of its largest one, so 6 becomes 384; 0.5 of the
-// least, if it is 2^-14 of that or more, fp8's least number, 2^-9. Returns 1 if that holds: no number is rounded
-static inline int fp4_to_fp8_rows(uint8_t* out, float* scales, const uint8_t* bytes, const uint8_t* exponents,
-                                  int n_rows, int columns) {
-    const size_t stride = (size_t)columns / FP4_GROUP;
-    int is_exact = 1;
-    for (int b = 0; b < fp8_blocks(columns); b++) {
-        const int first = b * FP8_BLOCK, end = first + FP8_BLOCK < columns ? first + FP8_BLOCK : columns;
-        int least, largest;
-        fp4_exponents_(&least, &largest, exponents, stride, first, end - first, n_rows);
-        is_exact &= largest - least <= FP4_TO_FP8_EXPONENTS;
-        scales[b] = ldexpf(1.0f, largest - 127 - 6);
-        for (int r = 0; r < n_rows; r++) {
-            const uint8_t* row = bytes + (size_t)r * (size_t)(columns / 2);
-            for (int c = first; c < end; c++) {
-                const int exponent = exponents[(size_t)r * stride + (size_t)(c / FP4_GROUP)];
-                const float x = ldexpf(fp4_widen(fp4_code(row, c)), exponent - largest + 6);
-                out[(size_t)r * (size_t)columns + (size_t)c] = fp8_nearest(x);
-            }
-        }
-    }
-    return is_exact;
 }
 #endif  // LLMC_FP4_H

@@ -4,14 +4,13 @@ Ranks: P processes that train one model together, and every call by which they e
     comm_exchange                       any bytes from each to each; the calls below are made of it
     comm_all_gather, comm_all_gather_v  everybody's numbers to everybody, of one size or of several;
                                         comm_all_gather_shares
-    comm_all_to_all_v                   a part for each
     comm_send_recv, comm_broadcast      to one and from one; from one to all
-    comm_reduce_scatter, comm_all_reduce   sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
+    comm_all_reduce                     sums, maxima, minima: always added in the order of ranks 0, 1, 2, ...
     comm_barrier                        wait for all
-    comm_every, comm_split              groups of ranks: every s-th; those that choose the same colour
-    comm_wait, comm_test                is a call done?
+    comm_every                          groups of ranks: every s-th of others
+    comm_wait                           until a call is done
     comm_health, comm_watch             is somebody gone?
-    comm_note, comm_abort, comm_free    what messages add; to give up, with last words for the others; the end
+    comm_note, comm_free                what messages add; the end
 All of this is about host memory; arenas of a GPU travel by comm_nccl.h, beside the same world.
 Kinds: NONE (P = 1: a call copies at most), TCP (comm_tcp.h, in every build), MPI (comm_mpi.h, make MPI=1). Only bytes
 travel by them and sums are made here, so all kinds give the same bits. PLAN: this process is alone and plans what one
@@ -30,7 +29,7 @@ said by the lowest of them, with its number. All end with status 2. Before the r
 each speaks for itself.
 Faults: a rank that dies ends all others at once with one line that names it; one that does not answer does so after the
 time limit. Nothing waits for ever.
-Cost:   bytes sent are counted: all_gather n(P-1), all_to_all its counts, all_reduce of n 2n(P-1)/P for each rank.
+Cost:   bytes sent are counted: all_gather n(P-1), exchange its counts, all_reduce of n 2n(P-1)/P for each rank.
 Explained in doc/ranks.md
 */
 #ifndef LLMC_COMM_H
@@ -414,13 +413,6 @@ static inline void comm_wait(Comm* c, CommTicket ticket) {
     if (c->link->kind != COMM_NONE) { comm_finish_(c->link, ticket.seq); }
 }
 
-// moves what can move now; is the call done?
-static inline int comm_test(Comm* c, CommTicket ticket) {
-    if (c->link->kind == COMM_NONE) { return 1; }
-    comm_progress_(c->link);
-    return comm_is_done_(c->link, ticket.seq);
-}
-
 // c->piece as a call of all ranks in the group; zero pieces to all others of the world
 static inline uint64_t comm_begin_(Comm* c, const char* name, uint64_t id, const char* where) {
     CommLink* l = c->link;
@@ -515,20 +507,6 @@ static inline CommTicket comm_issue_(Comm* c, const char* name, CommType type, i
 static inline CommTicket comm_exchange(Comm* c, const CommPiece* pieces, const char* where) {
     memcpy(c->piece, pieces, sizeof(CommPiece) * (size_t)c->size);
     return comm_issue_(c, "exchange", DT_U8, 0, 0, where);
-}
-
-// counts in elements, parts one after the other in the order of ranks
-static inline CommTicket comm_all_to_all_v(Comm* c, const void* in, const size_t* scount, void* out,
-                                           const size_t* rcount, CommType type, const char* where) {
-    const size_t bytes = comm_type_bytes(type);
-    size_t from = 0, to = 0;
-    for (int i = 0; i < c->size; i++) {
-        CommPiece piece = {(const char*)in + from, (char*)out + to, scount[i] * bytes, rcount[i] * bytes};
-        c->piece[i] = piece;
-        from += scount[i] * bytes;
-        to += rcount[i] * bytes;
-    }
-    return comm_issue_(c, "all_to_all_v", type, 0, 0, where);
 }
 
 // rank r's n_in elements come to out + r * n_in; in place: in == out + rank * n_in
@@ -666,15 +644,6 @@ static inline void comm_reduce_part_(Comm* c, const char* in, char* out, const s
     if (n_own > 0) { memcpy(out, got, n_own * bytes); }
 }
 
-// in: n_out elements for each rank
-static inline void comm_reduce_scatter(Comm* c, const void* in, void* out, size_t n_out, CommType type, CommOp op,
-                                       const char* where) {
-    size_t* first = (size_t*)malloc_check(sizeof(size_t) * ((size_t)c->size + 1), "parts");
-    for (int i = 0; i <= c->size; i++) { first[i] = n_out * (size_t)i; }
-    comm_reduce_part_(c, (const char*)in, (char*)out, first, type, op, "reduce_scatter", n_out, where);
-    free(first);
-}
-
 static inline void comm_all_reduce(Comm* c, void* buf, size_t n, CommType type, CommOp op, const char* where) {
     if (c->size == 1) { return; }
     if (comm_is_plan(c)) {
@@ -719,32 +688,6 @@ static inline Comm* comm_every(Comm* c, int first, int step, int size, const cha
     for (int i = 0; i < size; i++) { members[i] = c->members[first + i * step]; }
     Comm* group = comm_group_(c->link, number, members, size);
     free(members);
-    return group;
-}
-
-// The ranks with the same colour become a group, in the order of key, then of rank; all ranks of c call. Its number is
-// one that no rank of c has used: some may have split more often than others.
-static inline Comm* comm_split(Comm* c, int color, int key, const char* where) {
-    typedef struct { int color, key, n_groups; } Choice;
-    Choice mine = {color, key, c->link->n_groups},
-           *all = (Choice*)malloc_check(sizeof(Choice) * (size_t)c->size, "group of ranks");
-    int *members = (int*)malloc_check(sizeof(int) * (size_t)c->size, "group of ranks"), n = 0, number = 0;
-    comm_wait(c, comm_all_gather(c, &mine, all, sizeof mine, DT_U8, where));
-    for (int i = 0; i < c->size; i++) {
-        if (all[i].n_groups < 1 || all[i].n_groups > COMM_GROUPS) {
-            fail_run("rank %d: expected 1 to %d groups of ranks, found %d (%s)", c->members[i], COMM_GROUPS,
-                     all[i].n_groups, where);
-        }
-        number = all[i].n_groups > number ? all[i].n_groups : number;
-        if (all[i].color != color) { continue; }
-        int at = n++;  // insertion sort; equal keys stay in the order of rank
-        for (; at > 0 && all[i].key < all[members[at - 1]].key; at--) { members[at] = members[at - 1]; }
-        members[at] = i;
-    }
-    for (int i = 0; i < n; i++) { members[i] = c->members[members[i]]; }
-    Comm* group = comm_group_(c->link, number, members, n);
-    free(members);
-    free(all);
     return group;
 }
 
@@ -798,15 +741,6 @@ static inline Comm* comm_world(const RankPlace* place, double timeout, double in
     failure_()->is_said_elsewhere = comm_is_said_;
     failure_()->context = l;
     return world;
-}
-
-__attribute__((noreturn))
-static inline void comm_abort(Comm* c, const char* why) {
-    TcpNote note = {c->link->rank, 1, 0, ""};
-    snprintf(note.text, sizeof note.text, "gave up: %s", why);
-    if (c->link->kind == COMM_TCP) { tcp_leave_note(&c->link->tcp, &note); }
-    c->link->is_failing = 1;
-    fail_run("rank %d gives up: %s", c->link->rank, why);
 }
 
 // a group; for the world also the connections, when all ranks have come here

@@ -20,8 +20,6 @@ table order, are dealt out: of K chunks rank r owns r*K/P .. (r+1)*K/P - 1.
                 and whole matrices: with --zero 1 what directions are made of is gathered, a gradient more to send
     dp_average  the average of the parameters over updates takes in those of now
     dp_exchange_average   parameters and their average change places, and back
-    dp_deal     from whole parameters on the host to the arena of masters
-    dp_round    the parameters of a build that stores bf16, anew from their masters
     dp_gather   each part from its owner to all: with --zero 0 the reduced gradient, else the new parameters
     dp_slice    a slice of a tensor on rank 0, for a checkpoint; one slice is in memory at a time
 What is kept once instead of on every rank: --zero 1: moments and masters; 2: the sums of gradients too.
@@ -1045,29 +1043,6 @@ static inline void dp_exchange_average(DataParallel* s, const Weights* w, float*
             if (!w->master) { ema_exchange(average + part.at, (float*)own.stored, part.n, dev); continue; }
             if (!back) { own.master = average + part.at; }
             weights_round(&own, part.n, (uint32_t)t, numbers, dev);
-        }
-    }
-    if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }
-}
-
-// arena: of what this rank keeps; whole: a whole arena, on the host
-static inline void dp_deal(const DataParallel* s, float* arena, const float* whole, const Device* dev) {
-    for (int i = 0; i < s->n_stretches; i++) {
-        const Part kept = s->kept[i];
-        device_upload(arena + kept.at, whole + kept.tensor->offset + kept.first, sizeof(float) * kept.n, dev);
-    }
-    device_sync(dev);
-}
-
-// after a load: the stored parameters anew from the masters that the ranks keep, with the bits of update t; frozen
-// ones stay
-static inline void dp_round(DataParallel* s, const Weights* w, int t, const Device* dev) {
-    for (int i = 0; i < s->n_stretches; i++) {
-        for (int k = 0; k < s->stretches[i].n_slices; k++) {
-            Weights own;
-            const Part part = dp_kept_weights_(s, w, i, k, &own);
-            const ElementNumbers numbers = tensor_numbers(part.tensor, part.first);
-            if (part.n > 0) { weights_round(&own, part.n, (uint32_t)t, numbers, dev); }
         }
     }
     if (s->zero > 0) { dp_gather(s, w->stored, NULL, dev); }

@@ -132,8 +132,4 @@ static inline void moments_load_average(const char* path, Model* m, float* avera
     free(room);
     free(turned);
 }
-
-static inline void moments_load(const char* path, Model* m, float* first, float* second, const Device* dev) {
-    moments_load_layers(path, m, first, second, NULL, dev);
-}
 #endif  // LLMC_MOMENTS_H
