@@ -405,6 +405,14 @@ equally glm 4 --tp 4 --config all_glm.json
 equally glm 2 --tp 2 --config all_glm.json --recompute 3 --freeze 'first:1'
 equally glm 4 --tp 2 --pp 2 --config all_glm_taught.json --recompute 3
 equally glm 4 --tp 4 --config all_glm.json --lora-rank 3
+oddly() { sends $1 "  parts sent|matrices" "${@:2}" --grad-accum 4 --batch-size 1 --seq-len 15; }  # positions that ranks do not divide
+oddly qwen 4 --tp 4 --config apart.json
+oddly qwen 4 --tp 4 --recompute 3 --lora-rank 3 --config apart.json
+oddly moe 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json
+oddly moe 4 --tp 4 --config one_all_experts.json
+oddly qwen36 4 --tp 4 --recompute 3 --config two_all.json
+oddly v4 4 --tp 4 --config all_streams.json
+oddly glm 4 --tp 4 --config all_glm.json
 echo "# a bit that flips in the memory of one rank: what is shared, what all have, what experts are"
 need_build faults "CPU=1" train_qwen3_faults
 flips() {  # RANKS RANK SUM LIKE OPTION...: before that rank's SUM-th sum, at the checkpoint of step 2 or 4

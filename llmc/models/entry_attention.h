@@ -293,9 +293,10 @@ static inline double entry_workspace_bytes(const EntrySizes* s, int N, int n_row
 static inline double entry_attention_sends(const EntrySizes* s, char kind, int is_back, int B, int T,
                                            const RankGroup* tp) {
     const int r = entry_ratio_(s, kind), learns = kind == CSA_LAYER && entry_learns(s, T, TO_TRAIN);
-    const double N = (double)B * T / (s->cp ? s->cp->size : 1), mass = sizeof(float) * (double)entry_chosen(s, T);
-    const double rows = N + B * ((double)entry_attention_before(s, T) + (r > 0 ? T / r : 0));
-    const double sums = is_back ? tp_chain_sends(2.0 * rows, sizeof(float) * (double)s->d, tp) : 0.0;
+    const int64_t N = (int64_t)B * T / (s->cp ? s->cp->size : 1), keys = N + (int64_t)B * entry_attention_before(s, T);
+    const double mass = sizeof(float) * (double)entry_chosen(s, T), width = 2.0 * sizeof(float) * s->d;
+    const double of_entries = tp_chain_sends(r > 0 ? (int64_t)B * (T / r) : 0, width, tp);
+    const double sums = is_back ? tp_chain_sends(keys, width, tp) + of_entries : 0.0;
     return sums + (learns ? (1.0 + is_back) * tp_chain_sends(N, mass, tp) : 0.0);
 }
 

@@ -126,6 +126,17 @@ static inline double experts_layers_again_(const Model* m) {
     return down - (down > 0.0 && model_has_head(m));
 }
 
+// Of a micro-batch, where all ranks of a group are chosen alike: positions of this rank that go to the others, and
+// theirs that come here and go back
+static inline double experts_rows_there_(const Run* r) {
+    const double G = r->model->ranks.ep.size;
+    return (G - 1.0) / G * tp_own_rows(run_positions(r), &r->model->tp);
+}
+static inline double experts_rows_back_(const Run* r) {
+    const double G = r->model->ranks.ep.size, all = G / r->model->tp.size * (double)run_positions(r);
+    return (all - tp_own_rows(run_positions(r), &r->model->tp)) / G;
+}
+
 // Inputs and outputs of experts in all layers of this rank; on the way back, as far down as anything learns, inputs
 // again (but for the last layer of all, where they are still there), gradients of outputs and inputs, and weights of
 // rows there and back. Before inputs go how many there are for each expert
@@ -134,17 +145,17 @@ static inline double experts_sent_bytes(const Run* r, int E, int D, int k) {
     if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.ep.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest), again = experts_layers_again_(m);
-    const double n = (double)run_positions(r) / m->tp.size;  // of rank 0, when T divides them
-    const double rows = n * k * (up * 2.0 * width + down * (2.0 * width + 8.0) + again * width);
-    const double counts = (up + again) * sizeof(int) * E;
-    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * (G - 1.0) / G * (rows + counts);
+    const double there = experts_rows_there_(r), back = experts_rows_back_(r);
+    const double rows = k * ((up + again) * there * width + up * back * width +
+                             down * (there + back) * (width + sizeof(float)));
+    const double counts = (up + again) * sizeof(int) * E * (G - 1.0) / G;
+    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * (rows + counts);
 }
 
 static inline double experts_sent_again(const Run* r, int D, int k) {
     const Model* m = r->model;
-    const double G = m->ranks.ep.size, n = (double)run_positions(r) / m->tp.size;
-    const double rows = n * k * experts_layers_again_(m) * (double)r->trainer->stored_bytes * D;
-    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * (G - 1.0) / G * rows;
+    const double rows = experts_rows_back_(r) * k * experts_layers_again_(m) * (double)r->trainer->stored_bytes * D;
+    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * rows;
 }
 
 // bytes: what experts say forward; back the gradients of their inputs and of the weights that rows have
@@ -153,12 +164,12 @@ static inline double experts_parts_send(const Run* r, int D, int k) {
     const double T = m->tp.size, width = (double)r->trainer->stored_bytes * D;
     if (!model_has_ep(m)) { return 0.0; }
     const double each = experts_layers_(m, 0) * width + experts_layers_(m, m->lowest) * (width + 4.0 * k);
-    return (T - 1.0) / T * (double)run_positions(r) * each;
+    return (T - 1.0) * tp_own_rows(run_positions(r), &m->tp) * each;
 }
 
 static inline double experts_parts_again(const Run* r, int D) {
     const double T = r->model->tp.size, width = (double)r->trainer->stored_bytes * D;
-    return (T - 1.0) / T * (double)run_positions(r) * experts_layers_again_(r->model) * width;
+    return (T - 1.0) * tp_own_rows(run_positions(r), &r->model->tp) * experts_layers_again_(r->model) * width;
 }
 
 static inline const char* experts_obstacle(const Run* r) {

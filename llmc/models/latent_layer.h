@@ -234,8 +234,9 @@ static inline double latent_layer_workspace_bytes(const LatentSizes* s, int N, i
 // with --tp, of layer l in training, for N positions in rows of T; is_back: backward goes through it
 static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back, int N, int T, const RankGroup* tp) {
     const int teaches = latent_learns(s, TO_TRAIN) && latent_teaches_(s, s->indexers[l] == 'F');
-    const double keys = (double)N * (s->cp ? s->cp->size : 1), turning = is_back ? keys * s->dr : 0.0;
-    return tp_chain_sends(turning + (teaches ? (double)N * latent_chosen(s, T) : 0.0), sizeof(float), tp);
+    const int64_t keys = (int64_t)N * (s->cp ? s->cp->size : 1);
+    return (is_back ? tp_chain_sends(keys, sizeof(float) * (double)s->dr, tp) : 0.0) +
+           (teaches ? tp_chain_sends(N, sizeof(float) * (double)latent_chosen(s, T), tp) : 0.0);
 }
 
 // with --cp, of layer l in training, for B rows of T positions; is_back as before; again: what it needs has to be

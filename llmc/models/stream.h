@@ -56,6 +56,6 @@ static inline double streams_send(const Model* m, int end, int recomputes, int C
     for (int l = m->lowest > first ? m->lowest : first; l < end; l++) {
         n += (l > first) + (!recomputes && !(model_has_head(m) && l + 1 == end));
     }
-    return (m->tp.size - 1.0) * (double)N * C / m->tp.size * n;
+    return (m->tp.size - 1.0) * tp_own_rows(N, &m->tp) * C * n;
 }
 #endif  // LLMC_STREAM_H

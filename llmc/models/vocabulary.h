@@ -59,14 +59,13 @@ static inline size_t vocabulary_room_elements(const Model* m, int N, int head_ro
 
 // as an embedding
 static inline double vocabulary_sends_rows(const Model* m, int C, int N) {
-    return sizeof(floatX) * 2.0 * (m->tp.size - 1.0) / m->tp.size * (double)N * C;
+    return sizeof(floatX) * ((double)N + (m->tp.size - 2.0) * tp_own_rows(N, &m->tp)) * C;
 }
 
 // as an output matrix, forward and back
 static inline double vocabulary_sends_head(const Model* m, int C, int N) {
-    const double others = m->tp.size - 1.0, chain = 2.0 * others / m->tp.size;
-    const double rows = sizeof(CrossEntropyRow) * (others + (CROSSENTROPY_CHAINS ? chain : 0.0));
-    return (double)N * (rows + sizeof(floatX) * chain * C);
+    const double rows = sizeof(CrossEntropyRow), of_rows = CROSSENTROPY_CHAINS ? tp_chain_sends(N, rows, &m->tp) : 0.0;
+    return (m->tp.size - 1.0) * N * rows + of_rows + tp_chain_sends(N, sizeof(floatX) * (double)C, &m->tp);
 }
 
 // of the stage whose turn it is

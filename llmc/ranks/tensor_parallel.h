@@ -8,7 +8,7 @@ matrix.
     tp_scatter_rows each gets its rows from every rank
     tp_chain_steps, tp_chain_piece, tp_chain_pass, tp_chain_end   of a vocabulary, or of heads, of which each rank has
                     some: sums over all of it, each a chain that goes on from rank to rank
-    tp_chain_sends  bytes that a rank sends for it
+    tp_own_rows, tp_chain_sends   of N rows those of its piece; bytes that a rank sends for a chain
     tp_take         those of this rank, of all columns
     tp_to_columns   each rank has some rows of a matrix (OC, C), all their columns: it gets its columns of all rows
     tp_to_rows      and the other way; both of elements of any size, such as bytes of fp8, or scales of blocks
@@ -157,8 +157,14 @@ static inline void tp_scatter_rows(void* landing, const void* rows, int N, size_
 
 static inline int tp_chain_steps(const RankGroup* x) { return 2 * x->size - 1; }
 
-static inline double tp_chain_sends(double N, double width, const RankGroup* x) {
-    return 2.0 * (x->size - 1.0) / x->size * N * width;
+// of N rows the piece of this rank
+static inline double tp_own_rows(int64_t N, const RankGroup* x) {
+    return (double)(comm_share(N, x->place + 1, x->size) - comm_share(N, x->place, x->size));
+}
+
+// all pieces to the next place, or from the last one to theirs; in the end its own to all but the last
+static inline double tp_chain_sends(int64_t N, double width, const RankGroup* x) {
+    return ((double)N + (x->size - 2.0) * tp_own_rows(N, x)) * width;
 }
 
 // the piece that it is this rank's turn to add to; -1: none
