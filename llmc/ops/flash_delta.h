@@ -611,8 +611,8 @@ __global__ void __launch_bounds__(FLASH_DELTA_KEYS_THREADS)
         float dq[1][N][4], dk[1][N][4];
         tile_set_zero(dq), tile_set_zero(dk);
         __syncthreads();
-        tile_load<C, W, THREADS>(w->q, in.q + qk, k_row, c.n, s.DK);
-        tile_load<C, W, THREADS>(w->k, in.k + qk, k_row, c.n, s.DK);
+        tile_load<C, W, THREADS, 1>(w->q, in.q + qk, k_row, c.n, s.DK);  // once a chunk, and registers are short
+        tile_load<C, W, THREADS, 1>(w->k, in.k + qk, k_row, c.n, s.DK);
         for (int h = first; h < first + R; h++) {
             const size_t v = delta_v_(&s, b, c.t, h);
             const float* S = c.fresh ? NULL : states + delta_slot_(&s, b, c.t, h);

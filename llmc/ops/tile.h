@@ -31,15 +31,16 @@ __device__ inline bf16* tile_chunk(bf16* tile, int row, int chunk) { return tile
 
 // ROWS rows of C channels, a multiple of 8 up to W, are on their way to a tile. What lies beyond the n_rows rows that
 // exist, and beyond C, becomes 0; its address is made and not read. THREADS: threads of the block. A thread has the
-// same chunk of every STEP-th row, so that a copy more costs it an addition and a comparison
-template <int ROWS, int W, int THREADS>
+// same chunk of every STEP-th row, so that a copy more costs it an addition and a comparison. UNROLLED: copies, all of
+// them where a kernel has the registers
+template <int ROWS, int W, int THREADS, int UNROLLED = ROWS * W / 8 / THREADS>
 __device__ inline void tile_load(bf16* tile, const bf16* x, size_t stride, int n_rows, int C) {
     constexpr int CHUNKS = W / 8, STEP = THREADS / CHUNKS;
     static_assert(THREADS % CHUNKS == 0 && ROWS % STEP == 0, "tile_load: every thread has as many copies");
     int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     int n = chunk * 8 < C ? n_rows - row : 0;
     const bf16* from = x + row * stride + chunk * 8;
-    #pragma unroll
+    #pragma unroll UNROLLED
     for (int j = 0; j < ROWS; j += STEP) {
         cp_async_16_zfill(tile_chunk<W>(tile, row + j, chunk), from, j < n ? 16 : 0);
         from += STEP * stride;
