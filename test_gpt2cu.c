@@ -77,8 +77,8 @@ static const SubjectCalls GPT2CU = {
     .close = close_activations, .leaf = leaf, .forward = forward, .logits = logits,
 };
 
-static Way fused(Way w) {
-    w.gelu_fusion = 1;
+static Way fused(Way w, int gelu_fusion) {
+    w.gelu_fusion = gelu_fusion;
     return w;
 }
 
@@ -91,12 +91,23 @@ static void test_base(Test* t) { subject_check_training(t, &GPT2CU, BASE, subjec
 static void test_dropout(Test* t) { subject_check_training(t, &GPT2CU, DROPOUT, subject_way(2, KEEP_ALL)); }
 static void test_odd(Test* t) { subject_check_training(t, &GPT2CU, ODD, subject_way(2, KEEP_ALL)); }
 
+static void test_fusion(Test* t) {
+    const Way with = fused(subject_way(2, KEEP_ALL), 2);
+    subject_check_training(t, &GPT2CU, BASE, with);
+    subject_check_training(t, &GPT2CU, ODD, with);
+}
+
 static void test_recompute(Test* t) {
-    const Way first = subject_way(2, KEEP_ALL), fused_blocks = fused(subject_way(2, RECOMPUTE_BLOCKS));
+    const Way first = subject_way(2, KEEP_ALL), blocks = subject_way(2, RECOMPUTE_BLOCKS);
     Way others[3];
     for (int level = 1; level <= 3; level++) { others[level - 1] = subject_way(2, level); }
     subject_check_same(t, &GPT2CU, BASE, first, others, 3);
-    subject_check_same(t, &GPT2CU, BASE, fused(first), &fused_blocks, 1);
+    for (int fusion = 1; fusion <= 2; fusion++) {
+        const Way fused_blocks = fused(blocks, fusion);
+        subject_check_same(t, &GPT2CU, BASE, fused(first, fusion), &fused_blocks, 1);
+    }
+    const Way fused_norms = fused(subject_way(2, RECOMPUTE_NORMS), 2);  // both: backward alone
+    subject_check_same(t, &GPT2CU, BASE, fused(subject_way(2, RECOMPUTE_GELU), 2), &fused_norms, 1);
     subject_check_same(t, &GPT2CU, DROPOUT, first, others, 3);
 }
 
@@ -139,6 +150,7 @@ int main(int argc, char** argv) {
         {"golden base", "gradients, loss, norm, parameters after 1 and 10 updates", test_base},
         {"golden odd", "three leaves, clipped, cosine schedule, a leaf without targets, head size 11", test_odd},
         {"golden dropout", "the same with 30% of the elements left out, others in each leaf", test_dropout},
+        {"fusion", "GELU inside the products beside it: as near to the golden files", test_fusion},
         {"recompute", "levels 0 to 3 give the same bits", test_recompute},
         {"head rows", "logits in pieces give the same bits", test_head_rows},
         {"key-value cache", "cached logits equal those of the whole sequence", test_cache},

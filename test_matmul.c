@@ -93,6 +93,23 @@ static void backward(Type stored, float* dinp, float* dweight, float* dbias, con
 }
 
 template <typename X>
+static void gelu_backward_as(float* dpre, const float* dout, const float* weight, const float* pre, int fused, int N,
+                             int C, int OC, const Device* dev) {
+    size_t n_out = (size_t)N * (size_t)OC, n_inp = (size_t)N * (size_t)C, n_weight = (size_t)OC * (size_t)C;
+    X *d_dpre = to_device_as<X>(dpre, n_inp, dev), *d_dout = to_device_as<X>(dout, n_out, dev);
+    X *d_weight = to_device_as<X>(weight, n_weight, dev), *d_pre = to_device_as<X>(pre, n_inp, dev);
+    matmul_gelu_backward_input(d_dpre, (const X*)d_dout, (const X*)d_weight, (const X*)d_pre, fused, N, C, OC, dev);
+    from_device_as<X>(dpre, d_dpre, n_inp, dev);
+    device_drop(d_dout), device_drop(d_weight), device_drop(d_pre);
+}
+
+static void gelu_backward_layer(Type stored, float* dpre, const float* dout, const float* weight, const float* pre,
+                                int fused, int N, int C, int OC, const Device* dev) {
+    if (stored == BF16) { gelu_backward_as<__nv_bfloat16>(dpre, dout, weight, pre, fused, N, C, OC, dev); }
+    else { gelu_backward_as<float>(dpre, dout, weight, pre, fused, N, C, OC, dev); }
+}
+
+template <typename X>
 static void backward_bias_as(float* sums, const float* x, int N, int OC, const Device* dev) {
     X* d_x = to_device_as<X>(x, (size_t)N * (size_t)OC, dev);
     float* d_sums = to_device(sums, (size_t)OC, dev);
@@ -118,6 +135,12 @@ static void gelu_layer(Type stored, float* out, float* pre, const float* inp, co
                        int fused, int N, int C, int OC, const Device* dev) {
     (void)stored;
     matmul_gelu_forward(out, pre, inp, weight, bias, fused, N, C, OC, dev);
+}
+
+static void gelu_backward_layer(Type stored, float* dpre, const float* dout, const float* weight, const float* pre,
+                                int fused, int N, int C, int OC, const Device* dev) {
+    (void)stored;
+    matmul_gelu_backward_input(dpre, dout, weight, pre, fused, N, C, OC, dev);
 }
 
 static void backward(Type stored, float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
@@ -496,6 +519,34 @@ static void check_backward(Test* t, const Layer* l) {
     gradients_free(&want);
 }
 
+// inp as what gelu was taken of. Its slope is below 1.13; a tanh that is off by t moves it by (1 + 2 |x| du/dx) t / 2,
+// and either tanh is off by at most 2^-10. fused 0 rounds the sums once more
+static void check_gelu_backward(Test* t, const Layer* l) {
+    const size_t n = (size_t)l->N * (size_t)l->C;
+    Gradients g = gradients(l);
+    float* want = filled_array(n, 77.0f);
+    double* bounds = (double*)new_array(n, sizeof(double));
+    matmul_gelu_backward_input_ref(want, l->dout, l->weight, l->inp, l->N, l->C, l->OC);
+    for (size_t i = 0; i < n; i++) {
+        double x = fabs((double)l->inp[i]), dudx = 0.798 * (1.0 + 0.135 * x * x);
+        double slope_bound = 0.5 * (1.0 + 2.0 * x * dudx) * 0x1p-10;
+        bounds[i] = 1.13 * g.dinp_bounds[i] + (fabs((double)g.dinp[i]) + g.dinp_bounds[i]) * slope_bound +
+                    store_bound((double)want[i], l->stored);
+    }
+    Device dev = test_device(2);
+    for (int fused = 0; fused < 2; fused++) {
+        float* got = filled_array(n, NAN);
+        char what[112];
+        snprintf(what, sizeof what, "N %d, C %d, OC %d, stored %d, fused %d", l->N, l->C, l->OC, (int)l->stored, fused);
+        gelu_backward_layer(l->stored, got, l->dout, l->weight, l->inp, fused, l->N, l->C, l->OC, &dev);
+        check_sums(t, what, got, want, bounds, n);
+        free(got);
+    }
+    device_free(&dev);
+    free(want), free(bounds);
+    gradients_free(&g);
+}
+
 // two halves of the positions, one after the other into the same dweight, are one chain
 static void check_added(Test* t, const Layer* l) {
     size_t n_weight = (size_t)l->OC * (size_t)l->C;
@@ -565,6 +616,7 @@ static void check_layers(Test* t, void (*check_layer)(Test*, const Layer*), int 
 
 static void test_forward(Test* t) { check_layers(t, check_forward, 0); }
 static void test_gelu(Test* t) { check_layers(t, check_gelu, 0); }
+static void test_gelu_backward(Test* t) { check_layers(t, check_gelu_backward, 0); }
 static void test_backward(Test* t) { check_layers(t, check_backward, 0); }
 
 static void test_forward_special(Test* t) {
@@ -1045,6 +1097,7 @@ int main(int argc, char** argv) {
         {"forward", "meets the plain loop at odd shapes, with and without bias", test_forward},
         {"forward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_forward_special},
         {"gelu", "matmul_gelu_forward meets the plain loops, fused or not", test_gelu},
+        {"gelu backward", "matmul_gelu_backward_input meets the plain loops, fused or not", test_gelu_backward},
         {"backward", "meets the plain loop at odd shapes", test_backward},
         {"asked", "gradients that nobody asks for are NULL: the others keep their bits", test_asked},
         {"backward special", "meets the plain loop with cancellation, subnormals, -0, Inf, NaN", test_backward_special},

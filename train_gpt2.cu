@@ -29,7 +29,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/ops/crossentropy.h"   // crossentropy_losses_sum
 #include "llmc/ops/dropout.h"        // Dropout, dropout: a part of the elements is left out (--dropout)
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
-#include "llmc/ops/gelu.h"           // gelu_forward, gelu_backward
+#include "llmc/ops/gelu.h"           // gelu_forward
 #include "llmc/ops/layernorm.h"      // layernorm_forward, residual_layernorm_forward, layernorm_backward
 #include "llmc/ops/matmul.h"         // matmul_gelu_forward
 #ifndef TESTING                     // a test includes this file for the model alone
@@ -64,14 +64,19 @@ typedef struct {
 
 typedef enum { KEEP_ALL, RECOMPUTE_GELU, RECOMPUTE_NORMS, RECOMPUTE_BLOCKS } Recompute;  // each includes those before
 
-// Time against memory. recompute never changes a bit; in fast builds the other two change how sums are rounded
+// Time against memory. recompute changes no bit by itself; in fast builds the other two change how sums are rounded
 typedef struct {
     int recompute;    // Recompute
-    int gelu_fusion;  // GELU inside the matmul, from unrounded sums
+    int gelu_fusion;  // GELU inside the product beside it, from unrounded sums: 0 nowhere, 1 forward, 2 backward too
     int head_rows;    // positions whose logits exist at once
     ArenaSlots slots; // with --pp: the layers of this rank, and the micro-batches that wait for their backward pass
     const RankGroup* cp;  // with --cp: who has which positions of a batch; NULL: this rank has all
 } Tradeoffs;
+
+// A GELU that backward computes again, from what has been rounded, is not fused with the product before it
+static int fuses_forward(const Tradeoffs* how) {
+    return how->gelu_fusion > 0 && how->recompute != RECOMPUTE_GELU && how->recompute != RECOMPUTE_NORMS;
+}
 
 // layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
 static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recompute level) {
@@ -258,7 +263,7 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
     residual_layernorm_forward(a.residual2.x, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b,
                                LAYERNORM_EPS, N, C, dev);
-    matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, acts->how.gelu_fusion, N, C, gpt2->config.F, dev);
+    matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, fuses_forward(&acts->how), N, C, gpt2->config.F, dev);
 }
 
 // each segment counts its positions from 0
@@ -391,9 +396,8 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int N, const Device* de
         d = gpt2_gradients(gpt2, l);
         recompute_block(gpt2, acts, l, residual, N, dev);
         const floatX* dout = dropout(a.branch, a.dresidual, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
-        linear_backward(a.dwide, dout, a.fch_gelu, linear(gpt2, acts, AT(fcprojw), AT(fcprojb), l),
-                        gradients(gpt2, AT(fcprojw), AT(fcprojb), l), 0, N, dev);
-        gelu_backward(a.dwide, a.fch, a.dwide, (size_t)N * gpt2->config.F, dev);
+        linear_gelu_backward(a.dwide, dout, a.fch_gelu, a.fch, linear(gpt2, acts, AT(fcprojw), AT(fcprojb), l),
+                             gradients(gpt2, AT(fcprojw), AT(fcprojb), l), acts->how.gelu_fusion > 1, N, dev);
         linear_backward(a.dbranch, a.dwide, a.ln2, linear(gpt2, acts, AT(fcw), AT(fcb), l),
                         gradients(gpt2, AT(fcw), AT(fcb), l), 0, N, dev);
         layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2.x, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
@@ -465,9 +469,10 @@ static void gpu_options(Run* r) {
     const Option own[] = {
         {"GPU", "recompute", "-r", OPTION_INT, &w->how.recompute, "0", 0, 3, "0|1|2|3",
          "compute again in backward instead of keeping: 1 GELU, 2 LayerNorms too, 3 whole blocks. Saves memory, "
-         "changes no bit", 0},
-        {"GPU", "gelu-fusion", "-ge", OPTION_SWITCH, &w->how.gelu_fusion, "0", 0, 0, "0|1",
-         "GELU inside the matmul before it, from unrounded sums", 0},
+         "changes no bit, but that 1 and 2 leave out forward's part of --gelu-fusion", 0},
+        {"GPU", "gelu-fusion", "-ge", OPTION_INT, &w->how.gelu_fusion, "2", 0, 2, "0|1|2",
+         "GELU inside the product beside it, from sums that are not rounded to bf16: 1 forward, 2 backward too; an "
+         "exact build has none", 0},
         {"GPU", "master-weights", "-w", OPTION_SWITCH, &w->master_weights, "1", 0, 0, "0|1",
          "keep float parameters beside bf16 ones; 0: less memory, and small updates live by the noise of the "
          "rounding", 0},
@@ -494,9 +499,9 @@ static void check_options(Run* r) {
     const Tradeoffs* how = &workplace(r)->how;
     gpt2_check(r);
     r->has_masters = !FLOATX_IS_FLOAT && workplace(r)->master_weights;
-    if (how->gelu_fusion && (how->recompute == RECOMPUTE_GELU || how->recompute == RECOMPUTE_NORMS)) {
+    if (how->gelu_fusion == 1 && !fuses_forward(how)) {
         options_fail("gelu-fusion", "with --recompute %d GELU is computed again from rounded sums, and gradients would "
-                     "differ: expected --recompute 0 or 3", how->recompute);
+                     "differ: expected --recompute 0 or 3, or --gelu-fusion 2 for backward", how->recompute);
     }
     cp_check(r, &workplace(r)->cp, gpt2_of(r)->dropout);
     cp_check_by(r, workplace(r)->cp_by, gpt2_of(r)->config.NH, gpt2_of(r)->config.NH);

@@ -286,24 +286,30 @@ check "LoRA, bf16: the loss falls as the exact build's does" close lora_fast lor
 
 for build in exact fast; do
     program=${!build}
+    train $build-apart "$program" --gelu-fusion 0
     for level in 1 2 3; do
-        train $build-r$level "$program" --recompute $level
-        equal "$build: --recompute $level changes no bit" $build $build-r$level
+        train $build-r$level "$program" --gelu-fusion 0 --recompute $level
+        equal "$build: --recompute $level changes no bit" $build-apart $build-r$level
     done
     for zero in 0 1 2; do
-        train $build-z$zero "$launch" -n 2 "$program" --zero $zero --recompute $zero
-        equal "$build: two GPUs, --zero $zero: the bits of one" $build $build-z$zero
+        train $build-z$zero "$launch" -n 2 "$program" --gelu-fusion 0 --zero $zero --recompute $zero
+        equal "$build: two GPUs, --zero $zero: the bits of one" $build-apart $build-z$zero
     done
     train $build-p3 "$launch" -n 3 "$program" --zero 2
     equal "$build: three GPUs, --zero 2: the bits of one" $build $build-p3
-    train $build-stages "$launch" -n 3 "$program" --pp 3 --recompute 2
-    equal "$build: a layer on each of three GPUs: the bits of one" $build $build-stages
+    train $build-stages "$launch" -n 3 "$program" --gelu-fusion 0 --pp 3 --recompute 2
+    equal "$build: a layer on each of three GPUs: the bits of one" $build-apart $build-stages
 done
-train fused "$fast" --gelu-fusion 1
-train fused-3 "$fast" --gelu-fusion 1 --recompute 3
-equal "bf16: --gelu-fusion 1 with --recompute 3 changes no bit" fused fused-3
+train fused-3 "$fast" --gelu-fusion 2 --recompute 3
+equal "bf16: --gelu-fusion 2 is the default, and --recompute 3 changes no bit of it" fast fused-3
+train backward-1 "$fast" --recompute 1
+train backward-2 "$fast" --recompute 2
+equal "bf16: with --recompute 1 and 2 backward alone is fused" backward-1 backward-2
+equal "exact: --gelu-fusion changes no bit" exact exact-apart
+train forward "$fast" --gelu-fusion 1
+check "bf16: each part of --gelu-fusion rounds in its own place" test "$(same fast-apart forward >/dev/null 2>&1; echo $?) $(same forward fast >/dev/null 2>&1; echo $?)" = "1 1"
 "$fast" $options --gelu-fusion 1 --recompute 1 >out 2>err
-check "--gelu-fusion with --recompute 1: status 2, one line" test $? = 2 -a "$(wc -l <err)" = 1
+check "--gelu-fusion 1 with --recompute 1: status 2, one line" test $? = 2 -a "$(wc -l <err)" = 1
 for bad in "--zero 2" "--batch-tokens 64" "--dropout 0.1" "--doc-reset 1"; do  # 64: one micro-batch on each rank
     "$launch" -n 2 "$fast" $options $bad --graph 1 --run refused >out 2>err
     check "--graph with $bad on two GPUs: status 2, and a line says why" test $? = 2 -a "$(grep -c 'train_gpt2cu: --graph: ' err)" = 1

@@ -19,7 +19,7 @@ between two events around at least 20 ms of calls. Like a trainer this is C: `cc
 #include "llmc/ops/global_norm.h"   // norm_see, norm_add
 #include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
 #include "llmc/core/print.h"        // seconds_now
-#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_backward_bias
+#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_gelu_backward_input, ...
 #include "llmc/ops/residual.h"      // residual_forward
 #include "llmc/core/rng.h"          // xorshift_u32
 
@@ -129,6 +129,17 @@ static void run_fc_gelu(Bench* b, const Shape* s) {
     const floatX* inp = one_way(b, (size_t)N * C);
     const floatX* weight = one_way(b, (size_t)OC * C);
     matmul_gelu_forward(out, pre, inp, weight, one_way(b, (size_t)OC), 1, N, C, OC, &b->dev);
+    b->flops = 2.0 * N * C * OC;
+}
+
+// dinp of fcproj with the GELU before it; the other way to it is a third of matmul_backward fcproj, then gelu_backward
+static void run_fcproj_gelu_backward(Bench* b, const Shape* s) {
+    int N = s->B * s->T, C = 4 * s->C, OC = s->C;
+    floatX* dpre = one_way(b, (size_t)N * C);
+    const floatX* dout = one_way(b, (size_t)N * OC);
+    const floatX* weight = one_way(b, (size_t)OC * C);
+    const floatX* pre = one_way(b, (size_t)N * C);
+    matmul_gelu_backward_input(dpre, dout, weight, pre, 1, N, C, OC, &b->dev);
     b->flops = 2.0 * N * C * OC;
 }
 
@@ -282,6 +293,7 @@ static const Case CASES[] = {
     {"matmul_backward_bias fc", run_fc_backward_bias},
     {"matmul_forward fcproj", run_fcproj},
     {"matmul_backward fcproj", run_fcproj_backward},
+    {"matmul_gelu_backward_input fcproj", run_fcproj_gelu_backward},
     {"matmul_forward logits", run_logits},
     {"matmul_backward logits", run_logits_backward},
     {"gelu_forward", run_gelu},

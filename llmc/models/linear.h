@@ -8,6 +8,7 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_backward         of dout (N, OC): gradients of weight and bias are written, dinp (N, C) = dout * weight; with
                             add 1 it goes on from what dinp holds; NULL: nobody asks
     linear_backward_input, linear_backward_weight   dinp alone; gradients of weight and bias alone
+    linear_gelu_backward    linear_backward of a layer whose inputs are gelu(pre): dpre (N, C) is written
     linear_chain, linear_chain_backward, linear_chain_end   linear_backward of several products with one input
     linear_rows             out (N, C) = the rows of the weight that belong to tokens, as an embedding has them
     linear_grouped_forward, linear_grouped_backward_input   of experts: weight (E, OC, C)
@@ -34,8 +35,9 @@ vocabulary's rows all of this is the rank's own (vocabulary.h).
 #include "../ops/block_matmul.h"  // block_matmul_forward, block_matmul_backward_input, block_matmul_backward_weight
 #include "../ops/lora.h"       // lora_forward, lora_backward, LoraShape, LoraExperts
 #include "../ops/embedding.h"  // token_embedding_forward
+#include "../ops/gelu.h"       // gelu_backward
 #include "../ops/grouped_matmul.h"  // grouped_matmul_forward, grouped_matmul_backward_input
-#include "../ops/matmul.h"     // matmul_forward, matmul_backward_input, matmul_backward_weight, matmul_backward_bias
+#include "../ops/matmul.h"     // matmul_forward, matmul_backward_input, matmul_gelu_backward_input, ...
 #include "../ranks/model_gradients.h"  // Model, model_place_of, model_gradient_of
 #include "../ranks/tensor_parallel.h"  // tp_gather, tp_to_columns, tp_to_rows
 #include "adapters.h"          // Adapters, AdapterPlace, adapter_find
@@ -530,6 +532,19 @@ static inline void linear_backward(floatX* dinp, const floatX* dout, const float
     matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
     matmul_backward_bias(d.bias, dout, N, w.OC, dev);
     linear_back_(dinp, dout, inp, &w, &d, add, N, dev);
+}
+
+// fused 1: in one product where this rank has the outputs of all rows of a floatX weight, without adapters
+static inline void linear_gelu_backward(floatX* dpre, const floatX* dout, const floatX* inp, const floatX* pre,
+                                        Linear w, LinearGradients d, int fused, int N, const Device* dev) {
+    if (!fused || w.split == SPLIT_ROWS || w.n_adapters > 0 || w.weight.kind != STORED_F32) {
+        linear_backward(dpre, dout, inp, w, d, 0, N, dev);
+        gelu_backward(dpre, pre, dpre, (size_t)N * (size_t)w.C, dev);
+        return;
+    }
+    matmul_backward_weight(d.weight, dout, inp, 0, N, w.C, w.OC, dev);
+    matmul_backward_bias(d.bias, dout, N, w.OC, dev);
+    matmul_gelu_backward_input(dpre, dout, (const floatX*)w.weight.data, pre, 1, N, w.C, w.OC, dev);
 }
 
 // ---- several products with one input, as Q, K and V: its gradient is one chain through the outputs of all ----

@@ -3,7 +3,8 @@ gemm on tensor cores, by cuBLASLt: out = scale * a * b with what follows a produ
 only.
     out (M, N)                 rows out_stride apart, those of pre N; a (M, K), b (K, N) of gemm.h
     bias (N) or NULL           added to every row
-    pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward
+    pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward; in
+                               gemm_cublas_gelu_slope out = (a * b) * gelu'(pre), of sums that nothing has rounded yet
     add                        1: out = out + scale * a * b
 Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes.
 X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products
@@ -113,7 +114,8 @@ static inline int cublas_has_bias_(const CublasShape_* s) {
 }
 
 static inline int cublas_has_pre_(const CublasShape_* s) {
-    return s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    return s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           s->epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
 static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cublasComputeType_t compute,
@@ -181,29 +183,43 @@ static inline CublasPlan* cublas_plan_(const CublasShape_* shape, cublasComputeT
 template <typename X>
 static inline int64_t cublas_stride_(MatrixOf<X> m) { return (int64_t)(m.row_stride * m.col_stride); }
 
+// pre: read or written, as the epilogue says
 template <typename Out, typename X>
-static inline int gemm_cublas(Out* out, size_t out_stride, const typename MaybeNull<Out>::type* bias,
-                              typename MaybeNull<Out>::type* pre, float scale, int add, MatrixOf<X> a, MatrixOf<X> b,
-                              int M, int N, int K, const Device* dev) {
+static inline int cublas_product_(Out* out, size_t out_stride, cublasLtEpilogue_t epilogue, const Out* bias,
+                                  const Out* pre, float scale, int add, MatrixOf<X> a, MatrixOf<X> b, int M, int N,
+                                  int K, const Device* dev) {
     int64_t a_stride = cublas_stride_(a), b_stride = cublas_stride_(b), stride = (int64_t)out_stride;
     int fits = pack_fits(a.data, a_stride) && pack_fits(b.data, b_stride) && pack_fits(out, stride) &&
                pack_aligned(bias);
     if (pre) { fits = fits && pack_fits(pre, N) && N % 8 == 0; }  // 8: cuBLASLt's rule for pre, of any type
     if (!fits) { return 0; }
-    int epilogue = pre && bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : pre ? CUBLASLT_EPILOGUE_GELU_AUX
-                   : bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const CublasShape_ shape = {M, N, K, stride, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1,
                                 cublas_type_<X>(), cublas_type_<Out>(), epilogue};
     CublasPlan* plan = cublas_plan_(&shape, cublas_compute_<X>(), dev);
     if (!plan->possible) { return 0; }
     if (bias) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)bias); }
-    if (pre) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void*)pre); }
+    if (pre) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (const void*)pre); }
     const float from_old = add ? 1.0f : 0.0f;
     void* workspace = device_workspace(dev, CUBLAS_WORKSPACE);
     cublasCheck(cublasLtMatmul(dev->blas, &plan->product, &scale, b.data, &plan->left, a.data, &plan->right, &from_old,
                                out, &plan->out, out, &plan->out, &plan->algo, workspace, CUBLAS_WORKSPACE,
                                dev->stream));
     return 1;
+}
+
+template <typename Out, typename X>
+static inline int gemm_cublas(Out* out, size_t out_stride, const typename MaybeNull<Out>::type* bias,
+                              typename MaybeNull<Out>::type* pre, float scale, int add, MatrixOf<X> a, MatrixOf<X> b,
+                              int M, int N, int K, const Device* dev) {
+    cublasLtEpilogue_t epilogue = pre && bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : pre ? CUBLASLT_EPILOGUE_GELU_AUX
+                                  : bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    return cublas_product_(out, out_stride, epilogue, bias, pre, scale, add, a, b, M, N, K, dev);
+}
+
+template <typename Out, typename X>
+static inline int gemm_cublas_gelu_slope(Out* out, const Out* pre, MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K,
+                                         const Device* dev) {
+    return cublas_product_(out, (size_t)N, CUBLASLT_EPILOGUE_DGELU, (const Out*)NULL, pre, 1.0f, 0, a, b, M, N, K, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_GEMM_CUBLAS_H

@@ -6,6 +6,7 @@ Backward (derived in doc/matmul.md). NULL for any of the three: nobody asks for 
     dinp    = dout * weight          (N, C)   written
     dweight = dout^T * inp           (OC, C)  float; written: one call is one leaf (doc/exactness.md rule 3)
     dbias   = sum over n of dout     (OC)     float, written
+    with GELU before it, inp = gelu(pre): dpre = gelu'(pre) * (dout * weight)  (N, C)  written
 matmul_backward is all three; matmul_backward_input, matmul_backward_weight and matmul_backward_bias are one each. With
 add 1 the first goes on from what is in dinp, where several layers read inp, and the second from what is in dweight,
 where the weight is used twice; matmul_forward_on goes on from what is in out, without bias. A weight that does not
@@ -19,7 +20,8 @@ Order:  forward chains over c from the bias, dinp over oc from 0, dweight and db
         add 1: from their old values), all ascending. Fast CUDA builds: gemm_cublas.h, but few_rows.h for matmul_forward
         of at most 16 rows of bf16; and matmul_backward_bias along a tree that only N and OC choose. There, fused 1
         takes gelu of pre before pre is rounded to X: out may be off gelu_forward(pre) in its last bit, so a trainer
-        that recomputes out in its backward wants fused 0.
+        that recomputes out in its backward wants fused 0; and it multiplies by gelu'(pre) before dout * weight is
+        rounded. Where cuBLASLt does not take the product with its GELU, fused is as 0.
 Source: Linnainmaa 1970 for the derivative; the fast products: llmc/ops/gemm.h, llmc/ops/gemm_cublas.h; how one gets
         there: dev/cuda/matmul.cu
 */
@@ -61,6 +63,12 @@ static inline void matmul_backward_input_ref(float* dinp, const float* dout, con
             dinp[n * C + c] = sum;
         }
     }
+}
+
+static inline void matmul_gelu_backward_input_ref(float* dpre, const float* dout, const float* weight, const float* pre,
+                                                  int N, int C, int OC) {
+    matmul_backward_input_ref(dpre, dout, weight, 0, N, C, OC);
+    gelu_backward_ref(dpre, pre, dpre, (size_t)N * (size_t)C);
 }
 
 static inline void matmul_backward_weight_ref(float* dweight, const float* dout, const float* inp, int add,
@@ -134,6 +142,13 @@ static inline void matmul_backward_weight(float* dweight, const float* dout, con
                                           int N, int C, int OC, const Device* dev) {
     if (!dweight) { return; }
     thin_gemm(dweight, C, add ? dweight : NULL, C, gemm_transposed(dout, OC), gemm_matrix(inp, C), OC, C, N, dev);
+}
+
+static inline void matmul_gelu_backward_input(float* dpre, const float* dout, const float* weight, const float* pre,
+                                              int fused, int N, int C, int OC, const Device* dev) {
+    (void)fused;
+    matmul_backward_input(dpre, dout, weight, 0, N, C, OC, dev);
+    gelu_backward(dpre, pre, dpre, (size_t)N * (size_t)C, dev);
 }
 
 // lanes and threads hold neighbouring oc, every one runs down its own column
@@ -255,7 +270,8 @@ static inline void matmul_gelu_forward(X* out, X* pre, const X* inp, const X* we
                                        const Device* dev) {
 #ifndef EXACT
     MatrixOf<X> a = gemm_matrix(inp, (size_t)C), b = gemm_transposed(weight, (size_t)C);
-    if (fused && gemm_cublas(out, (size_t)OC, bias, pre, 1.0f, 0, a, b, N, OC, C, dev)) { return; }
+    int is_few = sizeof(X) < sizeof(float) && N <= FEW_ROWS;  // a text that is written: matmul_few_
+    if (fused && !is_few && gemm_cublas(out, (size_t)OC, bias, pre, 1.0f, 0, a, b, N, OC, C, dev)) { return; }
 #else
     (void)fused;
 #endif
@@ -275,6 +291,19 @@ static inline void matmul_backward_input_stored(X* dinp, const X* dout, StoredMa
                                                 const Device* dev) {
     if (!dinp) { return; }
     matmul_backward_input(dinp, dout, widen_matrix<X>(&weight, dev), add, N, weight.columns, weight.rows, dev);
+}
+
+template <typename X>
+static inline void matmul_gelu_backward_input(X* dpre, const X* dout, const X* weight, const X* pre, int fused, int N,
+                                              int C, int OC, const Device* dev) {
+#ifndef EXACT
+    MatrixOf<X> a = gemm_matrix(dout, (size_t)OC), b = gemm_matrix(weight, (size_t)C);
+    if (fused && gemm_cublas_gelu_slope(dpre, pre, a, b, N, C, OC, dev)) { return; }
+#else
+    (void)fused;
+#endif
+    matmul_backward_input(dpre, dout, weight, 0, N, C, OC, dev);
+    gelu_backward(dpre, pre, dpre, (size_t)N * (size_t)C, dev);
 }
 
 template <typename X>

@@ -33,7 +33,8 @@ typedef enum {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
     CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
-    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
+    CUBLASLT_EPILOGUE_DGELU = 64 | 128
 } cublasLtEpilogue_t;
 typedef enum {
     CUBLASLT_REDUCTION_SCHEME_NONE = 0,
@@ -71,7 +72,7 @@ typedef struct {
     int32_t compute, scale, turn_a, turn_b;
     uint32_t epilogue;
     const void* bias;
-    void* aux;
+    void* aux;  // of DGELU it is read
     int64_t aux_ld;
 } cublasLtMatmulDescOpaque_t;
 typedef cublasLtMatmulDescOpaque_t* cublasLtMatmulDesc_t;
@@ -197,8 +198,11 @@ static inline int simt_blas_with_bias_(const cublasLtMatmulDescOpaque_t* p) {
     return p->epilogue == CUBLASLT_EPILOGUE_BIAS || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
+static inline int simt_blas_with_slope_(const cublasLtMatmulDescOpaque_t* p) { return p->epilogue == CUBLASLT_EPILOGUE_DGELU; }
+
 static inline int simt_blas_with_aux_(const cublasLtMatmulDescOpaque_t* p) {
-    return p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    return p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || p->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           simt_blas_with_slope_(p);
 }
 
 static inline void simt_blas_check_shapes_(const char* call, cublasLtHandle_t handle, cublasLtMatmulDesc_t p,
@@ -283,6 +287,11 @@ static inline float simt_blas_gelu_(float x) {
     return (float)(0.5 * v * (1.0 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))));
 }
 
+static inline float simt_blas_gelu_slope_(float x) {
+    double v = x, k = 0.7978845608028654, th = tanh(k * (v + 0.044715 * v * v * v));
+    return (float)(0.5 * (1.0 + th) + 0.5 * v * (1.0 - th * th) * k * (1.0 + 3.0 * 0.044715 * v * v));
+}
+
 // op(M) as floats, element (i, k) at [k * n + i]: rows of neighbours in i for A, turned for B
 static inline std::vector<float> simt_blas_unpack_(const void* data, cublasLtMatrixLayout_t m, int k_is_column, size_t n,
                                                    size_t K, int tf32) {
@@ -350,7 +359,8 @@ static inline void simt_blas_run_(const SimtProduct& x) {
     cublasLtMatrixLayout_t a_layout = &copy.a_layout, b_layout = &copy.b_layout, c_layout = &copy.c_layout, d_layout = &copy.d_layout;
     memset(x.workspace, 0xff, x.algo.workspace);  // NaN: nobody may keep anything there
     size_t M = d_layout->rows, N = d_layout->columns, K = p->turn_a == CUBLAS_OP_T ? a_layout->rows : a_layout->columns;
-    int with_bias = simt_blas_with_bias_(p), with_aux = simt_blas_with_aux_(p), tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    int with_bias = simt_blas_with_bias_(p), with_slope = simt_blas_with_slope_(p), with_gelu = simt_blas_with_aux_(p) && !with_slope;
+    int tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> left = simt_blas_unpack_(x.a, a_layout, p->turn_a == CUBLAS_OP_N, M, K, tf32);
     std::vector<float> right = simt_blas_unpack_(x.b, b_layout, p->turn_b == CUBLAS_OP_T, N, K, tf32);
     #pragma omp parallel for
@@ -364,8 +374,9 @@ static inline void simt_blas_run_(const SimtProduct& x) {
             // beta 0: C is not read
             if (x.beta != 0.0f) { y += x.beta * simt_blas_load_(x.c, c_layout->type, m + n * (size_t)c_layout->ld); }
             if (with_bias) { y += simt_blas_load_(p->bias, d_layout->type, m); }
-            if (with_aux) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, y); }
-            simt_blas_store_(x.d, d_layout->type, m + n * (size_t)d_layout->ld, with_aux ? simt_blas_gelu_(y) : y);
+            if (with_slope) { y *= simt_blas_gelu_slope_(simt_blas_load_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld)); }
+            if (with_gelu) { simt_blas_store_(p->aux, d_layout->type, m + n * (size_t)p->aux_ld, y); }
+            simt_blas_store_(x.d, d_layout->type, m + n * (size_t)d_layout->ld, with_gelu ? simt_blas_gelu_(y) : y);
         }
     }
 }
