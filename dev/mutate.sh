@@ -543,6 +543,8 @@ mutation "qwen: the gradient of keys turns on" test_qwen3 "golden dense" \
     rotary_attention.h:rotary_turn_all_ 'x->of\.NKV, back' 'x->of.NKV, 0'
 mutation "qwen: experts have the rows of the layer that was computed last" test_qwen3 "golden experts" \
     train_qwen3.cu:recompute_block 'if \(!has_rows\)' 'if (0)'
+mutation "qwen: every layer finds what the last one has left" test_qwen3 recompute layer.h:layer_is_fresh \
+    'acts->fresh == l' 'acts->fresh >= 0'
 mutation "qwen: dB of an expert forgets the weight of its row" test_qwen3 "adapters of experts" \
     expert_layer.h:expert_products_backward_ 'weights, p->down,' 'NULL, p->down,'
 mutation "scan: what is asked of the last state is not looked at" test_selective_scan "split backward" selective_scan.h \
