@@ -8,7 +8,7 @@ every length. And with all keys on every list it is attention.h's. dev/simt runs
 
 // N positions, H heads of Q channels of q, of which the last R turn, and W of kv, of which the last V are the value: Q - R = W - V;
 // lists of K (0: none); P is 3, the rows of places: t, first_key, behind; M keys, the last N of which are the positions' (K 0: N)
-enum { QS, KV, TURNING, CHOSEN, PLACES, OUT, MAX, INV, DOUT, DQ, DKV, DTURNING };
+enum { QS, KV, K_ROPE, CHOSEN, PLACES, OUT, MAX, INV, DOUT, DQ, DKV, DK_ROPE };
 
 static LatentShape shape_of(const int* d) {
     const LatentShape s = {d['N'], d['H'], d['Q'] - d['R'], d['R'], d['V'], d['K'], 1.0f / sqrtf((float)d['Q'])};
@@ -26,25 +26,25 @@ static Places places_of(float* const* a, const int* d) {
 
 static void forward_ref(float* const* a, const int* d) {
     THE_PROBLEM;
-    latent_attention_forward_ref(a[OUT], a[MAX], a[INV], a[QS], a[KV], a[TURNING], chosen, &s, &places);
+    latent_attention_forward_ref(a[OUT], a[MAX], a[INV], a[QS], a[KV], a[K_ROPE], chosen, &s, &places);
 }
 
 OP_STORED(X)
 static void forward(X* const* x, float* const* a, const int* d, const Device* dev) {
     THE_PROBLEM;
-    latent_attention_forward(x[OUT], a[MAX], a[INV], x[QS], x[KV], x[TURNING], chosen, &s, &places, dev);
+    latent_attention_forward(x[OUT], a[MAX], a[INV], x[QS], x[KV], x[K_ROPE], chosen, &s, &places, dev);
 }
 
 static void backward_ref(float* const* a, const int* d) {
     THE_PROBLEM;
-    latent_attention_backward_ref(a[DQ], a[DKV], a[DTURNING], a[DOUT], a[QS], a[KV], a[TURNING], a[MAX], a[INV], chosen,
+    latent_attention_backward_ref(a[DQ], a[DKV], a[DK_ROPE], a[DOUT], a[QS], a[KV], a[K_ROPE], a[MAX], a[INV], chosen,
                                   d['M'], &s, &places);
 }
 
 OP_STORED(X)
 static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
     THE_PROBLEM;
-    latent_attention_backward(x[DQ], x[DKV], x[DTURNING], x[DOUT], x[QS], x[KV], x[TURNING], a[MAX], a[INV], chosen,
+    latent_attention_backward(x[DQ], x[DKV], x[DK_ROPE], x[DOUT], x[QS], x[KV], x[K_ROPE], a[MAX], a[INV], chosen,
                               d['M'], &s, &places, dev);
 }
 
@@ -102,7 +102,7 @@ static void in_double(double* const* a, const int* d) {
             double dot = 0.0;
             if (!is_seen(a, d, i / H, u)) { continue; }
             for (int c = 0; c < A; c++) { dot += q[c] * kv[c]; }
-            for (int c = 0; c < R; c++) { dot += q[A + c] * a[TURNING][u * R + c]; }
+            for (int c = 0; c < R; c++) { dot += q[A + c] * a[K_ROPE][u * R + c]; }
             const double e = exp(dot / sqrt((double)(A + R)));
             total += e;
             for (int c = 0; c < V; c++) { out[c] += e * kv[A + c]; }
@@ -124,7 +124,7 @@ static double error(int array, const int* d) {
         case OUT: return one;
         case DQ: return 4 * V / sqrt(n) * one;  // |datt - D| < 2 V, the scale, and a weight of 1 in all
         case DKV: return N * (4 * V / sqrt(n) + 1) * one / 4;
-        case DTURNING: return d['H'] * N * (4 * V / sqrt(n) + 1) * one / 4;
+        case DK_ROPE: return d['H'] * N * (4 * V / sqrt(n) + 1) * one / 4;
         default: return -1.0;
     }
 }
@@ -162,7 +162,7 @@ static const Op latent_attention = {
     .arrays = {
         {QS, "q", "NHQ", GIVEN, 1.0f},
         {KV, "kv", "MHW", GIVEN, 1.0f},
-        {TURNING, "turning", "MR", GIVEN, 1.0f},
+        {K_ROPE, "k_rope", "MR", GIVEN, 1.0f},
         {CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'M'},
         {PLACES, "places", "PN", GIVEN | INDEX, 0.0f, NULL, NULL, 'M'},
         {OUT, "out", "NHV", MADE},
@@ -171,7 +171,7 @@ static const Op latent_attention = {
         {DOUT, "dout", "NHV", GIVEN, 1.0f},
         {DQ, "dq", "NHQ", GRADIENT},
         {DKV, "dkv", "MHW", GRADIENT},
-        {DTURNING, "dturning", "MR", GRADIENT},
+        {DK_ROPE, "dk_rope", "MR", GRADIENT},
     },
     .shapes = shapes, .traits = ANYWHERE,
     .fill = fill,
@@ -183,12 +183,12 @@ static const Op latent_attention = {
 
 // ---- the sum over heads of the weights of a list; G 1: it goes on from another layer's ----
 
-enum { M_Q, M_KV, M_TURNING, M_MAX, M_INV, M_CHOSEN, M_PLACES, M_BEFORE, M_MASS };
+enum { M_Q, M_KV, M_K_ROPE, M_MAX, M_INV, M_CHOSEN, M_PLACES, M_BEFORE, M_MASS };
 
 static void mass_ref(float* const* a, const int* d) {
     const LatentShape s = shape_of(d);
     memcpy(a[M_MASS], a[M_BEFORE], sizeof(float) * (size_t)d['N'] * d['K']);
-    latent_attention_mass_ref(a[M_MASS], a[M_Q], a[M_KV], a[M_TURNING], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], d['G'], &s);
+    latent_attention_mass_ref(a[M_MASS], a[M_Q], a[M_KV], a[M_K_ROPE], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], d['G'], &s);
 }
 
 OP_STORED(X)
@@ -197,7 +197,7 @@ static void mass(X* const* x, float* const* a, const int* d, const Device* dev) 
     const int* p = (const int*)a[M_PLACES];
     const Places places = {d['N'], p, p + d['N'], p + 2 * d['N']};
     device_copy(a[M_MASS], a[M_BEFORE], sizeof(float) * (size_t)d['N'] * d['K'], dev);
-    latent_attention_mass(a[M_MASS], x[M_Q], x[M_KV], x[M_TURNING], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], d['G'], &s, &places,
+    latent_attention_mass(a[M_MASS], x[M_Q], x[M_KV], x[M_K_ROPE], a[M_MAX], a[M_INV], (const int*)a[M_CHOSEN], d['G'], &s, &places,
                           dev);
 }
 
@@ -229,7 +229,7 @@ static const Op latent_mass = {
     .arrays = {
         {M_Q, "q", "NHQ", GIVEN, 1.0f},
         {M_KV, "kv", "MHW", GIVEN, 1.0f},
-        {M_TURNING, "turning", "MR", GIVEN, 1.0f},
+        {M_K_ROPE, "k_rope", "MR", GIVEN, 1.0f},
         {M_MAX, "max", "NH", GIVEN | FLOAT, 1.0f},
         {M_INV, "inv", "NH", GIVEN | FLOAT, 1.0f},
         {M_CHOSEN, "chosen", "NK", GIVEN | INDEX, 0.0f, NULL, NULL, 'M'},
@@ -244,12 +244,12 @@ static const Op latent_mass = {
 
 // ---- beside the table ----
 
-// with all keys on every list, or without lists: attention of one row, whose keys have their turning part in every head
+// with all keys on every list, or without lists: attention of one row, whose keys have their RoPE part in every head
 static void test_attention(Test* t) {
     enum { N = 75, H = 3, A = 9, R = 6, V = A + R, Q = A + R, W = A + V };
     const AttentionShape whole = {1, N, 0, N, H, H, Q, 0, 1.0f / sqrtf((float)Q), H * Q, N * H * Q, H * Q, N * H * Q, H * Q, N * H * Q};
     const LatentShape s = {N, H, A, R, V, N, whole.scale};
-    float *q = random_array(N * H * Q, 1.0f, 1), *kv = random_array(N * H * W, 1.0f, 2), *turning = random_array(N * R, 1.0f, 3);
+    float *q = random_array(N * H * Q, 1.0f, 1), *kv = random_array(N * H * W, 1.0f, 2), *k_rope = random_array(N * R, 1.0f, 3);
     float *k = (float*)new_array(N * H * Q, sizeof(float)), *v = (float*)new_array(N * H * Q, sizeof(float));
     float *want = (float*)new_array(N * H * V, sizeof(float)), *found = (float*)new_array(N * H * V, sizeof(float));
     int *lists = (int*)new_array(N * N, sizeof(int)), *places = (int*)new_array(3 * N, sizeof(int));
@@ -259,13 +259,13 @@ static void test_attention(Test* t) {
         for (int h = 0; h < H; h++) {
             const float* from = kv + (n * H + h) * W;
             memcpy(k + (n * H + h) * Q, from, sizeof(float) * A);
-            memcpy(k + (n * H + h) * Q + A, turning + n * R, sizeof(float) * R);
+            memcpy(k + (n * H + h) * Q + A, k_rope + n * R, sizeof(float) * R);
             memcpy(v + (n * H + h) * Q, from + A, sizeof(float) * V);
         }
     }
     Device dev;
     device_init(&dev, 2);
-    float *d_q = to_device(q, N * H * Q, &dev), *d_kv = to_device(kv, N * H * W, &dev), *d_turning = to_device(turning, N * R, &dev);
+    float *d_q = to_device(q, N * H * Q, &dev), *d_kv = to_device(kv, N * H * W, &dev), *d_k_rope = to_device(k_rope, N * R, &dev);
     float *d_k = to_device(k, N * H * Q, &dev), *d_v = to_device(v, N * H * Q, &dev), *out = to_device(want, N * H * V, &dev);
     float *max = to_device(want, N * H, &dev), *inv = to_device(want, N * H, &dev);
     int *d_lists = ints_to_device(lists, N * N, &dev), *d_places = ints_to_device(places, 3 * N, &dev);
@@ -273,17 +273,17 @@ static void test_attention(Test* t) {
     grouped_attention_forward(out, max, inv, d_q, d_k, d_v, &whole, &dev);
     device_download(want, out, sizeof(float) * N * H * V, &dev);
     for (int listed = 0; listed < 2; listed++) {
-        latent_attention_forward(out, max, inv, d_q, d_kv, d_turning, listed ? d_lists : NULL, &s, &p, &dev);
+        latent_attention_forward(out, max, inv, d_q, d_kv, d_k_rope, listed ? d_lists : NULL, &s, &p, &dev);
         device_download(found, out, sizeof(float) * N * H * V, &dev);
         if (!FAST_KERNELS) { check_bits(t, listed ? "all keys on the lists" : "no lists", found, want, N * H * V); }
         for (int i = 0; i < N * H * V && FAST_KERNELS; i++) {  // a mean of numbers below 1, by two orders of sums
             check(t, fabsf(found[i] - want[i]) <= 1e-5f, "out %d: found %.9g, expected %.9g", i, (double)found[i], (double)want[i]);
         }
     }
-    device_drop(d_q), device_drop(d_kv), device_drop(d_turning), device_drop(d_k), device_drop(d_v), device_drop(out);
+    device_drop(d_q), device_drop(d_kv), device_drop(d_k_rope), device_drop(d_k), device_drop(d_v), device_drop(out);
     device_drop(max), device_drop(inv), device_drop(d_lists), device_drop(d_places);
     device_free(&dev);
-    free(q), free(kv), free(turning), free(k), free(v), free(want), free(found), free(lists), free(places);
+    free(q), free(kv), free(k_rope), free(k), free(v), free(want), free(found), free(lists), free(places);
 }
 
 // In generation: the last two positions of texts of several lengths, whose keys lie in caches, in the first rows of each
@@ -296,10 +296,10 @@ static void check_generation(Test* t, X* type, double apart, int with_lists, con
     enum { N = 2 * TEXTS, H = 2, A = 8, R = 8, V = 16, Q = A + R, W = A + V, K = 40, CACHE = TEXTS * ROOM };
     static const int lengths[TEXTS] = {90, 2, 70, 33};
     const LatentShape s = {N, H, A, R, V, K, 1.0f / sqrtf((float)Q)};
-    float *q = random_array(N * H * Q, 1.0f, 1), *kv = random_array(CACHE * H * W, 1.0f, 2), *turning = random_array(CACHE * R, 1.0f, 3);
+    float *q = random_array(N * H * Q, 1.0f, 1), *kv = random_array(CACHE * H * W, 1.0f, 2), *k_rope = random_array(CACHE * R, 1.0f, 3);
     float *want = filled_array(N * H * V, NAN), *max = filled_array(N * H, NAN), *inv = filled_array(N * H, NAN);
     int places[2 * N], chosen[N * K];
-    if (sizeof(X) < sizeof(float)) { op_store_bf16(q, N * H * Q), op_store_bf16(kv, CACHE * H * W), op_store_bf16(turning, CACHE * R); }
+    if (sizeof(X) < sizeof(float)) { op_store_bf16(q, N * H * Q), op_store_bf16(kv, CACHE * H * W), op_store_bf16(k_rope, CACHE * R); }
     for (int n = 0; n < N; n++) {
         const int text = n / 2, position = lengths[text] - 2 + n % 2, step = position / K + 1;
         places[n] = position, places[N + n] = text * ROOM;
@@ -308,25 +308,25 @@ static void check_generation(Test* t, X* type, double apart, int with_lists, con
     for (int row = 0; row < CACHE; row++) {
         if (row % ROOM < lengths[row / ROOM]) { continue; }
         for (int c = 0; c < H * W; c++) { kv[row * H * W + c] = NAN; }
-        for (int c = 0; c < R; c++) { turning[row * R + c] = NAN; }
+        for (int c = 0; c < R; c++) { k_rope[row * R + c] = NAN; }
     }
     const Places here = {N, places, places + N, NULL};
-    latent_attention_forward_ref(want, max, inv, q, kv, turning, with_lists ? chosen : NULL, &s, &here);
-    X *q_d = op_up_(type, q, N * H * Q, dev), *kv_d = op_up_(type, kv, CACHE * H * W, dev), *turning_d = op_up_(type, turning, CACHE * R, dev);
+    latent_attention_forward_ref(want, max, inv, q, kv, k_rope, with_lists ? chosen : NULL, &s, &here);
+    X *q_d = op_up_(type, q, N * H * Q, dev), *kv_d = op_up_(type, kv, CACHE * H * W, dev), *k_rope_d = op_up_(type, k_rope, CACHE * R, dev);
     X* out = op_up_(type, want, N * H * V, dev);
     float *max_d = to_device(max, N * H, dev), *inv_d = to_device(inv, N * H, dev);
     int *places_d = ints_to_device(places, 2 * N, dev), *chosen_d = ints_to_device(chosen, N * K, dev);
     const Places there = {N, places_d, places_d + N, NULL};
     float* found = filled_array(N * H * V, NAN);
-    latent_attention_forward(out, max_d, inv_d, q_d, kv_d, turning_d, with_lists ? chosen_d : NULL, &s, &there, dev);
+    latent_attention_forward(out, max_d, inv_d, q_d, kv_d, k_rope_d, with_lists ? chosen_d : NULL, &s, &there, dev);
     op_down_(found, out, N * H * V, dev);
     if (apart == 0.0) { check_bits(t, "new positions", found, want, N * H * V); }
     for (int i = 0; i < N * H * V && apart > 0.0; i++) {
         check(t, fabs((double)found[i] - (double)want[i]) <= apart, "out %d: found %.9g, expected %.9g", i, (double)found[i], (double)want[i]);
     }
-    device_drop(q_d), device_drop(kv_d), device_drop(turning_d), device_drop(max_d), device_drop(inv_d);
+    device_drop(q_d), device_drop(kv_d), device_drop(k_rope_d), device_drop(max_d), device_drop(inv_d);
     device_drop(places_d), device_drop(chosen_d);
-    free(q), free(kv), free(turning), free(want), free(max), free(inv), free(found);
+    free(q), free(kv), free(k_rope), free(want), free(max), free(inv), free(found);
 }
 
 static void test_generation(Test* t) {
@@ -355,7 +355,7 @@ static void add_bounded(double* value, double* error, double a, double a_error, 
 // channel c of the key of row u, head h, and its array
 static size_t key_at(const int* d, int u, int h, int c, int* array) {
     const int A = d['Q'] - d['R'];
-    *array = c < A ? KV : TURNING;
+    *array = c < A ? KV : K_ROPE;
     return c < A ? ((size_t)u * d['H'] + h) * d['W'] + c : (size_t)u * d['R'] + (c - A);
 }
 
@@ -394,14 +394,14 @@ static void bounds_of_row(double* const* x, double* const* e, const int* d, int 
         for (int c = 0; c < d['Q']; c++) {
             const size_t i = key_at(d, u, h, c, &of);
             add_bounded(x[DQ] + at * d['Q'] + c, e[DQ] + at * d['Q'] + c, ds, ds_error, x[of][i]);
-            add_bounded((of == KV ? x[DKV] : x[DTURNING]) + i, (of == KV ? e[DKV] : e[DTURNING]) + i, ds, ds_error, q[c]);
+            add_bounded((of == KV ? x[DKV] : x[DK_ROPE]) + i, (of == KV ? e[DKV] : e[DK_ROPE]) + i, ds, ds_error, q[c]);
         }
     }
     free(att);
 }
 
 static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
-    static const int outputs[] = {OUT, DQ, DKV, DTURNING};
+    static const int outputs[] = {OUT, DQ, DKV, DK_ROPE};
     OpProblem p = op_problem(&latent_attention, shape, EASY, 1);
     double *x[OP_ARRAYS] = {NULL}, *e[OP_ARRAYS] = {NULL};
     float* got[OP_ARRAYS] = {NULL};

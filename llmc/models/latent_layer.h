@@ -79,7 +79,7 @@ typedef struct {
     floatX *new_kv, *new_k_rope, *new_index_k;  // in generation on their way to the caches
     floatX *keys, *new_keys, *asked, *mixed, *by_head;  // ... that absorbs
     floatX *all_latent, *all_rope, *all_index, *ranks;  // with --cp: of all ranks; room
-    floatX *latent, *dattention, *dq, *dkv, *dturning, *dq_low, *dlatent, *dkv_low, *dindex_q, *dindex_k, *dindex_low,
+    floatX *latent, *dattention, *dq, *dkv, *dk_rope, *dq_low, *dlatent, *dkv_low, *dindex_q, *dindex_k, *dindex_low,
         *dindex_proj;
 } LatentTensors;
 
@@ -179,7 +179,7 @@ static inline Tensor* latent_tensor_rows(Tensor* t, size_t at, const LatentSizes
     *t++ = activation(FIELD(dattention),  0, N_train, s->H * s->dv);
     *t++ = activation(FIELD(dq),          0, N_train, Q);
     *t++ = activation(FIELD(dkv),         0, all_train, KV);
-    *t++ = activation(FIELD(dturning),    0, all_train, s->dr);
+    *t++ = activation(FIELD(dk_rope),    0, all_train, s->dr);
     *t++ = activation(FIELD(dq_low),      0, N_train, s->rq);
     *t++ = activation(FIELD(dlatent),     0, all_train, s->r);
     *t++ = activation(FIELD(dkv_low),     0, N_train, s->r + s->dr);
@@ -575,20 +575,20 @@ static inline void latent_heads_backward_(const LatentPass* p, const Device* dev
     const size_t width = sizeof(float) * (size_t)p->size.dr;
     const Places places = latent_places_(p);
     const int n = latent_n_keys_(p);
-    LatentBackward b = latent_backward_begin(a->dq, a->dkv, a->dturning, a->dattention, a->q, a->kv, latent_rope_(p),
+    LatentBackward b = latent_backward_begin(a->dq, a->dkv, a->dk_rope, a->dattention, a->q, a->kv, latent_rope_(p),
                                              p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL, n,
                                              &shape, &places, dev);
     for (int step = 0; step < tp_chain_steps(x); step++) {
         const int piece = tp_chain_piece(step, x);
         if (piece >= 0) {
             const int first = (int)comm_share(n, piece, x->size), end = (int)comm_share(n, piece + 1, x->size);
-            latent_backward_turning(&b, first, end, x->place > 0, dev);
+            latent_backward_k_rope(&b, first, end, x->place > 0, dev);
         }
-        tp_chain_pass(b.turning, n, width, step, x, dev);
+        tp_chain_pass(b.k_rope, n, width, step, x, dev);
     }
-    tp_chain_end(b.turning, n, width, x, dev);
-    latent_backward_end(a->dturning, &b, dev);
-    latent_sum_rows_(p, a->dturning, p->size.dr, dev);
+    tp_chain_end(b.k_rope, n, width, x, dev);
+    latent_backward_end(a->dk_rope, &b, dev);
+    latent_sum_rows_(p, a->dk_rope, p->size.dr, dev);
 }
 
 // dinp is written; room for N rows of the wider of rq and r in `room`
@@ -610,8 +610,8 @@ static inline void latent_layer_backward(const LatentPass* p, floatX* dinp, cons
     latent_take_part_(a->latent, a->kv_low, 0, s->r, p, dev);
     rmsnorm_backward(room, p->dkv_norm, a->dlatent, a->latent, p->kv_norm, p->s.kv_low_rstd, 0, N, s->r, dev);
     latent_put_part_(a->dkv_low, room, 0, s->r, p, dev);
-    latent_turn_(a->dturning, p, 1, s->dr, 0, ROPE_INTERLEAVED, 1, dev);
-    latent_put_part_(a->dkv_low, a->dturning, s->r, s->dr, p, dev);
+    latent_turn_(a->dk_rope, p, 1, s->dr, 0, ROPE_INTERLEAVED, 1, dev);
+    latent_put_part_(a->dkv_low, a->dk_rope, s->r, s->dr, p, dev);
     linear_chain_backward(&chain, a->dkv_low, p->inp, p->kv_a, p->dkv_a, N, dev);
     linear_chain_end(&chain, N, dev);
     if (p->is_full && latent_learns(s, p->purpose)) { latent_index_backward_(p, dev); }

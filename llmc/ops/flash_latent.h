@@ -320,7 +320,7 @@ flash_latent_positions_kernel(bf16* dq, float* D, LatentInputsOf<bf16> in, Laten
 
 // the channels from `first` on of a warp's sums that turn: (rows, dr) floats
 template <int N>
-__device__ inline void flash_latent_turning_(float* to, const float (&sums)[4][N][4], int first, int n_rows, int dn,
+__device__ inline void flash_latent_k_rope_(float* to, const float (&sums)[4][N][4], int first, int n_rows, int dn,
                                              int dr) {
     const int lane = threadIdx.x % WARP;
     #pragma unroll
@@ -338,7 +338,7 @@ __device__ inline FlashLatentPosition flash_latent_position_(const LatentInputsO
     return x;
 }
 
-// heads (H, n_keys, dr): what each adds to dturning; n_keys: rows of `see`. block is (TILE_ROWS_THREADS), grid (tiles
+// heads (H, n_keys, dr): what each adds to dk_rope; n_keys: rows of `see`. block is (TILE_ROWS_THREADS), grid (tiles
 // of keys, heads). shared memory: keys, values, two stages of queries and dout, dots of both
 template <int W>
 __global__ void __launch_bounds__(TILE_ROWS_THREADS)
@@ -405,7 +405,7 @@ flash_latent_keys_kernel(bf16* dkv, float* heads, LatentInputsOf<bf16> in, Laten
         return;
     }
     tile_rows_store<W>(to, (size_t)H * KV, seen.n_rows(see), dn, k_tile, sums);
-    flash_latent_turning_(heads + ((size_t)h * see.N + seen.row) * in.s.dr, sums, first * 8, seen.n_rows(see), dn,
+    flash_latent_k_rope_(heads + ((size_t)h * see.N + seen.row) * in.s.dr, sums, first * 8, seen.n_rows(see), dn,
                           in.s.dr);
 }
 
@@ -428,7 +428,7 @@ static inline int flash_latent_fits(const bf16* x, const bf16* y, const LatentIn
     const int wide = s->dn + s->dr > s->dv ? s->dn + s->dr : s->dv, static_room = 3 << 10;
     const int n_bytes = wide <= 128 ? flash_latent_backward_bytes_<128>() : flash_latent_backward_bytes_<256>();
     return wide <= 256 && n_bytes + static_room <= dev->most_shared && s->dn % 8 == 0 && s->dr % 8 == 0 &&
-           s->dv % 8 == 0 && s->dn > 0 && pack_aligned(x, y, in.q, in.kv, in.turning, in.dout);
+           s->dv % 8 == 0 && s->dn > 0 && pack_aligned(x, y, in.q, in.kv, in.k_rope, in.dout);
 }
 
 static inline int flash_latent_is_narrow_(const LatentShape* s) { return s->dn + s->dr <= 128 && s->dv <= 128; }

@@ -4,7 +4,7 @@ which its key, but for the channels that turn, and its value are products that l
 are the same for all heads. A position sees the tokens on its list, or all up to itself.
     q (N, H*(dn + dr))                  of a head dn channels that do not turn, then dr that do
     kv (rows of keys, H*(dn + dv))      of a head dn channels of its key, then its value
-    turning (rows of keys, dr)          the last channels of the key of every head
+    k_rope (rows of keys, dr)           the last channels of the key of every head
     out (N, H*dv)   max, inv (N, H) float, kept
     chosen (N, topk)   rows of keys, ascending, -1 behind the last; a list is read up to its first -1. NULL: position n
                        sees rows first_key[n] .. first_key[n] + t[n] of its document (Places of entry_windows.h)
@@ -16,11 +16,11 @@ position n. Everything is written:
     datt = dout . value    D = sum over keys of att * datt    ds = att * (datt - D) * scale
     dq   = sum over keys of ds * key                                          (N, H*(dn + dr))
     dkv  = of each head the sums over positions of ds * q, and of att * dout  (n_keys, H*(dn + dv))
-    dturning = sum over heads of what the sum over positions of ds * q has of it   (n_keys, dr)
+    dk_rope  = sum over heads of what the sum over positions of ds * q has of it   (n_keys, dr)
 latent_attention_mass: the sum over heads of att of each key on a list, 0 behind the last: what teaches an indexer.
 goes_on: from what mass holds, where several layers teach one, or several ranks have the heads (--tp).
-latent_backward_begin, latent_backward_turning, latent_backward_end: latent_attention_backward in three calls, between
-which dturning may go on from other ranks' heads: it is LatentBackward.turning, floats (n_keys, dr), rows first ..
+latent_backward_begin, latent_backward_k_rope, latent_backward_end: latent_attention_backward in three calls, between
+which dk_rope may go on from other ranks' heads: it is LatentBackward.k_rope, floats (n_keys, dr), rows first ..
 end - 1 at a time.
 latent_most_channels: dn + dr + dv that backward has room for on this device; a CPU has for all.
 Cost:   2*(dn + dr + dv) flops for each head, position and key it sees, backward 2.5 times that and the scores again.
@@ -50,16 +50,16 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 // ---- plain C: read this first; it defines every bit ----
 
 // kv: of the head
-static inline float latent_score_ref(const float* q, const float* kv, const float* turning, const LatentShape* s) {
+static inline float latent_score_ref(const float* q, const float* kv, const float* k_rope, const LatentShape* s) {
     float dot = 0.0f;
     for (int c = 0; c < s->dn; c++) { dot = madd(q[c], kv[c], dot); }
-    for (int c = 0; c < s->dr; c++) { dot = madd(q[s->dn + c], turning[c], dot); }
+    for (int c = 0; c < s->dr; c++) { dot = madd(q[s->dn + c], k_rope[c], dot); }
     return dot * s->scale;
 }
 
 // head h of position n
 static inline void latent_forward_row_ref_(float* out, float* max, float* inv, size_t n, size_t h, const float* q,
-                                           const float* kv, const float* turning, const int* chosen,
+                                           const float* kv, const float* k_rope, const int* chosen,
                                            const LatentShape* s, const Places* places) {
     const size_t KV = latent_kv_(s), H = (size_t)s->H, i = n * H + h;
     const int n_keys = latent_keys(s, places, chosen, n);
@@ -67,34 +67,34 @@ static inline void latent_forward_row_ref_(float* out, float* max, float* inv, s
     q += i * latent_q_(s), out += i * s->dv;
     for (int k = 0; k < n_keys; k++) {
         const size_t row = latent_key(s, places, chosen, n, k);
-        const float score = latent_score_ref(q, kv + (row * H + h) * KV, turning + row * s->dr, s);
+        const float score = latent_score_ref(q, kv + (row * H + h) * KV, k_rope + row * s->dr, s);
         top = score > top ? score : top;
     }
     for (int k = 0; k < n_keys; k++) {
         const size_t row = latent_key(s, places, chosen, n, k);
-        total += fm_exp(latent_score_ref(q, kv + (row * H + h) * KV, turning + row * s->dr, s) - top);
+        total += fm_exp(latent_score_ref(q, kv + (row * H + h) * KV, k_rope + row * s->dr, s) - top);
     }
     max[i] = top, inv[i] = total == 0.0f ? 0.0f : 1.0f / total;
     for (int c = 0; c < s->dv; c++) { out[c] = 0.0f; }
     for (int k = 0; k < n_keys; k++) {
         const size_t row = latent_key(s, places, chosen, n, k);
         const float* head = kv + (row * H + h) * KV;
-        const float att = fm_exp(latent_score_ref(q, head, turning + row * s->dr, s) - top) * inv[i];
+        const float att = fm_exp(latent_score_ref(q, head, k_rope + row * s->dr, s) - top) * inv[i];
         for (int c = 0; c < s->dv; c++) { out[c] = madd(att, head[s->dn + c], out[c]); }
     }
 }
 
 static inline void latent_attention_forward_ref(float* out, float* max, float* inv, const float* q, const float* kv,
-                                                const float* turning, const int* chosen, const LatentShape* s,
+                                                const float* k_rope, const int* chosen, const LatentShape* s,
                                                 const Places* places) {
     for (size_t i = 0; i < (size_t)s->N * s->H; i++) {
-        latent_forward_row_ref_(out, max, inv, i / s->H, i % s->H, q, kv, turning, chosen, s, places);
+        latent_forward_row_ref_(out, max, inv, i / s->H, i % s->H, q, kv, k_rope, chosen, s, places);
     }
 }
 
 // head h of position n; dk (n_keys, dn + dr) and dv (n_keys, dv) of the head go on from the positions before
 static inline void latent_backward_row_ref_(float* dq, float* dk, float* dv, size_t n, size_t h, const float* dout,
-                                            const float* q, const float* kv, const float* turning, const float* max,
+                                            const float* q, const float* kv, const float* k_rope, const float* max,
                                             const float* inv, const int* chosen, const LatentShape* s,
                                             const Places* places) {
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, i = n * H + h;
@@ -105,7 +105,7 @@ static inline void latent_backward_row_ref_(float* dq, float* dk, float* dv, siz
     for (int pass = 0; pass < 2; pass++) {  // D, then what needs it
         for (int k = 0; k < n_keys; k++) {
             const size_t row = latent_key(s, places, chosen, n, k);
-            const float *head = kv + (row * H + h) * KV, *turns = turning + row * s->dr;
+            const float *head = kv + (row * H + h) * KV, *turns = k_rope + row * s->dr;
             const float att = fm_exp(latent_score_ref(q, head, turns, s) - max[i]) * inv[i];
             float datt = 0.0f;
             for (int c = 0; c < s->dv; c++) { datt = madd(dout[c], head[s->dn + c], datt); }
@@ -123,29 +123,29 @@ static inline void latent_backward_row_ref_(float* dq, float* dk, float* dv, siz
     }
 }
 
-static inline void latent_attention_backward_ref(float* dq, float* dkv, float* dturning, const float* dout,
-                                                 const float* q, const float* kv, const float* turning,
+static inline void latent_attention_backward_ref(float* dq, float* dkv, float* dk_rope, const float* dout,
+                                                 const float* q, const float* kv, const float* k_rope,
                                                  const float* max, const float* inv, const int* chosen, int n_keys,
                                                  const LatentShape* s, const Places* places) {
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, V = (size_t)s->dv, rows = (size_t)n_keys;
     float* dk = (float*)malloc_check(sizeof(float) * rows * (Q + V), "gradients of keys and values");
     float* dv = dk + rows * Q;
-    memset(dturning, 0, sizeof(float) * rows * (size_t)s->dr);
+    memset(dk_rope, 0, sizeof(float) * rows * (size_t)s->dr);
     for (size_t h = 0; h < H; h++) {
         memset(dk, 0, sizeof(float) * rows * (Q + V));
         for (size_t n = 0; n < (size_t)s->N; n++) {
-            latent_backward_row_ref_(dq, dk, dv, n, h, dout, q, kv, turning, max, inv, chosen, s, places);
+            latent_backward_row_ref_(dq, dk, dv, n, h, dout, q, kv, k_rope, max, inv, chosen, s, places);
         }
         for (size_t u = 0; u < rows; u++) {
             memcpy(dkv + (u * H + h) * KV, dk + u * Q, sizeof(float) * (size_t)s->dn);
             memcpy(dkv + (u * H + h) * KV + s->dn, dv + u * V, sizeof(float) * V);
-            for (int c = 0; c < s->dr; c++) { dturning[u * s->dr + c] += dk[u * Q + s->dn + c]; }
+            for (int c = 0; c < s->dr; c++) { dk_rope[u * s->dr + c] += dk[u * Q + s->dn + c]; }
         }
     }
     free(dk);
 }
 
-static inline void latent_attention_mass_ref(float* mass, const float* q, const float* kv, const float* turning,
+static inline void latent_attention_mass_ref(float* mass, const float* q, const float* kv, const float* k_rope,
                                              const float* max, const float* inv, const int* chosen, int goes_on,
                                              const LatentShape* s) {
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H;
@@ -158,7 +158,7 @@ static inline void latent_attention_mass_ref(float* mass, const float* q, const 
         }
         for (size_t h = 0; h < H; h++) {
             const float* key = kv + (row * H + h) * KV;
-            const float score = latent_score_ref(q + (n * H + h) * Q, key, turning + row * s->dr, s);
+            const float score = latent_score_ref(q + (n * H + h) * Q, key, k_rope + row * s->dr, s);
             sum += fm_exp(score - max[n * H + h]) * inv[n * H + h];
         }
         mass[i] = sum;
@@ -169,18 +169,18 @@ static inline void latent_attention_mass_ref(float* mass, const float* q, const 
 
 // head h of a strip; is the value of a key it sees no number, by the plain loop
 static inline void latent_strip_forward_(LatentStrip_* x, float* out, float* max, float* inv, const float* q,
-                                         const float* kv, const float* turning, const int* chosen, int n_rows, int h,
+                                         const float* kv, const float* k_rope, const int* chosen, int n_rows, int h,
                                          const LatentShape* s, const Places* places) {
     const size_t at = (size_t)x->keys.first * s->H + h, stride = (size_t)s->H * latent_kv_(s);
     const float* value = latent_of_head_(kv, h, s->dn, s);
     const LatentKeys_* k = &x->keys;
     if (!latent_keys_are_finite_(value, stride, k, s->dv)) {
         for (int n = k->first; n < k->first + k->n; n++) {
-            latent_forward_row_ref_(out, max, inv, (size_t)n, (size_t)h, q, kv, turning, chosen, s, places);
+            latent_forward_row_ref_(out, max, inv, (size_t)n, (size_t)h, q, kv, k_rope, chosen, s, places);
         }
         return;
     }
-    const LatentPacked_ packed = latent_strip_packed_(x, kv, turning, n_rows, h, s);
+    const LatentPacked_ packed = latent_strip_packed_(x, kv, k_rope, n_rows, h, s);
     latent_scores_(x, packed.k_by_u, q, h, s);
     latent_softmax_(x, max + at, inv + at, s->H);
     latent_gather_(out + at * s->dv, (size_t)s->H * s->dv, x, x->att, packed.v_by_i, packed.depth, value, stride,
@@ -188,7 +188,7 @@ static inline void latent_strip_forward_(LatentStrip_* x, float* out, float* max
 }
 
 static inline void latent_attention_forward(float* out, float* max, float* inv, const float* q, const float* kv,
-                                            const float* turning, const int* chosen, const LatentShape* s,
+                                            const float* k_rope, const int* chosen, const LatentShape* s,
                                             const Places* places, const Device* dev) {
     const int n_rows = latent_rows_(s, places), n_strips = (int)ceil_div(s->N, TILE_N);
     const size_t each = latent_floats_(s, n_rows, 0), of_keys = latent_all_keys_floats_(chosen, s, places);
@@ -200,7 +200,7 @@ static inline void latent_attention_forward(float* out, float* max, float* inv, 
         LatentStrip_ x = latent_scratch_(workspace + each * (size_t)thread_number(), s, n_rows, 0);
         for (int i = 0; i < n_strips; i++) {
             x.keys = keys[i];
-            latent_strip_forward_(&x, out, max, inv, q, kv, turning, chosen, n_rows, h, s, places);
+            latent_strip_forward_(&x, out, max, inv, q, kv, k_rope, chosen, n_rows, h, s, places);
         }
     }
 }
@@ -228,7 +228,7 @@ static inline void latent_spread_mass_(float* mass, const LatentStrip_* x, const
 }
 
 // a strip a task: its sums are chains over heads
-static inline void latent_attention_mass(float* mass, const float* q, const float* kv, const float* turning,
+static inline void latent_attention_mass(float* mass, const float* q, const float* kv, const float* k_rope,
                                          const float* max, const float* inv, const int* chosen, int goes_on,
                                          const LatentShape* s, const Places* places, const Device* dev) {
     const int n_rows = latent_rows_(s, places), n_strips = (int)ceil_div(s->N, TILE_N), H = s->H;
@@ -245,7 +245,7 @@ static inline void latent_attention_mass(float* mass, const float* q, const floa
         if (goes_on) { latent_take_mass_(x.ds, &x, mass, s->topk); }
         for (int h = 0; h < H; h++) {
             const size_t at = (size_t)k.first * H + h, low = k.rows ? 0 : (size_t)k.low;
-            const float *from = latent_of_head_(kv, h, 0, s) + low * H * latent_kv_(s), *turns = turning + low * s->dr;
+            const float *from = latent_of_head_(kv, h, 0, s) + low * H * latent_kv_(s), *turns = k_rope + low * s->dr;
             latent_pack_keys_(x.own.k_by_u, k.rows, k.n_keys, from, s->dn, turns, s);
             latent_scores_(&x, x.own.k_by_u, q, h, s);
             latent_weights_(&x, max + at, inv + at, H);
@@ -262,31 +262,31 @@ static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, in
     const int cp = n_keys / s->N, beyond = cp == 1 ? TILE_N : T * (int)ceil_div((int64_t)TILE_N * cp, T);
     const int64_t most = (int64_t)T + beyond + TILE_M, span = most < n_keys ? most : n_keys;
     const size_t of_keys = latent_keys_floats_(s, (size_t)(ceil_div(s->N, TILE_N) * span));
-    const double turning = trains ? (double)s->H * n_keys * s->dr + 64.0 : 0.0;
+    const double k_rope = trains ? (double)s->H * n_keys * s->dr + 64.0 : 0.0;
     const size_t each = latent_floats_(s, n_keys, trains);
-    return sizeof(float) * (turning + (double)of_keys + (double)each * dev->n_threads);
+    return sizeof(float) * (k_rope + (double)of_keys + (double)each * dev->n_threads);
 }
 
 // what 0 is multiplied by in the gradients of a strip
 static inline int latent_backward_is_finite_(const LatentStrip_* x, const float* dout, const float* q, const float* kv,
-                                             const float* turning, int h, const LatentShape* s) {
+                                             const float* k_rope, int h, const LatentShape* s) {
     const size_t Q = latent_q_(s), H = (size_t)s->H, at = (size_t)x->keys.first * H + h;
     const LatentKeys_* k = &x->keys;
     return latent_keys_are_finite_(latent_of_head_(kv, h, 0, s), H * latent_kv_(s), k, s->dn) &&
-           latent_keys_are_finite_(turning, (size_t)s->dr, k, s->dr) &&
+           latent_keys_are_finite_(k_rope, (size_t)s->dr, k, s->dr) &&
            latent_is_finite_(q + at * Q, H * Q, NULL, k->n, (int)Q) &&
            latent_is_finite_(dout + at * s->dv, H * s->dv, NULL, k->n, s->dv);
 }
 
 // head h of a strip: dq is written; what x has of the head's keys and values goes on
 static inline void latent_strip_backward_(LatentStrip_* x, float* dq, const float* dout, const float* q,
-                                          const float* kv, const float* turning, const float* max, const float* inv,
+                                          const float* kv, const float* k_rope, const float* max, const float* inv,
                                           int h, int n_keys, const LatentShape* s) {
     static const float zeros[TILE_N] = {0};
     const int H = s->H, Q = (int)latent_q_(s);
     const size_t stride = (size_t)H * latent_kv_(s), at = (size_t)x->keys.first * H + h, q_stride = (size_t)H * Q;
     const float *key = latent_of_head_(kv, h, 0, s), *d = dout + at * s->dv;
-    const LatentPacked_ packed = latent_strip_packed_(x, kv, turning, n_keys, h, s);
+    const LatentPacked_ packed = latent_strip_packed_(x, kv, k_rope, n_keys, h, s);
     latent_scores_(x, packed.k_by_u, q, h, s);
     latent_weights_(x, max + at, inv + at, H);
     gemm_pack_(x->dout, d, (size_t)H * s->dv, 1, TILE_N, x->keys.n, s->dv);
@@ -294,22 +294,22 @@ static inline void latent_strip_backward_(LatentStrip_* x, float* dq, const floa
                 NULL);  // datt
     latent_dscores_(x, s->scale);
     latent_gather_(dq + at * Q, q_stride, x, x->ds, packed.k_by_i, packed.depth, key, stride, s->dn);
-    latent_gather_(dq + at * Q + s->dn, q_stride, x, x->ds, packed.turning_by_i, packed.depth, turning, (size_t)s->dr,
+    latent_gather_(dq + at * Q + s->dn, q_stride, x, x->ds, packed.k_rope_by_i, packed.depth, k_rope, (size_t)s->dr,
                    s->dr);
     latent_scatter_(x->dk, Q, x, x->ds, q + at * Q, q_stride);
     latent_scatter_(x->dv, s->dv, x, x->att, d, (size_t)H * s->dv);
 }
 
-// all but dturning. The device's workspace stays as it is up to latent_backward_end
-static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float* dturning, const float* dout,
-                                                   const float* q, const float* kv, const float* turning,
+// all but dk_rope. The device's workspace stays as it is up to latent_backward_end
+static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float* dk_rope, const float* dout,
+                                                   const float* q, const float* kv, const float* k_rope,
                                                    const float* max, const float* inv, const int* chosen, int n_keys,
                                                    const LatentShape* s, const Places* places, const Device* dev) {
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, M = (size_t)n_keys, R = (size_t)s->dr;
     const size_t each = latent_floats_(s, n_keys, 1), of_keys = latent_all_keys_floats_(chosen, s, places);
-    const size_t n_turning = latent_round_(H * M * R), n_all = of_keys + n_turning + each * (size_t)dev->n_threads;
+    const size_t n_k_rope = latent_round_(H * M * R), n_all = of_keys + n_k_rope + each * (size_t)dev->n_threads;
     float *room = device_workspace(dev, sizeof(float) * n_all), *heads = room + of_keys;
-    float* workspace = heads + n_turning;
+    float* workspace = heads + n_k_rope;
     const LatentKeys_* keys = latent_all_keys_(room, chosen, s, places);
     #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < s->H; h++) {
@@ -318,12 +318,12 @@ static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float*
         memset(x.dv, 0, sizeof(float) * M * (size_t)s->dv);
         for (int i = 0; i < (int)ceil_div(s->N, TILE_N); i++) {
             x.keys = keys[i];
-            if (latent_backward_is_finite_(&x, dout, q, kv, turning, h, s)) {
-                latent_strip_backward_(&x, dq, dout, q, kv, turning, max, inv, h, n_keys, s);
+            if (latent_backward_is_finite_(&x, dout, q, kv, k_rope, h, s)) {
+                latent_strip_backward_(&x, dq, dout, q, kv, k_rope, max, inv, h, n_keys, s);
                 continue;
             }
             for (int n = x.keys.first; n < x.keys.first + x.keys.n; n++) {
-                latent_backward_row_ref_(dq, x.dk, x.dv, (size_t)n, (size_t)h, dout, q, kv, turning, max, inv, chosen,
+                latent_backward_row_ref_(dq, x.dk, x.dv, (size_t)n, (size_t)h, dout, q, kv, k_rope, max, inv, chosen,
                                          s, places);
             }
         }
@@ -334,37 +334,37 @@ static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float*
             memcpy(heads + ((size_t)h * M + u) * R, x.dk + u * Q + s->dn, sizeof(float) * R);
         }
     }
-    const LatentBackward b = {dturning, heads, s->H, n_keys, s->dr};
+    const LatentBackward b = {dk_rope, heads, s->H, n_keys, s->dr};
     return b;
 }
 
 // goes_on: from the heads before
-static inline void latent_backward_turning(LatentBackward* b, int first, int end, int goes_on, const Device* dev) {
+static inline void latent_backward_k_rope(LatentBackward* b, int first, int end, int goes_on, const Device* dev) {
     const int64_t each = (int64_t)b->n_keys * b->dr, stop = (int64_t)end * b->dr;
     (void)dev;
     #pragma omp parallel for
     for (int64_t i = (int64_t)first * b->dr; i < stop; i++) {
-        float sum = goes_on ? b->turning[i] : 0.0f;
+        float sum = goes_on ? b->k_rope[i] : 0.0f;
         for (int h = 0; h < b->H; h++) { sum += b->heads[h * each + i]; }
-        b->turning[i] = sum;
+        b->k_rope[i] = sum;
     }
 }
 
 static inline int latent_most_channels(const Device* dev) { return (void)dev, INT_MAX; }
 
 // they are there already
-static inline void latent_backward_end(float* dturning, const LatentBackward* b, const Device* dev) {
-    (void)dturning, (void)b, (void)dev;
+static inline void latent_backward_end(float* dk_rope, const LatentBackward* b, const Device* dev) {
+    (void)dk_rope, (void)b, (void)dev;
 }
 
-static inline void latent_attention_backward(float* dq, float* dkv, float* dturning, const float* dout, const float* q,
-                                             const float* kv, const float* turning, const float* max, const float* inv,
+static inline void latent_attention_backward(float* dq, float* dkv, float* dk_rope, const float* dout, const float* q,
+                                             const float* kv, const float* k_rope, const float* max, const float* inv,
                                              const int* chosen, int n_keys, const LatentShape* s, const Places* places,
                                              const Device* dev) {
-    LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, n_keys, s,
+    LatentBackward b = latent_backward_begin(dq, dkv, dk_rope, dout, q, kv, k_rope, max, inv, chosen, n_keys, s,
                                              places, dev);
-    latent_backward_turning(&b, 0, n_keys, 0, dev);
-    latent_backward_end(dturning, &b, dev);
+    latent_backward_k_rope(&b, 0, n_keys, 0, dev);
+    latent_backward_end(dk_rope, &b, dev);
 }
 #endif
 #endif  // LLMC_LATENT_ATTENTION_H

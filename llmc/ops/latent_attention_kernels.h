@@ -7,7 +7,7 @@ neighbours choose much the same, so what is loaded is shared by many. Which keys
     mass       a block has a tile of positions and goes from head to head with each chunk
     backward   positions: a pass for D, one for dq. Then keys, the other way round: a block has a tile of keys and goes
                over the positions that see any of them, for dk and dv. No atomics on floats
-    dturning   what each head has of it is kept, and added last
+    dk_rope    what each head has of it is kept, and added last
 Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flops (EXACT: twice the scores more),
         backward four times that and 2 (dn + dr), mass 2 (dn + dr). Beside the tensors and what lists take, backward has
         4 (1 + dr) bytes for each head and position. A thread has two rows and four columns of a product, and takes four
@@ -386,11 +386,11 @@ latent_positions_kernel(X* dq, float* D, LatentInputsOf<X> in, LatentSight see) 
     }
 }
 
-// of_turning (H, n_keys, dr), n_keys the rows of `see`. block is (LATENT_THREADS), grid (tiles of keys, heads);
+// of_k_rope (H, n_keys, dr), n_keys the rows of `see`. block is (LATENT_THREADS), grid (tiles of keys, heads);
 // LATENT_TILE * (dn + dr + dv) floats of shared memory
 template <typename X>
 __global__ void __launch_bounds__(LATENT_THREADS, 2)
-latent_keys_kernel(X* dkv, float* of_turning, LatentInputsOf<X> in, LatentSight see) {
+latent_keys_kernel(X* dkv, float* of_k_rope, LatentInputsOf<X> in, LatentSight see) {
     extern __shared__ float sums[];
     __shared__ alignas(16) LatentTile tile;
     __shared__ alignas(16) LatentWeights att, ds;
@@ -427,23 +427,23 @@ latent_keys_kernel(X* dkv, float* of_turning, LatentInputsOf<X> in, LatentSight 
         dkv[((size_t)(seen.row + row) * in.s.H + h) * KV + c] = from_float<X>(sum);
     }
     for (int i = t; i < n_rows * dr; i += LATENT_THREADS) {
-        of_turning[((size_t)h * see.N + seen.row) * dr + i] = sums[i / dr * Q + dn + i % dr];
+        of_k_rope[((size_t)h * see.N + seen.row) * dr + i] = sums[i / dr * Q + dn + i % dr];
     }
 }
 
-// numbers first .. end - 1 of turning (n): the sum over heads of what they have of it, heads (H, n)
-__global__ static void latent_turning_kernel(float* turning, const float* heads, size_t first, size_t end, int goes_on,
+// numbers first .. end - 1 of k_rope (n): the sum over heads of what they have of it, heads (H, n)
+__global__ static void latent_k_rope_kernel(float* k_rope, const float* heads, size_t first, size_t end, int goes_on,
                                              int H, size_t n) {
     for (size_t i = first + grid_first<1>(); i < end; i += grid_step<1>()) {
-        float sum = goes_on ? turning[i] : 0.0f;
+        float sum = goes_on ? k_rope[i] : 0.0f;
         for (int h = 0; h < H; h++) { sum += heads[(size_t)h * n + i]; }
-        turning[i] = sum;
+        k_rope[i] = sum;
     }
 }
 
 template <typename X>
-__global__ void latent_turned_kernel(X* dturning, const float* turning, size_t n) {
-    for (size_t i = grid_first<1>(); i < n; i += grid_step<1>()) { dturning[i] = from_float<X>(turning[i]); }
+__global__ void latent_turned_kernel(X* dk_rope, const float* k_rope, size_t n) {
+    for (size_t i = grid_first<1>(); i < n; i += grid_step<1>()) { dk_rope[i] = from_float<X>(k_rope[i]); }
 }
 
 // ---- launches ----
@@ -462,11 +462,11 @@ static inline int latent_shared_bytes_(int channels, const Device* dev) {
 }
 
 template <typename X>
-static inline void latent_attention_forward(X* out, float* max, float* inv, const X* q, const X* kv, const X* turning,
+static inline void latent_attention_forward(X* out, float* max, float* inv, const X* q, const X* kv, const X* k_rope,
                                             const int* chosen, const LatentShape* s, const Places* places,
                                             const Device* dev) {
     if (s->N == 0) { return; }
-    const LatentInputsOf<X> in = latent_inputs<X>(q, kv, turning, NULL, NULL, NULL, NULL, s);
+    const LatentInputsOf<X> in = latent_inputs<X>(q, kv, k_rope, NULL, NULL, NULL, NULL, s);
     if (flash_latent_forward(out, max, inv, in, chosen, places, dev)) { return; }
     int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints(s->N, s->N, chosen ? s->topk : 0, 1));
     const LatentSight see = latent_sight<1>(room, chosen, s, places, dev);
@@ -478,11 +478,11 @@ static inline void latent_attention_forward(X* out, float* max, float* inv, cons
 }
 
 template <typename X>
-static inline void latent_attention_mass(float* mass, const X* q, const X* kv, const X* turning, const float* max,
+static inline void latent_attention_mass(float* mass, const X* q, const X* kv, const X* k_rope, const float* max,
                                          const float* inv, const int* chosen, int goes_on, const LatentShape* s,
                                          const Places* places, const Device* dev) {
     if (s->N == 0) { return; }
-    const LatentInputsOf<X> in = latent_inputs<X>(q, kv, turning, NULL, max, inv, NULL, s);
+    const LatentInputsOf<X> in = latent_inputs<X>(q, kv, k_rope, NULL, max, inv, NULL, s);
     if (flash_latent_mass(mass, in, chosen, goes_on, places, dev)) { return; }
     int* room = (int*)device_workspace(dev, sizeof(int) * latent_sight_ints(s->N, s->N, s->topk, 1));
     const LatentSight see = latent_sight<1>(room, chosen, s, places, dev);
@@ -491,7 +491,7 @@ static inline void latent_attention_mass(float* mass, const X* q, const X* kv, c
     cudaCheck(cudaGetLastError());
 }
 
-// floats of backward's scratch: D, what heads have of dturning, and their sums
+// floats of backward's scratch: D, what heads have of dk_rope, and their sums
 static inline size_t latent_backward_floats_(const LatentShape* s, int n_keys) {
     return (size_t)s->N * (size_t)s->H + (size_t)n_keys * ((size_t)s->H + 1) * (size_t)s->dr;
 }
@@ -528,14 +528,14 @@ static inline void latent_backward_(X* dq, X* dkv, float* D, float* heads, const
     cudaCheck(cudaGetLastError());
 }
 
-// all but dturning. The device's workspace stays as it is up to latent_backward_end
+// all but dk_rope. The device's workspace stays as it is up to latent_backward_end
 template <typename X>
-static inline LatentBackward latent_backward_begin(X* dq, X* dkv, X* dturning, const X* dout, const X* q, const X* kv,
-                                                   const X* turning, const float* max, const float* inv,
+static inline LatentBackward latent_backward_begin(X* dq, X* dkv, X* dk_rope, const X* dout, const X* q, const X* kv,
+                                                   const X* k_rope, const float* max, const float* inv,
                                                    const int* chosen, int n_keys, const LatentShape* s,
                                                    const Places* places, const Device* dev) {
-    (void)dturning;  // of CPUs
-    LatentInputsOf<X> in = latent_inputs<X>(q, kv, turning, dout, max, inv, NULL, s);
+    (void)dk_rope;  // of CPUs
+    LatentInputsOf<X> in = latent_inputs<X>(q, kv, k_rope, dout, max, inv, NULL, s);
     const int by_tensor_cores = flash_latent_fits(dq, dkv, in, dev), words = by_tensor_cores ? FLASH_LATENT_WORDS : 1;
     const int topk = chosen ? s->topk : 0;
     const size_t n_floats = latent_backward_floats_(s, n_keys), n_ints = latent_backward_ints_(s, n_keys, topk, words);
@@ -551,31 +551,31 @@ static inline LatentBackward latent_backward_begin(X* dq, X* dkv, X* dturning, c
 }
 
 // rows first .. end - 1; goes_on: from the heads before
-static inline void latent_backward_turning(LatentBackward* b, int first, int end, int goes_on, const Device* dev) {
+static inline void latent_backward_k_rope(LatentBackward* b, int first, int end, int goes_on, const Device* dev) {
     const size_t dr = (size_t)b->dr, n = (size_t)(end - first) * dr;
     if (n == 0) { return; }
-    latent_turning_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(
-        b->turning, b->heads, (size_t)first * dr, (size_t)end * dr, goes_on, b->H, (size_t)b->n_keys * dr);
+    latent_k_rope_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(
+        b->k_rope, b->heads, (size_t)first * dr, (size_t)end * dr, goes_on, b->H, (size_t)b->n_keys * dr);
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
-static inline void latent_backward_end(X* dturning, const LatentBackward* b, const Device* dev) {
+static inline void latent_backward_end(X* dk_rope, const LatentBackward* b, const Device* dev) {
     const size_t n = (size_t)b->n_keys * (size_t)b->dr;
     if (n == 0) { return; }
-    latent_turned_kernel<X><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(dturning, b->turning, n);
+    latent_turned_kernel<X><<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(dk_rope, b->k_rope, n);
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
-static inline void latent_attention_backward(X* dq, X* dkv, X* dturning, const X* dout, const X* q, const X* kv,
-                                             const X* turning, const float* max, const float* inv, const int* chosen,
+static inline void latent_attention_backward(X* dq, X* dkv, X* dk_rope, const X* dout, const X* q, const X* kv,
+                                             const X* k_rope, const float* max, const float* inv, const int* chosen,
                                              int n_keys, const LatentShape* s, const Places* places,
                                              const Device* dev) {
-    LatentBackward b = latent_backward_begin(dq, dkv, dturning, dout, q, kv, turning, max, inv, chosen, n_keys, s,
+    LatentBackward b = latent_backward_begin(dq, dkv, dk_rope, dout, q, kv, k_rope, max, inv, chosen, n_keys, s,
                                              places, dev);
-    latent_backward_turning(&b, 0, n_keys, 0, dev);
-    latent_backward_end(dturning, &b, dev);
+    latent_backward_k_rope(&b, 0, n_keys, 0, dev);
+    latent_backward_end(dk_rope, &b, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_LATENT_ATTENTION_KERNELS_H

@@ -206,11 +206,11 @@ __device__ inline void latent_find(LatentChunk<WORDS, KEYS>& chunk, const Latent
 // channels of row i of one head: those of `from`, then, of keys, those that turn
 template <typename X>
 struct LatentRowsOf {
-    const X *from, *turning;
-    int row, turning_row;  // elements from one row to the next
+    const X *from, *k_rope;
+    int row, k_rope_row;  // elements from one row to the next
     int n, n_from;         // channels, of `from`
-    __device__ const X* channel(int c) const { return c < n_from ? from + c : turning + (c - n_from); }
-    __device__ unsigned stride(int c) const { return (unsigned)(c < n_from ? row : turning_row); }
+    __device__ const X* channel(int c) const { return c < n_from ? from + c : k_rope + (c - n_from); }
+    __device__ unsigned stride(int c) const { return (unsigned)(c < n_from ? row : k_rope_row); }
 };
 
 // of row i
@@ -218,7 +218,7 @@ __device__ inline size_t latent_offset(int i, unsigned stride) { return (size_t)
 
 template <typename X>
 struct LatentInputsOf {
-    const X *q, *kv, *turning, *dout;
+    const X *q, *kv, *k_rope, *dout;
     const float *max, *inv, *D;
     LatentShape s;
     __device__ LatentRowsOf<X> queries(int h) const {
@@ -228,7 +228,7 @@ struct LatentInputsOf {
     }
     __device__ LatentRowsOf<X> keys(int h) const {
         const int KV = s.dn + s.dv;
-        const LatentRowsOf<X> x = {kv + h * KV, turning, s.H * KV, s.dr, s.dn + s.dr, s.dn};
+        const LatentRowsOf<X> x = {kv + h * KV, k_rope, s.H * KV, s.dr, s.dn + s.dr, s.dn};
         return x;
     }
     __device__ LatentRowsOf<X> values(int h) const {
@@ -284,11 +284,11 @@ static inline LatentSight latent_turned(LatentSight see, int* lists, int n_keys,
 }
 
 template <typename X>
-static inline LatentInputsOf<X> latent_inputs(const X* q, const X* kv, const X* turning, const X* dout,
+static inline LatentInputsOf<X> latent_inputs(const X* q, const X* kv, const X* k_rope, const X* dout,
                                               const float* max, const float* inv, const float* D,
                                               const LatentShape* s) {
     LatentInputsOf<X> in;
-    in.q = q, in.kv = kv, in.turning = turning, in.dout = dout, in.max = max, in.inv = inv, in.D = D, in.s = *s;
+    in.q = q, in.kv = kv, in.k_rope = k_rope, in.dout = dout, in.max = max, in.inv = inv, in.D = D, in.s = *s;
     return in;
 }
 #endif  // __CUDACC__

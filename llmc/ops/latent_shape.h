@@ -14,7 +14,7 @@ typedef struct {
 
 // between the three calls of backward, on the device
 typedef struct {
-    float* turning;      // dturning in floats, (n_keys, dr)
+    float* k_rope;      // dk_rope in floats, (n_keys, dr)
     const float* heads;  // (H, n_keys, dr): what each head adds to it
     int H, n_keys, dr;
 } LatentBackward;

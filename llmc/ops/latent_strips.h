@@ -18,7 +18,7 @@ use beside it.
 // keys of a head, packed: by_u for chains over channels, in tiles of TILE_M keys; by_i for chains over keys, in tiles
 // of TILE_M channels. NULL: nobody asks for them
 typedef struct {
-    float *k_by_u, *v_by_u, *k_by_i, *turning_by_i, *v_by_i;
+    float *k_by_u, *v_by_u, *k_by_i, *k_rope_by_i, *v_by_i;
     int depth;  // keys
 } LatentPacked_;
 
@@ -68,7 +68,7 @@ static inline LatentPacked_ latent_packed_(float* base, size_t* used, size_t n, 
     if (back) {
         x.v_by_u = latent_take_(base, used, n * V);
         x.k_by_i = latent_take_(base, used, n * latent_round_((size_t)s->dn));
-        x.turning_by_i = latent_take_(base, used, n * latent_round_((size_t)s->dr));
+        x.k_rope_by_i = latent_take_(base, used, n * latent_round_((size_t)s->dr));
     } else {
         x.v_by_i = latent_take_(base, used, n * V);
     }
@@ -223,14 +223,14 @@ static inline const float* latent_of_head_(const float* kv, int h, int at, const
 // packed tiles of so many keys, in rows of kv or the first ones: `n` channels, then dr of what turns, if there is
 // something
 static inline void latent_pack_keys_(float* packed, const int* rows, int n_keys, const float* kv, int n,
-                                     const float* turning, const LatentShape* s) {
-    const size_t stride = (size_t)s->H * latent_kv_(s), depth = (size_t)(n + (turning ? s->dr : 0)), R = (size_t)s->dr;
+                                     const float* k_rope, const LatentShape* s) {
+    const size_t stride = (size_t)s->H * latent_kv_(s), depth = (size_t)(n + (k_rope ? s->dr : 0)), R = (size_t)s->dr;
     for (int u = 0; u < n_keys; u += TILE_M) {
         float* tile = packed + (size_t)u * depth;
         const int valid = gemm_min_(TILE_M, n_keys - u);
         gemm_pack_matrix_(tile, gemm_from_(gemm_gathered(kv, rows, stride), u, 0), TILE_M, valid, n);
-        if (!turning) { continue; }
-        gemm_pack_matrix_(tile + (size_t)n * TILE_M, gemm_from_(gemm_gathered(turning, rows, R), u, 0), TILE_M, valid,
+        if (!k_rope) { continue; }
+        gemm_pack_matrix_(tile + (size_t)n * TILE_M, gemm_from_(gemm_gathered(k_rope, rows, R), u, 0), TILE_M, valid,
                           s->dr);
     }
 }
@@ -245,33 +245,33 @@ static inline void latent_pack_channels_(float* packed, const int* rows, int n_k
 }
 
 // rows NULL: the first n_keys
-static inline void latent_pack_(LatentPacked_* x, const int* rows, int n_keys, const float* kv, const float* turning,
+static inline void latent_pack_(LatentPacked_* x, const int* rows, int n_keys, const float* kv, const float* k_rope,
                                 int h, const LatentShape* s) {
     const size_t stride = (size_t)s->H * latent_kv_(s);
     const float *key = latent_of_head_(kv, h, 0, s), *value = key + s->dn;
     x->depth = n_keys;
-    latent_pack_keys_(x->k_by_u, rows, n_keys, key, s->dn, turning, s);
+    latent_pack_keys_(x->k_by_u, rows, n_keys, key, s->dn, k_rope, s);
     if (x->v_by_u) { latent_pack_keys_(x->v_by_u, rows, n_keys, value, s->dv, NULL, s); }
     if (x->k_by_i) { latent_pack_channels_(x->k_by_i, rows, n_keys, key, stride, s->dn); }
-    if (x->turning_by_i) { latent_pack_channels_(x->turning_by_i, rows, n_keys, turning, (size_t)s->dr, s->dr); }
+    if (x->k_rope_by_i) { latent_pack_channels_(x->k_rope_by_i, rows, n_keys, k_rope, (size_t)s->dr, s->dr); }
     if (x->v_by_i) { latent_pack_channels_(x->v_by_i, rows, n_keys, value, stride, s->dv); }
 }
 
 // where the strip's keys of head h are packed; of tiles over keys a tile of channels is `depth` keys further
-static inline LatentPacked_ latent_strip_packed_(LatentStrip_* x, const float* kv, const float* turning, int n_rows,
+static inline LatentPacked_ latent_strip_packed_(LatentStrip_* x, const float* kv, const float* k_rope, int n_rows,
                                                  int h, const LatentShape* s) {
     if (x->keys.rows) {
-        latent_pack_(&x->own, x->keys.rows, x->keys.n_keys, kv, turning, h, s);
+        latent_pack_(&x->own, x->keys.rows, x->keys.n_keys, kv, k_rope, h, s);
         return x->own;
     }
-    if (!x->is_packed) { latent_pack_(&x->all, NULL, n_rows, kv, turning, h, s); }
+    if (!x->is_packed) { latent_pack_(&x->all, NULL, n_rows, kv, k_rope, h, s); }
     x->is_packed = 1;
     LatentPacked_ from = x->all;
     const size_t first = (size_t)x->keys.low;  // a multiple of TILE_M
     from.k_by_u += first * latent_q_(s);
     if (from.v_by_u) { from.v_by_u += first * (size_t)s->dv; }
     if (from.k_by_i) { from.k_by_i += first * TILE_M; }
-    if (from.turning_by_i) { from.turning_by_i += first * TILE_M; }
+    if (from.k_rope_by_i) { from.k_rope_by_i += first * TILE_M; }
     if (from.v_by_i) { from.v_by_i += first * TILE_M; }
     return from;
 }
