@@ -262,6 +262,16 @@ check "... products are FLOPs of 8 micro-batches at half the card's peak" awk -v
 check "... over the network now" test "$(grep -c '^| gradients .*at 50 GB/s' out) $(grep -c '^| rows of experts .*at 450 GB/s' out)" = "1 1"
 plan --plan 1 --plan-card A100
 check "30B on one card: status 1, and a line" test "$? $(grep -c 'it does not fit' out) $(grep -c 'train_qwen3: needs .* of memory, a card has 78.00 GiB: try --recompute 3 with --zero 2 on [0-9]* cards or more$' err) $(wc -l <err)" = "1 1 1 1"
+# remedies: of several ranks --zero 1, which costs nothing; nothing that is on; numbers that divide
+tried() {  # PROMISE REMEDY OPTION...
+    timeout 60 "$qwen_fast" --model qwen3-8b --batch-size 1 --grad-accum 8 --seq-len 4096 --recompute 3 "${@:3}" >out 2>err
+    check "remedy: $1" test "$? $(grep -cE -- "has [0-9.]+ GiB: try $2$" err)" = "1 1"
+}
+tried "8 cards: --zero 1" '--zero 1 \([0-9.]+ GiB in all\)' --plan 8 --plan-card H200
+tried "with less memory --recompute 3 besides" '--recompute 3 with --zero 1 \([0-9.]+ GiB in all\)' --plan 8 --plan-card A100 --seq-len 32768 --recompute 1
+tried "beside --zero 2 more cards alone" '3 cards or more' --plan 2 --plan-card H100 --zero 2
+tried "of groups a multiple" '--zero 2 on 4 cards or more' --plan 2 --plan-card H100 --tp 2 --seq-len 32768
+tried "of stages more" 'a larger --pp on 6 cards or more \(--plan W says what W ranks take\), or a smaller model' --plan 3 --plan-card H100 --pp 3 --optimizer muon
 declined() {  # PROMISE TEXT COMMAND...
     timeout 60 "${@:3}" --config sparse.json >out 2>err
     check "refused: $1" test "$? $(grep -cF -- "$2" err) $(wc -l <err)" = "2 1 1"

@@ -2,7 +2,7 @@
 --tp of a trainer whose products are those of models/linear.h: groups of ranks that have each matrix together and
 compute every micro-batch together (ranks/tensor_parallel.h).
     tp_option    its row of the table
-    tp_obstacle  why T ranks cannot share the matrices
+    tp_obstacle  why T ranks cannot share the matrices; tp_fits: whether they can; tp_experts
     tp_begin     in Trainer.choose, behind pp_begin: which ranks have which parts of matrices
     tp_box       rows of the box
 */
@@ -55,17 +55,27 @@ static inline const char* tp_obstacle(const Model* m, int T, char* text, size_t 
     return NULL;
 }
 
-// of all ranks that can share the matrices: "this model takes 2, 4"
-static inline ShortText tp_that_fit_(const Model* m) {
+// experts of a layer; 0: there are none
+static inline int tp_experts(const Model* m) {
+    int E = 0;
+    for (int i = 0; i < m->n_table; i++) { E = m->table[i].experts > 0 ? m->table[i].experts : E; }
+    return E;
+}
+
+// can T ranks share the matrices and, as --tp T brings --ep T, the experts?
+static inline int tp_fits(const Model* m, int T) {
     char unused[TP_OBSTACLE_BYTES];
+    const int E = tp_experts(m);
+    return (E == 0 || ((T & (T - 1)) == 0 && E % T == 0)) && !tp_obstacle(m, T, unused, sizeof unused);
+}
+
+// which can: "this model takes 2, 4"
+static inline ShortText tp_that_fit_(const Model* m) {
     ShortText out = {"this model takes "};
     size_t used = strlen(out.s);
     const size_t begin = used;
-    int E = 0;
-    for (int i = 0; i < m->n_table; i++) { E = m->table[i].experts > 0 ? m->table[i].experts : E; }
     for (int T = 2; T <= RANK_GROUP_MAX && used + 8 < sizeof out.s; T++) {
-        const int has_experts = E == 0 || ((T & (T - 1)) == 0 && E % T == 0);  // --tp T brings --ep T
-        if (!has_experts || tp_obstacle(m, T, unused, sizeof unused)) { continue; }
+        if (!tp_fits(m, T)) { continue; }
         used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s%d", used > begin ? ", " : "", T);
     }
     if (used == begin) { snprintf(out.s, sizeof out.s, "there is none for this model: leave it out"); }
