@@ -262,6 +262,12 @@ check "... products are FLOPs of 8 micro-batches at half the card's peak" awk -v
 check "... over the network now" test "$(grep -c '^| gradients .*at 50 GB/s' out) $(grep -c '^| rows of experts .*at 450 GB/s' out)" = "1 1"
 plan --plan 1 --plan-card A100
 check "30B on one card: status 1, and a line" test "$? $(grep -c 'it does not fit' out) $(grep -c 'train_qwen3: needs .* of memory, a card has 78.00 GiB: try --recompute 3 with --zero 2 on [0-9]* cards or more$' err) $(wc -l <err)" = "1 1 1 1"
+# heads of keys that ranks share: each computes the way back of all of a group's, 2/3 of attention's FLOP
+work_of() { sed -nE 's/^\| work +\| ([0-9.]+)B FLOP.*/\1/p' out; }
+long() { timeout 60 "$qwen_fast" --model qwen3-8b --batch-size 1 --grad-accum 8 --recompute 3 --plan 16 --tp 16 --plan-card H200 --seq-len "$@" >out 2>err; }
+long 16384 && half=$(work_of) && long 32768
+check "--plan-card: attention by 16 ranks with 8 heads of keys" awk -v half="$half" -v work="$(work_of)" -v s="$(seconds products)" \
+    'BEGIN { n = (work + 2 * (work - half) * 2 / 3) * 1e9 * 8 * 32768 / 16 / (0.4 * 989e12); exit !(n / s < 1.01 && s / n < 1.01) }'
 # remedies: of several ranks --zero 1, which costs nothing; nothing that is on; numbers that divide
 tried() {  # PROMISE REMEDY OPTION...
     timeout 60 "$qwen_fast" --model qwen3-8b --batch-size 1 --grad-accum 8 --seq-len 4096 --recompute 3 "${@:3}" >out 2>err

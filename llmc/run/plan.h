@@ -18,6 +18,7 @@ Explained in doc/plan.md
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
+#include "../ranks/context_parallel.h"  // CP_BY_HEADS
 #include "cards.h"     // card_find
 #include "peak.h"      // memory_available
 #include "pipeline.h"  // pp_lines, pp_idle
@@ -119,6 +120,18 @@ static inline void plan_row_time_(const char* name, double n_bytes, double gb, d
     box_row(name, "%s: %s from a card, at %g GB/s", plan_seconds_(seconds).s, format_bytes(n_bytes).s, gb);
 }
 
+// FLOP for a token as if each were divided by all ranks that compute it together. Attention is what grows with a row: a
+// third of it forward. Where --tp has more ranks than there are heads of keys, each computes the way back of all g that
+// share one (shared_keys.h), and with --cp-by heads forward once more
+static inline double plan_flops_per_token_(const Run* r) {
+    const double flops = r->trainer->flops_per_token(r), g = r->model->keys.size;
+    Run short_row = *r;
+    short_row.T = 1;
+    if (!model_shares_keys(r->model)) { return flops; }
+    const double attention = flops - r->trainer->flops_per_token(&short_row);
+    return flops + attention * (2.0 * (g - 1.0) + (model_has_cp(r->model) && r->model->cp.by == CP_BY_HEADS) * g) / 3.0;
+}
+
 // all: of each place
 static inline void plan_box_time_(const Run* r, const Planned* all) {
     const Model* m = r->model;
@@ -137,7 +150,7 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
         most.share = fmax(most.share, all[s].share);
     }
     const double rate = r->o.plan_rate * 1e12 * card->tflops;
-    const double products = flops_per_token * of_leaf * shape.m * most.share / rate / (m->tp.size * m->cp.size);
+    const double products = plan_flops_per_token_(r) * of_leaf * shape.m * most.share / rate / (m->tp.size * m->cp.size);
     const double idle = n_places > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
     const int W = r->o.plan, G = m->ranks.ep.size, T = m->tp.size;  // ranks that share experts, matrices
     const int C = T * m->cp.size;                                // that compute a micro-batch
