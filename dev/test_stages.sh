@@ -211,6 +211,14 @@ planned 4 "$gpt2" --config gpt2.json --grad-accum 8 --pp 2 --zero 2
 planned 6 "$qwen" --config dense.json --grad-accum 7 --pp 2 --zero 1
 planned 4 "$glm" --config glm_taught.json --grad-accum 8 --pp 2 --ep 2
 planned 3 "$qwen" --config tied.json --grad-accum 7 --ema 0.9
+timeout 60 "$qwen" $(sed -nE 's#^ +\./train_qwen3 (--threads 2 .* --plan .*)#\1#p' "$root/doc/plan.md") >out 2>err
+rows_of() { sed -nE 's/^ +([0-9] +[0-9-]+( +[0-9.]+){7})$/\1/p' "$1"; }
+check "doc/plan.md has the table that its command prints, with what this build needs as scratch within 2%" \
+    awk '{ n++; for (i = 1; i <= 9; i++) bad += i == 7 || i == 8 ? $i / $(i + 9) > 1.02 || $(i + 9) / $i > 1.02 : $i != $(i + 9) } END { exit bad > 0 || n != 4 }' \
+    <(paste <(rows_of out) <(rows_of "$root/doc/plan.md"))
+timeout 60 "$qwen" --config tied.json "${run[@]}" --grad-accum 3 --plan 8 --tp 2 >out 2>err
+check "a plan in which rank 0 has no micro-batch says what the busiest rank sends" \
+    test "$(boxed '  parts sent' '0 B per update by rank 0') $(boxed '    at most' '[0-9.]* KiB by a rank with more micro-batches')" = "1 1"
 COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --model tiny --batch-size 65536 --seq-len 256 --head-rows 2147483647 --grad-accum 2 --dry-run >out 2>err </dev/null
 check "ranks that do not fit say it once, as this machine's" test "$? $(wc -l <err) $(grep -c '^train_qwen3: 2 ranks of this machine need .* free: try --recompute 3, a smaller --batch-size' err)" = "1 1 1"
 refused "--plan-card of a trainer for CPUs names the one for GPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_gpt2cu;" "$gpt2" "${run[@]}" --config gpt2.json --plan 4 --plan-card H200

@@ -134,7 +134,7 @@ static inline int cp_box_positions_(const Run* r) {
 
 static inline void cp_box(const Run* r) {
     if (!cp_box_positions_(r)) { return; }
-    box_row("  keys sent", "%s per update by each, by %s", format_bytes(pp_sum(r, r->trainer->keys_sent)).s,
+    box_row("  keys sent", "%s per update by %s, by %s", format_bytes(pp_sum(r, r->trainer->keys_sent)).s, pp_who(r),
             choice_name(CP_BY_NAMES, r->model->cp.by).s);
 }
 

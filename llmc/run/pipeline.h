@@ -12,7 +12,7 @@ the options ask for, and the micro-batches of an update on their way through the
                  for streams, for all layers write theirs to one place
     pp_leaves    the micro-batches of this rank in the order of 1F1B (pipeline_schedule.h)
     pp_box       rows of the box
-    pp_sum       of all stages of this rank
+    pp_sum       of all stages of this rank; pp_who: whose it is, "each" or "rank 0"
 A rank goes through its operations of the schedule, and between them through its messages: of those before the tick of
 an operation it waits for the one that this needs.
 */
@@ -179,6 +179,11 @@ static inline void pp_check_batches(const Run* r) {
     options_fail("pp-chunks", "expected a multiple of %d as micro-batches of an update, --pp %d in each of %d lines, "
                  "found %d: give --grad-accum %d, or --pp-chunks 1", P * n_lines, P, n_lines, r->n_leaves,
                  (int)ceil_div(r->n_leaves, P * n_lines) * P * n_lines);
+}
+
+// who sends what rank 0 does: the others may have a micro-batch more
+static inline const char* pp_who(const Run* r) {
+    return model_leaves(r->model, r->n_leaves) % model_sharing(r->model, r->comm)->size == 0 ? "each" : "rank 0";
 }
 
 // of every stage of this rank; f asks about the one whose turn it is

@@ -150,7 +150,8 @@ static inline void plan_box_time_(const Run* r, const Planned* all) {
         most.share = fmax(most.share, all[s].share);
     }
     const double rate = r->o.plan_rate * 1e12 * card->tflops;
-    const double products = plan_flops_per_token_(r) * of_leaf * shape.m * most.share / rate / (m->tp.size * m->cp.size);
+    const double products =
+        plan_flops_per_token_(r) * of_leaf * shape.m * most.share / rate / (m->tp.size * m->cp.size);
     const double idle = n_places > 1 ? products * pp_idle(&shape) / (1.0 - pp_idle(&shape)) : 0.0;
     const int W = r->o.plan, G = m->ranks.ep.size, T = m->tp.size;  // ranks that share experts, matrices
     const int C = T * m->cp.size;                                // that compute a micro-batch

@@ -190,6 +190,7 @@ typedef struct {
     double gradients;      // and what leaves count, of the rank where they take most
     double moment;         // each
     double data, streams;  // sent for gradients and parameters; because there are stages
+    double most_data, most_streams;  // of a plan, by the rank that has most micro-batches
 } RanksCost;
 
 // of this rank
@@ -253,9 +254,19 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
     }
     const double gradients = ranks_most_gradients_(&plan, c, n_leaves, zero);
     model_plan(&plan, c, n_leaves, zero);
-    const RanksCost cost = {gradients, sizeof(float) * (double)plan.n_kept,
-                            model_gradient_bytes(&plan), model_stage_bytes(&plan, stream)};
+    const double data = model_gradient_bytes(&plan), streams = model_stage_bytes(&plan, stream);
+    RanksCost cost = {gradients, sizeof(float) * (double)plan.n_kept, data, streams, data, streams};
     model_plan_free(&plan);
+    if (comm_is_plan(c)) {
+        Comm* sharing = model_sharing(&plan, c);
+        const int own = sharing->rank;
+        sharing->rank = sharing->size - 1;  // comm_share
+        model_plan(&plan, c, n_leaves, zero);
+        cost.most_data = fmax(data, model_gradient_bytes(&plan));
+        cost.most_streams = fmax(streams, model_stage_bytes(&plan, stream));
+        model_plan_free(&plan);
+        sharing->rank = own;
+    }
     if (all) { free(plan.frozen); }
     if (c->size > 1) {
         if (comm_is_plan(c)) { box_row("ranks", "%d, planned by this process, --zero %d", c->size, zero); }

@@ -629,6 +629,17 @@ static inline void start_check_counted_(const Run* r) {
     }
 }
 
+// Of a plan: sent to ranks that share experts, matrices or positions by the rank that has most micro-batches
+static inline double start_most_sent_(Run* r, double (*sent)(const Run*), double of_rank_0) {
+    Comm* sharing = model_sharing(r->model, r->comm);
+    const int own = sharing->rank;
+    if (!comm_is_plan(r->comm) || !sent || !run_is_training(r)) { return of_rank_0; }
+    sharing->rank = sharing->size - 1;  // comm_share
+    const double most = pp_sum(r, sent);
+    sharing->rank = own;
+    return fmax(most, of_rank_0);
+}
+
 // memory of the device by class, in the order of allocation
 static inline Needed start_box_memory_(Run* r) {
     const RunOptions* o = &r->o;
@@ -647,12 +658,19 @@ static inline Needed start_box_memory_(Run* r) {
     const double saving = trains || run_exports(r) ? (double)tensors_turning_bytes(m->table, n_saved) : 0.0;
     const double more = t->more_bytes ? t->more_bytes(r) : 0.0, process = 12e6;  // found: the program and its libraries
     const int copies = DEVICE_IS_SHARED != 0 && trains && run_saves_beside(r);
-    RanksCost cost = {0.0, 0.0, 0.0, 0.0};
+    RanksCost cost = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
     const double rows_sent = t->rows_sent && trains ? pp_sum(r, t->rows_sent) : 0.0;
     const double parts_sent = t->parts_sent && trains ? pp_sum(r, t->parts_sent) : 0.0;
     const double keys_sent = t->keys_sent && trains ? pp_sum(r, t->keys_sent) : 0.0;
     const double sent = rows_sent + parts_sent + keys_sent;
     if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r), sent); }
+    const double most_rows = start_most_sent_(r, t->rows_sent, rows_sent);
+    const double most_parts = start_most_sent_(r, t->parts_sent, parts_sent);
+    const double most_keys = start_most_sent_(r, t->keys_sent, keys_sent);
+    const double most_sent = cost.most_data + cost.most_streams + most_rows + most_parts + most_keys;
+    if (most_sent > 1.001 * (cost.data + cost.streams + sent)) {
+        box_row("    at most", "%s by a rank with more micro-batches", format_bytes(most_sent).s);
+    }
     const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
         : verify_bytes(tensors_count(m->held, m->n_table), (size_t)kept / sizeof(float), r->has_masters);
@@ -687,8 +705,9 @@ static inline Needed start_box_memory_(Run* r) {
     if (model_has_pp(m) && o->plan == 0) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
     const int is_0 = r->comm->rank == 0;
     const Planned planned = {parameters, gradients, moments, batch + (is_0 ? sampling : of_each),
-                             workspace + rest + (is_0 ? copy : 0.0), most, cost.data, cost.streams, rows_sent,
-                             parts_sent, keys_sent, model_has_pp(m) ? m->pp.work : 1.0, ""};
+                             workspace + rest + (is_0 ? copy : 0.0), most, cost.most_data,
+                             cost.most_streams, most_rows, most_parts, most_keys,
+                             model_has_pp(m) ? m->pp.work : 1.0, ""};
     r->planned = planned;
     for (int s = m->pp.place; s < m->pp.n_stages && model_has_pp(m); s += m->pp.size) {
         pp_name_layers(r->planned.layers, sizeof r->planned.layers, &m->pp, s, ",");
@@ -713,7 +732,9 @@ static inline Needed start_box_(Run* r) {
 #ifdef __CUDACC__
     box_row("build", "%s, %s", FLOATX_NAME, r->o.plan > 0 ? "a plan" : processor_name().s);
 #else
-    box_row("build", "%s, %d lanes, %d thread%s", COMPILER, VLANES, r->dev.n_threads, r->dev.n_threads > 1 ? "s" : "");
+    const char* s = r->dev.n_threads > 1 ? "s" : "";
+    box_row("build", "%s, %d lanes, %d thread%s%s", COMPILER, VLANES, r->dev.n_threads, s,
+            r->o.plan > 0 ? " on each rank, with scratch of its own (--threads)" : "");
 #endif
     r->trainer->box(r);
     const Tensor* base = m->table + (model_is_adapter(m) ? m->n_saved : 0);
