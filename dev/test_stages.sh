@@ -219,6 +219,10 @@ check "doc/plan.md has the table that its command prints, with what this build n
 timeout 60 "$qwen" --config tied.json "${run[@]}" --grad-accum 3 --plan 8 --tp 2 >out 2>err
 check "a plan in which rank 0 has no micro-batch says what the busiest rank sends" \
     test "$(boxed '  parts sent' '0 B per update by rank 0') $(boxed '    at most' '[0-9.]* KiB by a rank with more micro-batches')" = "1 1"
+timeout 60 "$launch" -n 4 "$qwen" --config tied.json "${run[@]}" --tp 2 --pp 2 --run both >out 2>err </dev/null
+timeout 60 "$launch" -n 2 "$qwen" --run both --resume --steps 50 >out 2>err </dev/null
+check "resumed by fewer ranks than --tp 2 --pp 2 take: stages stay, and a line says that matrices are whole" \
+    test "$? $(boxed stages '2: layers [0-9, -]*') $(grep -c -- '--tp 2, with which the run began, does not fit: each rank has whole matrices now' err)" = "0 1 1"
 COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --model tiny --batch-size 65536 --seq-len 256 --head-rows 2147483647 --grad-accum 2 --dry-run >out 2>err </dev/null
 check "ranks that do not fit say it once, as this machine's" test "$? $(wc -l <err) $(grep -c '^train_qwen3: 2 ranks of this machine need .* free: try --recompute 3, a smaller --batch-size' err)" = "1 1 1"
 refused "--plan-card of a trainer for CPUs names the one for GPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_gpt2cu;" "$gpt2" "${run[@]}" --config gpt2.json --plan 4 --plan-card H200

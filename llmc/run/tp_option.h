@@ -91,8 +91,8 @@ static inline void tp_begin(Run* r, int* size) {
     const char* obstacle = *size > 1 ? tp_obstacle(m, *size, text, sizeof text) : NULL;
     const int fits = P / run_kept_cp(r, P) % *size == 0 && !is_alone && !obstacle;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
-    if (*size < was && P > 1 && r->comm->rank == 0) {
-        warn_line("--tp %d, with which the run began, does not fit: each of %d ranks has whole matrices now", was, P);
+    if (*size < was && r->comm->size > 1 && r->comm->rank == 0) {
+        warn_line("--tp %d, with which the run began, does not fit: each rank has whole matrices now", was);
     }
     options_refuse(is_alone && *size > 1, "tp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of ranks that share matrices (--tp)", (uint64_t)*size);
