@@ -174,6 +174,71 @@ static const Op residual_layernorm = {
     .apart = residual_apart,
 };
 
+// ---- backward with the gradient of a bias of what was added before ----
+
+enum { R_INP, R_WEIGHT, R_BIAS, R_OUT, R_MEAN, R_RSTD, R_DOUT, R_DINP, R_DWEIGHT, R_DBIAS, R_DRIGHT };
+
+static void right_forward_ref(float* const* a, const int* d) {
+    layernorm_forward_ref(a[R_OUT], a[R_MEAN], a[R_RSTD], a[R_INP], a[R_WEIGHT], a[R_BIAS], EPS, d['N'], d['C']);
+}
+
+OP_STORED(X)
+static void right_forward(X* const* x, float* const* a, const int* d, const Device* dev) {
+    layernorm_forward(x[R_OUT], a[R_MEAN], a[R_RSTD], x[R_INP], x[R_WEIGHT], x[R_BIAS], EPS, d['N'], d['C'], dev);
+}
+
+static void right_ref(float* const* a, const int* d) {
+    residual_layernorm_backward_ref(a[R_DINP], a[R_DWEIGHT], a[R_DBIAS], a[R_DRIGHT], a[R_DOUT], a[R_INP], a[R_WEIGHT],
+                                    a[R_MEAN], a[R_RSTD], d['N'], d['C']);
+}
+
+OP_STORED(X)
+static void right(X* const* x, float* const* a, const int* d, const Device* dev) {
+    residual_layernorm_backward(x[R_DINP], a[R_DWEIGHT], a[R_DBIAS], a[R_DRIGHT], x[R_DOUT], x[R_INP], x[R_WEIGHT],
+                                a[R_MEAN], a[R_RSTD], d['N'], d['C'], dev);
+}
+
+static double right_apart(const OpProblem* p, int array, size_t i) {
+    const int N = p->d['N'], C = p->d['C'];
+    double all = 0.0, terms = 0.0;
+    switch (array) {
+        case R_OUT: return out_tolerance(C);
+        case R_MEAN: return mean_tolerance(C);
+        case R_RSTD: return rstd_tolerance(C);
+        case R_DINP: return dinp_tolerance(C);
+        case R_DWEIGHT: return dweight_tolerance(N);
+        case R_DBIAS: return dbias_tolerance(N);
+        case R_DRIGHT: break;
+        default: return 0.0;
+    }
+    for (int n = 0; n < N; n++) {  // each term is as far off as dinp, and in bf16 rounded
+        const double term = fabs((double)p->a[R_DINP][(size_t)n * (size_t)C + i]) + dinp_tolerance(C);
+        all += term;
+        terms += dinp_tolerance(C) + (p->as_bf16 ? 0x1p-8 * term : 0.0);
+    }
+    return terms + 2.0 * rounding_walk(N, all);
+}
+
+static const Op with_right = {
+    .name = "right", .dims = "NC",
+    .arrays = {
+        {R_INP, "inp", "NC", GIVEN, 2.0f},
+        {R_WEIGHT, "weight", "C", GIVEN, 1.5f},
+        {R_BIAS, "bias", "C", GIVEN, 1.0f, ""},
+        {R_OUT, "out", "NC", MADE, 0.0f, ""},
+        {R_MEAN, "mean", "N", MADE | FLOAT},
+        {R_RSTD, "rstd", "N", MADE | FLOAT},
+        {R_DOUT, "dout", "NC", GIVEN, 1.0f},
+        {R_DINP, "dinp", "NC", GRADIENT | ADDED, 1.0f},
+        {R_DWEIGHT, "dweight", "C", GRADIENT | ASKED | FLOAT},
+        {R_DBIAS, "dbias", "C", GRADIENT | ASKED | FLOAT},
+        {R_DRIGHT, "dright", "C", GRADIENT | FLOAT},
+    },
+    .shapes = shapes, .traits = ANYWHERE,
+    .forward_ref = right_forward_ref, .forward = OP_FAST(right_forward),
+    .backward_ref = right_ref, .backward = OP_FAST(right), .apart = right_apart,
+};
+
 // ---- rows whose answer is obvious ----
 
 static void test_obvious(Test* t) {
@@ -245,11 +310,11 @@ static void test_underflow(Test* t) {
 }
 
 int main(int argc, char** argv) {
-    const Op* ops[] = {&layernorm, &residual_layernorm};
+    const Op* ops[] = {&layernorm, &residual_layernorm, &with_right};
     const Promise promises[] = {
         {"obvious", "a constant row gives the bias, a row of +-1000 the weights", test_obvious},
         {"rounding", "a product that is no part of a chain rounds before it is added", test_rounding},
         {"underflow", "sums whose products are too small for floats keep their sign", test_underflow},
     };
-    return op_main(argc, argv, ops, 2, promises, 3);
+    return op_main(argc, argv, ops, 3, promises, 3);
 }

@@ -30,7 +30,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/ops/dropout.h"        // Dropout, dropout: a part of the elements is left out (--dropout)
 #include "llmc/ops/embedding.h"      // embedding_forward, embedding_backward
 #include "llmc/ops/gelu.h"           // gelu_forward
-#include "llmc/ops/layernorm.h"      // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/ops/layernorm.h"      // layernorm_forward, residual_layernorm_forward, residual_layernorm_backward
 #include "llmc/ops/matmul.h"         // matmul_gelu_forward
 #ifndef TESTING                     // a test includes this file for the model alone
 #include "llmc/models/gpt2_run.h"  // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -59,7 +59,7 @@ typedef struct {
 
 // what must not lose digits, always float
 typedef struct {
-    float *ln1_mean, *ln1_rstd, *att_max, *att_inv, *ln2_mean, *ln2_rstd, *lnf_mean, *lnf_rstd, *losses;
+    float *ln1_mean, *ln1_rstd, *att_max, *att_inv, *ln2_mean, *ln2_rstd, *lnf_mean, *lnf_rstd, *losses, *dstream;
 } Statistics;
 
 typedef enum { KEEP_ALL, RECOMPUTE_GELU, RECOMPUTE_NORMS, RECOMPUTE_BLOCKS } Recompute;  // each includes those before
@@ -137,6 +137,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
     *t++ = activation(FIELD(lnf_mean), 0, N, 1);
     *t++ = activation(FIELD(lnf_rstd), 0, N, 1);
     *t++ = activation(FIELD(losses),   0, N, 1);
+    *t++ = activation(FIELD(dstream),  0, 1, c.C);  // dresidual's sum over positions, above a layer
 #undef FIELD
     return (int)(t - table);
 }
@@ -383,10 +384,15 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int N, const Device* de
     Statistics s = layer_statistics(acts, end - 1);
     StoredParameters p = layer_weights(gpt2, end - 1);
     Parameters d = gpt2_gradients(gpt2, end - 1);
+    // Where nothing is left out, a bias that joins the stream has the sum of dresidual as its gradient, and LayerNorm's
+    // backward pass has every row of that at hand
+    const int joins = acts->dropout.p == 0.0f;
+    int has_sum = joins && model_has_head(m);  // is it that of this layer's end?
     if (model_has_head(m)) {
         device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
-        layernorm_backward(a.dresidual, d.lnfw, d.lnfb, a.dbranch, stream_behind(gpt2, acts, end - 1, N, dev), p.lnfw,
-                           s.lnf_mean, s.lnf_rstd, N, C, dev);
+        residual_layernorm_backward(a.dresidual, d.lnfw, d.lnfb, joins ? s.dstream : NULL, a.dbranch,
+                                    stream_behind(gpt2, acts, end - 1, N, dev), p.lnfw, s.lnf_mean, s.lnf_rstd, N, C,
+                                    dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
         const floatX* residual = l > first ? stream_behind(gpt2, acts, l - 1, N, dev) : a.encoded;
@@ -395,22 +401,32 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int N, const Device* de
         p = layer_weights(gpt2, l);
         d = gpt2_gradients(gpt2, l);
         recompute_block(gpt2, acts, l, residual, N, dev);
+        LinearGradients d_fcproj = gradients(gpt2, AT(fcprojw), AT(fcprojb), l);
+        LinearGradients d_attproj = gradients(gpt2, AT(attprojw), AT(attprojb), l);
+        float* d_attprojb = joins ? d_attproj.bias : NULL;
+        if (joins) { d_attproj.bias = NULL; }
+        if (has_sum && d_fcproj.bias) {
+            device_copy(d_fcproj.bias, s.dstream, sizeof(float) * (size_t)C, dev);
+            d_fcproj.bias = NULL;
+        }
         const floatX* dout = dropout(a.branch, a.dresidual, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
         linear_gelu_backward(a.dwide, dout, a.fch_gelu, a.fch, linear(gpt2, acts, AT(fcprojw), AT(fcprojb), l),
-                             gradients(gpt2, AT(fcprojw), AT(fcprojb), l), acts->how.gelu_fusion > 1, N, dev);
+                             d_fcproj, acts->how.gelu_fusion > 1, N, dev);
         linear_backward(a.dbranch, a.dwide, a.ln2, linear(gpt2, acts, AT(fcw), AT(fcb), l),
                         gradients(gpt2, AT(fcw), AT(fcb), l), 0, N, dev);
-        layernorm_backward(a.dresidual, d.ln2w, d.ln2b, a.dbranch, a.residual2.x, p.ln2w, s.ln2_mean, s.ln2_rstd, N, C,
-                           dev);
+        residual_layernorm_backward(a.dresidual, d.ln2w, d.ln2b, d_attprojb, a.dbranch, a.residual2.x, p.ln2w,
+                                    s.ln2_mean, s.ln2_rstd, N, C, dev);
         dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
-        linear_backward(a.dbranch, dout, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l),
-                        gradients(gpt2, AT(attprojw), AT(attprojb), l), 0, N, dev);
+        linear_backward(a.dbranch, dout, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l), d_attproj, 0, N,
+                        dev);
         const SegmentAttention x = attention(gpt2, acts, l);
         segment_attention_backward(a.dwide, a.dwide + HC, a.dwide + 2 * HC, a.dbranch, &x, &acts->batch.segments,
                                    &acts->batch.rows, dev);
         linear_backward(a.dbranch, a.dwide, a.ln1, linear(gpt2, acts, AT(qkvw), AT(qkvb), l),
                         gradients(gpt2, AT(qkvw), AT(qkvb), l), 0, N, dev);
-        layernorm_backward(a.dresidual, d.ln1w, d.ln1b, a.dbranch, residual, p.ln1w, s.ln1_mean, s.ln1_rstd, N, C, dev);
+        residual_layernorm_backward(a.dresidual, d.ln1w, d.ln1b, joins ? s.dstream : NULL, a.dbranch, residual, p.ln1w,
+                                    s.ln1_mean, s.ln1_rstd, N, C, dev);
+        has_sum = joins;
         model_layer_done(&gpt2->model, l, dev);
     }
     if (!model_has_embedding(m)) { return; }

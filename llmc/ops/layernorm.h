@@ -3,25 +3,28 @@ LayerNorm: out = (inp - mean) * rstd * weight + bias, statistics over each row o
     inp, out (N, C)   weight, bias (C)   mean, rstd (N) float, kept for backward   eps  LAYERNORM_EPS of GPT-2
 residual_layernorm_forward adds before it normalises: residual = left + right, out = layernorm(residual). residual may
 be left or right.
-Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md). NULL for any of the
-three: nobody asks for it, and nothing is done for it
+Backward, with xhat = (inp - mean) * rstd and g = weight * dout (derived in doc/layernorm.md). NULL for any of them:
+nobody asks for it, and nothing is done for it
     dinp    += (g - mean(g) - xhat * mean(g * xhat)) * rstd    (N, C)  added: inp is the residual stream
     dweight  = sum over n of xhat * dout                       (C)     written, one call is one leaf
     dbias    = sum over n of dout                              (C)     written
+    dright   = sum over n of dinp as it is then stored         (C)     written, by residual_layernorm_backward: the
+               gradient of a bias that `right` of the residual sum ends with. Without dinp NULL too
 Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with
         the residual sum, 4*N*C backward: every array once. Judge it in GB/s.
 Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
         statistics, dweight and dbias are float.
-Order:  row sums chain over c from 0; dweight and dbias chain over n from 0. In C lanes hold neighbouring rows for the
-        first and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums
-        dweight and dbias over its rows, and blocks are added in a fixed order; their number is that of the GPU's
-        multiprocessors times a constant.
+Order:  row sums chain over c from 0; dweight, dbias and dright chain over n from 0. In C lanes hold neighbouring rows
+        for the first and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block
+        sums dweight, dbias and dright over its rows, and blocks are added in a fixed order; their number is that of the
+        GPU's multiprocessors times a constant.
 Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; doc/layernorm.md. Slower kernels: dev/cuda/layernorm.cu
 */
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, lane_sum, MaybeNull
+#include "../core/mma.h"     // in a CUDA build: cp_async_16, cp_async_commit, cp_async_wait
 #include "residual.h"        // residual_forward
 #include <math.h>
 #ifndef __CUDACC__
@@ -64,9 +67,9 @@ static inline void layernorm_backward_row_ref(float* dinp, const float* dout, co
     for (int c = 0; c < C; c++) { dinp[c] += (weight[c] * dout[c] - mean_g - (inp[c] - mean) * rstd * mean_gx) * rstd; }
 }
 
-static inline void layernorm_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout,
-                                          const float* inp, const float* weight, const float* mean, const float* rstd,
-                                          int N, int C) {
+static inline void residual_layernorm_backward_ref(float* dinp, float* dweight, float* dbias, float* dright,
+                                                   const float* dout, const float* inp, const float* weight,
+                                                   const float* mean, const float* rstd, int N, int C) {
     for (size_t n = 0; dinp && n < (size_t)N; n++) {
         layernorm_backward_row_ref(dinp + n * C, dout + n * C, inp + n * C, weight, mean[n], rstd[n], C);
     }
@@ -80,6 +83,16 @@ static inline void layernorm_backward_ref(float* dinp, float* dweight, float* db
         dbias[c] = 0.0f;
         for (size_t n = 0; n < (size_t)N; n++) { dbias[c] += dout[n * C + c]; }
     }
+    for (int c = 0; dright && c < C; c++) {
+        dright[c] = 0.0f;
+        for (size_t n = 0; n < (size_t)N; n++) { dright[c] += dinp[n * C + c]; }
+    }
+}
+
+static inline void layernorm_backward_ref(float* dinp, float* dweight, float* dbias, const float* dout,
+                                          const float* inp, const float* weight, const float* mean, const float* rstd,
+                                          int N, int C) {
+    residual_layernorm_backward_ref(dinp, dweight, dbias, NULL, dout, inp, weight, mean, rstd, N, C);
 }
 
 #ifndef __CUDACC__  // ---- fast C: VLANES rows side by side ----
@@ -226,12 +239,19 @@ static inline void layernorm_backward_input_(float* dinp, const float* dout, con
     }
 }
 
-static inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                                      const float* weight, const float* mean, const float* rstd, int N, int C,
-                                      const Device* dev) {
+static inline void residual_layernorm_backward(float* dinp, float* dweight, float* dbias, float* dright,
+                                               const float* dout, const float* inp, const float* weight,
+                                               const float* mean, const float* rstd, int N, int C, const Device* dev) {
     (void)dev;
     if (dweight || dbias) { layernorm_backward_parameters_(dweight, dbias, dout, inp, mean, rstd, N, C); }
     if (dinp) { layernorm_backward_input_(dinp, dout, inp, weight, mean, rstd, N, C); }
+    if (dright) { layernorm_backward_parameters_(NULL, dright, dinp, inp, mean, rstd, N, C); }
+}
+
+static inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                                      const float* weight, const float* mean, const float* rstd, int N, int C,
+                                      const Device* dev) {
+    residual_layernorm_backward(dinp, dweight, dbias, NULL, dout, inp, weight, mean, rstd, N, C, dev);
 }
 #else  // ---- CUDA forward: one warp per row ----
 
@@ -355,7 +375,7 @@ __global__ void layernorm_backward_rows_kernel(X* dinp, const X* dout, const X* 
 }
 
 // parts (gridDim.y, 2, C): dweight and dbias, those that are asked for, of the rows N * b / gridDim.y .. of part b =
-// blockIdx.y. One thread per channel
+// blockIdx.y. One thread per channel. dright: as dbias, of dinp
 template <typename X>
 __global__ void layernorm_backward_channels_kernel(float* parts, int with_weight, int with_bias, const X* dout,
                                                    const X* inp, const float* mean, const float* rstd, int N, int C) {
@@ -373,30 +393,33 @@ __global__ void layernorm_backward_channels_kernel(float* parts, int with_weight
     if (with_bias) { parts[(size_t)b * 2 * C + C + c] = dbias; }
 }
 
-// dweight and dbias, either may be NULL, are the sums over b of parts (n_parts, 2, C). A block (32, rows) has 32
-// columns of the 2*C: row y of its threads, of which there are n_parts at most, adds the parts y, y + rows, ..., then
-// the first row adds these sums. One part comes through as it is, also -0
-__global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, const float* parts, int n_parts,
-                                                       int C) {
+// what a part has of each channel; dright only in one pass
+enum { LAYERNORM_DWEIGHT, LAYERNORM_DBIAS, LAYERNORM_DRIGHT };
+
+// dweight, dbias and dright, any may be NULL, are the sums over b of parts (n_parts, n_kinds, C). A block (32, rows)
+// has 32 columns of the n_kinds*C: row y of its threads, of which there are n_parts at most, adds the parts y, y +
+// rows, ..., then the first row adds these sums. One part comes through as it is, also -0
+__global__ static void layernorm_backward_parts_kernel(float* dweight, float* dbias, float* dright, const float* parts,
+                                                       int n_parts, int n_kinds, int C) {
     __shared__ float sums[WARP][WARP];
-    int j = blockIdx.x * WARP + threadIdx.x;
-    float *to = j < C ? dweight : j < 2 * C ? dbias : NULL, sum = to ? parts[(size_t)threadIdx.y * 2 * C + j] : 0.0f;
+    int j = blockIdx.x * WARP + threadIdx.x, kind = j / C;
+    size_t part = (size_t)n_kinds * C;
+    float* to = kind >= n_kinds ? NULL : kind == LAYERNORM_DWEIGHT ? dweight : kind == LAYERNORM_DBIAS ? dbias : dright;
+    float sum = to ? parts[threadIdx.y * part + j] : 0.0f;
     #pragma unroll 8
-    for (int b = threadIdx.y + blockDim.y; b < n_parts; b += blockDim.y) {
-        sum += to ? parts[(size_t)b * 2 * C + j] : 0.0f;
-    }
+    for (int b = threadIdx.y + blockDim.y; b < n_parts; b += blockDim.y) { sum += to ? parts[b * part + j] : 0.0f; }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || !to) { return; }
     for (int y = 1; y < (int)blockDim.y; y++) { sum += sums[y][threadIdx.x]; }
-    to[j < C ? j : j - C] = sum;
+    to[j - kind * C] = sum;
 }
 
 // ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
 
 enum { LAYERNORM_OWNED = 8 };      // channels of a thread
-enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
-enum { LAYERNORM_PAIR = 2 };                             // rows that are loaded before the block waits for their sums
+enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 80 registers each
+enum { LAYERNORM_PAIR = 2 };       // rows that are loaded before the block waits for their sums
 
 // the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must
 // not be written again before another barrier
@@ -413,27 +436,36 @@ __device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], flo
     }
 }
 
-// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2, C). C is a
-// multiple of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT: dinp is asked for; PARAMETERS:
-// dweight, dbias or both, which have every load in common, so that one alone costs what both cost
-template <int INPUT, int PARAMETERS, typename X>
+// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2 + RIGHT, C).
+// C is a multiple of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT: dinp is asked for; PARAMETERS:
+// dweight, dbias or both, which have every load in common, so that one alone costs what both cost; RIGHT: dright, with
+// both others
+template <int INPUT, int PARAMETERS, int RIGHT, typename X>
 __global__ void __launch_bounds__(LAYERNORM_THREADS)
 layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean,
                           const float* rstd, int N, int C) {
-    const int W = LAYERNORM_OWNED, R = LAYERNORM_PAIR;
+    const int W = LAYERNORM_OWNED, R = LAYERNORM_PAIR, CHUNK = 16 / (int)sizeof(X);
     __shared__ float sums[2][LAYERNORM_THREADS / WARP][2 * R];
     int c = threadIdx.x * W, inside = c < C;
     float per_channel = 1.0f / (float)C;
+    // of this thread: dinp's rows, which come while the sums are made, and dright, for which registers are not enough
+    extern __shared__ float4 layernorm_kept[];
+    Pack<X, W>* mine = reinterpret_cast<Pack<X, W>*>(layernorm_kept) + threadIdx.x;
+    Pack<float, W>* dright = reinterpret_cast<Pack<float, W>*>(mine - threadIdx.x + R * blockDim.x) + threadIdx.x;
     Pack<float, W> w = {}, dweight = {}, dbias = {};
+    if (RIGHT) { *dright = {}; }
     if (INPUT && inside) { w = load_floats<W>(weight + c); }
     for (int n = blockIdx.x * R, turn = 0; n < N; n += gridDim.x * R, turn ^= 1) {
         Pack<float, W> x[R] = {}, d[R] = {};
         float s[R] = {}, row_sums[2 * R] = {};  // of g, then of g * xhat
         for (int r = 0; r < R; r++) {
             if (!inside || n + r >= N) { continue; }
-            x[r] = load_floats<W>(inp + (size_t)(n + r) * C + c);
-            d[r] = load_floats<W>(dout + (size_t)(n + r) * C + c);
+            size_t at = (size_t)(n + r) * C + c;
+            for (int i = 0; INPUT && i < W; i += CHUNK) { cp_async_16(&mine[r * blockDim.x].x[i], dinp + at + i); }
+            x[r] = load_floats<W>(inp + at);
+            d[r] = load_floats<W>(dout + at);
         }
+        cp_async_commit();
         for (int r = 0; r < R; r++) {
             if (n + r >= N) { continue; }
             float m = mean[n + r];
@@ -452,22 +484,43 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
         }
         if (!INPUT) { continue; }
         layernorm_block_sums_(row_sums, sums[turn]);
+        cp_async_wait<0>();
         for (int r = 0; r < R; r++) {
             if (!inside || n + r >= N) { continue; }
             float mean_g = row_sums[r] * per_channel, mean_gx = row_sums[R + r] * per_channel;
-            Pack<float, W> y = load_floats<W>(dinp + (size_t)(n + r) * C + c);
-            for (int i = 0; i < W; i++) { y.x[i] += (d[r].x[i] - mean_g - x[r].x[i] * mean_gx) * s[r]; }
+            Pack<float, W> y = load_floats<W>(mine[r * blockDim.x].x);
+            for (int i = 0; i < W; i++) {
+                y.x[i] += (d[r].x[i] - mean_g - x[r].x[i] * mean_gx) * s[r];
+                if (RIGHT) { dright->x[i] += to_float(from_float<X>(y.x[i])); }  // as it is stored
+            }
             store_floats(dinp + (size_t)(n + r) * C + c, y);
         }
     }
     if (PARAMETERS && inside) {
-        store_floats(parts + (size_t)blockIdx.x * 2 * C + c, dweight);
-        store_floats(parts + (size_t)blockIdx.x * 2 * C + C + c, dbias);
+        float* part = parts + (size_t)blockIdx.x * (2 + RIGHT) * C + c;
+        store_floats(part + LAYERNORM_DWEIGHT * C, dweight);
+        store_floats(part + LAYERNORM_DBIAS * C, dbias);
+        if (RIGHT) { store_floats(part + LAYERNORM_DRIGHT * C, *dright); }
     }
 }
 
 // threads of a block that has all channels of a row
 static inline int layernorm_threads_(int C) { return (int)ceil_div(ceil_div(C, LAYERNORM_OWNED), WARP) * WARP; }
+
+// what a thread keeps in shared memory: rows of dinp, and dright
+template <typename X>
+static inline size_t layernorm_kept_(int with_dinp, int with_dright) {
+    return (size_t)(with_dinp * LAYERNORM_PAIR) * sizeof(Pack<X, LAYERNORM_OWNED>) +
+           (size_t)with_dright * sizeof(Pack<float, LAYERNORM_OWNED>);
+}
+
+// 1 KiB: for the sums of warps
+template <typename X>
+static inline int layernorm_one_pass_fits_(int C) {
+    size_t threads = (size_t)layernorm_threads_(C);
+    return C % LAYERNORM_OWNED == 0 && threads <= LAYERNORM_THREADS &&
+           threads * layernorm_kept_<X>(1, 1) + 1024 <= LAYERNORM_SHARED;
+}
 
 // into how many parts the rows are cut. One pass: as many blocks as run at once
 static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev) {
@@ -481,68 +534,86 @@ static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev
 #endif
 }
 
-static inline void layernorm_add_parts_(float* dweight, float* dbias, const float* parts, int n_parts, int C,
-                                        const Device* dev) {
+static inline void layernorm_add_parts_(float* dweight, float* dbias, float* dright, const float* parts, int n_parts,
+                                        int n_kinds, int C, const Device* dev) {
     dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
-    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(2 * C, WARP), block, 0, dev->stream>>>(
-        dweight, dbias, parts, n_parts, C);
+    layernorm_backward_parts_kernel<<<(unsigned)ceil_div(n_kinds * C, WARP), block, 0, dev->stream>>>(
+        dweight, dbias, dright, parts, n_parts, n_kinds, C);
+}
+
+// dweight of xhat and dout, dbias of dout alone
+template <typename X>
+static inline void layernorm_backward_columns_(float* dweight, float* dbias, const X* dout, const X* inp,
+                                               const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 0, dev);
+    float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
+    dim3 channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
+    layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dweight != NULL, dbias != NULL, dout,
+                                                                           inp, mean, rstd, N, C);
+    layernorm_add_parts_(dweight, dbias, NULL, parts, n_parts, 2, C, dev);
 }
 
 template <int W, typename X>
-static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
-                                                  const X* weight, const float* mean, const float* rstd, int N, int C,
-                                                  const Device* dev) {
+static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float* dbias, float* dright, const X* dout,
+                                                  const X* inp, const X* weight, const float* mean, const float* rstd,
+                                                  int N, int C, const Device* dev) {
     if (dinp) {
         dim3 block(WARP, LAYERNORM_ROWS);
         layernorm_backward_rows_kernel<W><<<(unsigned)ceil_div(N, LAYERNORM_ROWS), block, 0, dev->stream>>>(
             dinp, dout, inp, weight, mean, rstd, N, C);
     }
-    if (dweight || dbias) {
-        int n_parts = layernorm_parts_(N, C, 0, dev);
-        float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
-        dim3 channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
-        layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dweight != NULL, dbias != NULL,
-                                                                               dout, inp, mean, rstd, N, C);
-        layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev);
-    }
+    if (dweight || dbias) { layernorm_backward_columns_(dweight, dbias, dout, inp, mean, rstd, N, C, dev); }
+    if (dright) { layernorm_backward_columns_(NULL, dright, (const X*)dinp, inp, mean, rstd, N, C, dev); }
 }
 
 template <typename X>
-static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, const X* dout, const X* inp,
-                                                const X* weight, const float* mean, const float* rstd, int N, int C,
-                                                const Device* dev) {
-    int n_parts = layernorm_parts_(N, C, 1, dev), threads = layernorm_threads_(C), parameters = dweight || dbias;
-    float* parts = parameters ? (float*)device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts) : NULL;
-    if (dinp && parameters) {
-        layernorm_backward_kernel<1, 1>
-            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, float* dright, const X* dout,
+                                                const X* inp, const X* weight, const float* mean, const float* rstd,
+                                                int N, int C, const Device* dev) {
+    int n_parts = layernorm_parts_(N, C, 1, dev), threads = layernorm_threads_(C), n_kinds = dright ? 3 : 2;
+    int sums = dweight || dbias || dright;
+    size_t kept = (size_t)threads * layernorm_kept_<X>(dinp != NULL, dright != NULL);
+    float* parts = sums ? (float*)device_workspace(dev, sizeof(float) * n_kinds * (size_t)C * n_parts) : NULL;
+    if (dright) {
+        layernorm_backward_kernel<1, 1, 1>
+            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    } else if (dinp && sums) {
+        layernorm_backward_kernel<1, 1, 0>
+            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
     } else if (dinp) {
-        layernorm_backward_kernel<1, 0>
-            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
-    } else if (parameters) {
-        layernorm_backward_kernel<0, 1>
-            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_kernel<1, 0, 0>
+            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+    } else if (sums) {
+        layernorm_backward_kernel<0, 1, 0>
+            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
     }
-    if (parameters) { layernorm_add_parts_(dweight, dbias, parts, n_parts, C, dev); }
+    if (sums) { layernorm_add_parts_(dweight, dbias, dright, parts, n_parts, n_kinds, C, dev); }
+}
+
+template <typename X>
+static inline void residual_layernorm_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias,
+                                               float* dright, const X* dout, const X* inp, const X* weight,
+                                               const float* mean, const float* rstd, int N, int C, const Device* dev) {
+    constexpr int W = pack_width<X>();
+    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs;
+#ifdef EXACT
+    one_pass = 0;
+#endif
+    if (one_pass && layernorm_one_pass_fits_<X>(C)) {
+        layernorm_backward_one_pass_(dinp, dweight, dbias, dright, dout, inp, weight, mean, rstd, N, C, dev);
+    } else if (packs) {
+        layernorm_backward_two_passes_<W>(dinp, dweight, dbias, dright, dout, inp, weight, mean, rstd, N, C, dev);
+    } else {
+        layernorm_backward_two_passes_<1>(dinp, dweight, dbias, dright, dout, inp, weight, mean, rstd, N, C, dev);
+    }
+    cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
 static inline void layernorm_backward(typename MaybeNull<X>::type* dinp, float* dweight, float* dbias, const X* dout,
                                       const X* inp, const X* weight, const float* mean, const float* rstd, int N, int C,
                                       const Device* dev) {
-    constexpr int W = pack_width<X>();
-    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs;
-#ifdef EXACT
-    one_pass = 0;
-#endif
-    if (one_pass && C % LAYERNORM_OWNED == 0 && layernorm_threads_(C) <= LAYERNORM_THREADS) {
-        layernorm_backward_one_pass_(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
-    } else if (packs) {
-        layernorm_backward_two_passes_<W>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
-    } else {
-        layernorm_backward_two_passes_<1>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, dev);
-    }
-    cudaCheck(cudaGetLastError());
+    residual_layernorm_backward(dinp, dweight, dbias, NULL, dout, inp, weight, mean, rstd, N, C, dev);
 }
 #endif
 #endif  // LLMC_LAYERNORM_H
