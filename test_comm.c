@@ -8,6 +8,7 @@ processes that talk over TCP on this machine, with COMM_CHECK=1; every call is c
 #include "llmc/test/test.h"
 #include "llmc/test/testfiles.h"
 #include "llmc/ranks/data_parallel.h"
+#include "llmc/ranks/model_collect.h"
 #include "llmc/ranks/moments.h"
 #include <limits.h>
 #include <sys/resource.h>

@@ -317,7 +317,7 @@ static const floatX* gain(const DeepseekV4* v4, size_t field, int l) {
 
 // what is stored as floats in every build
 static float* floats(const DeepseekV4* v4, size_t field, int l) {
-    return (float*)model_place_of(&v4->model, model_row(&v4->model, field, l), l);
+    return (float*)model_pointer(&v4->model, model_row(&v4->model, field, l), l);
 }
 
 // where a gradient is to be written; NULL: it does not learn

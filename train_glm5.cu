@@ -282,7 +282,7 @@ static const floatX* vector(const Glm5* glm, size_t field, int l) {
 static float* gradient(Glm5* glm, size_t field, int l) { return model_vector_gradient(&glm->model, field, l); }
 
 static float* router_bias(const Glm5* glm, int l) {
-    return (float*)model_place_of(&glm->model, model_row(&glm->model, AT(router_bias), l), l);
+    return (float*)model_pointer(&glm->model, model_row(&glm->model, AT(router_bias), l), l);
 }
 
 // attention of layer l, without gradients

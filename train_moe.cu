@@ -198,7 +198,7 @@ static float* gradient(Moe* moe, size_t field, int l) { return model_vector_grad
 static float* router_bias(const Moe* moe, int l) {
     const Model* m = &moe->model;
     const int row = model_row(m, AT(bias), l);
-    return row >= 0 && tensor_is_held(&m->held[row], l) ? (float*)model_place_of(m, row, l) : NULL;
+    return row >= 0 && tensor_is_held(&m->held[row], l) ? (float*)model_pointer(m, row, l) : NULL;
 }
 
 // what the router of layer l counts in this leaf

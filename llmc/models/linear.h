@@ -38,7 +38,7 @@ vocabulary's rows all of this is the rank's own (vocabulary.h).
 #include "../ops/gelu.h"       // gelu_backward
 #include "../ops/grouped_matmul.h"  // grouped_matmul_forward, grouped_matmul_backward_input
 #include "../ops/matmul.h"     // matmul_forward, matmul_backward_input, matmul_gelu_backward_input, ...
-#include "../ranks/model_gradients.h"  // Model, model_place_of, model_gradient_of
+#include "../ranks/model_gradients.h"  // Model, model_pointer, model_gradient_of
 #include "../ranks/tensor_parallel.h"  // tp_gather, tp_to_columns, tp_to_rows
 #include "adapters.h"          // Adapters, AdapterPlace, adapter_find
 
@@ -83,7 +83,7 @@ static inline Linear model_linear(const Model* m, size_t weight, size_t bias, in
     memset(&w, 0, sizeof w);
     if (i < 0) { return w; }
     w.weight = model_matrix(m, i, layer);
-    w.bias = b < 0 ? NULL : (const floatX*)model_place_of(m, b, layer);
+    w.bias = b < 0 ? NULL : (const floatX*)model_pointer(m, b, layer);
     w.C = m->held[i].columns;
     w.OC = m->held[i].rows;
     w.split = model_row_has_tp(m, i) ? m->held[i].split : SPLIT_NONE;
@@ -146,8 +146,8 @@ static inline void linear_adapt(Linear* w, const Model* m, const Adapters* x, Ad
                                  pass.dropout.p > 0.0f ? dropout : none, (int)(p - x->places), {0, 0, 0}, 0};
         a->shape = shape;
         a->first = p->first;
-        a->A = (const floatX*)model_place_of(m, p->a, layer);
-        a->B = (const floatX*)model_place_of(m, p->b, layer);
+        a->A = (const floatX*)model_pointer(m, p->a, layer);
+        a->B = (const floatX*)model_pointer(m, p->b, layer);
     }
 }
 

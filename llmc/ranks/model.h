@@ -13,19 +13,13 @@ Model: the tensors of a model and all that is kept of them. A trainer's own stru
     model_batches, model_batch   so many micro-batches of an update this rank computes, or its share of them; which
     model_init            the stored parameters, zero
     model_store_frozen    matrices that do not learn as bf16 or fp8; with --tp a rank's part of them so
-    model_stream_open     parameters from floats, slice by slice, rounded as the last update rounded them; from a file
-                          of bf16, fp8 or fp4 straight to where they are stored so, of a part that alone; else to fp8 by
-                          bands of 128 rows
     model_init_training   gradients, masters and moments, for updates of so many micro-batches
     model_init_muon       scratch of Muon (ops/muon.h), whose moment is the first one; the second stays 0
     model_point           the fields of a struct of pointers point to the parameters of a layer; to its gradients:
                           dp_point, or model_point_gradients
-    model_row, model_place_of, model_matrix, model_vector   one of them: its row of the table, where it is stored, as a
+    model_row, model_pointer, model_matrix, model_vector   one of them: its row of the table, where it is stored, as a
                           matrix; the place of a field at a layer. model_field_learns: does it learn?
-    model_slice           of an arena of parts that ranks keep one slice, on rank 0
-    model_whole           the parameters as a checkpoint has them: floats on the host of rank 0
-    model_whole_average   their average over updates in the same way (ema.h)
-    model_any_slice       a slice of either; model_slices.h: one after the other
+Into it: model_stream.h. Out of it: model_collect.h.
 Where:  everything is device memory. Stored parameters are whole on every rank, but for experts with --ep and layers
         with --pp; of masters and moments a rank has the parts `kept`. Without masters the stored ones are all there is.
 With --ep experts have gradients of their own (`dp_experts`): their leaves are those of a whole group, which the group's
@@ -37,7 +31,6 @@ With --pp the table is the same on all ranks, and says which layers are in memor
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
-#include "../core/bf16.h"    // bf16_widen
 #include "../core/layers.h"  // learning_from
 #include "data_parallel.h"   // DataParallel, dp_init, dp_open
 #include "expert_ranks.h"    // ExpertRanks
@@ -598,204 +591,7 @@ static inline void model_init_average(Model* m, const Device* dev) {
     device_zero(m->average, sizeof(float) * m->n_kept, dev);
 }
 
-// ---- parameters from floats on the host, slice by slice ----
-
-// A checkpoint after so many updates: bf16 is rounded with the noise of the last of them, so that a resumed run has
-// the same bits. What is a bf16 already stays what it is.
-typedef struct {
-    Model* m;
-    int updates;
-    const Device* dev;
-    float *room, *staged;  // of a slice, on the host and on the device
-    float* whole;          // all of them on the host, or NULL
-    int sums;              // does somebody want the sums?
-    uint64_t sum_of_experts, sum_of_parts, sum;  // of what this rank has: of experts and of matrices that it shares,
-                                                 // and of all else
-    uint16_t* halves;      // the slice that is under way as bf16; NULL: it is in `room`
-    int is_banded;         // it is stored as fp8 or fp4 as it comes, and nothing of it is in `room`
-} ModelStream;
-
-static inline float* model_stream_room_(void* stream, const Tensor* t, int k) {
-    ModelStream* s = (ModelStream*)stream;
-    (void)k;
-    s->halves = NULL;
-    s->is_banded = 0;
-    return (float*)memset(s->room, 0, sizeof(float) * tensor_slice_elements(t));
-}
-
-// where slice k of t is stored; NULL: on another rank
-static inline char* model_stream_place_(const ModelStream* s, const Tensor* t, int k) {
-    const Model* m = s->m;
-    const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
-    if (held < 0) { return NULL; }
-    return (char*)m->w.stored + tensor_stored_place(&m->held[row], model_part_elements(m, row) * (size_t)held);
-}
-
-// ---- fp8 and fp4 as a file has it, and fp8 straight from bands of floats ----
-
-static inline void* model_stream_scales_(const ModelStream* s, const Tensor* t, int k) {
-    const int row = (int)(t - s->m->table);
-    return (char*)s->m->w.stored + tensor_scales_place(&s->m->held[row], model_held_slice(s->m, row, k));
-}
-
-static inline uint8_t* model_stream_scaled_(void* stream, const Tensor* t, int k, Stored kind, void** scales) {
-    ModelStream* s = (ModelStream*)stream;
-    const int row = (int)(t - s->m->table), is_wanted = s->whole && model_is_saved_(s->m, t);
-    char* place = model_stream_place_(s, t, k);
-    s->halves = NULL;
-    s->is_banded = place && s->m->held[row].stored == kind && !is_wanted;
-    if (!s->is_banded) { return NULL; }
-    *scales = model_stream_scales_(s, t, k);
-    return (uint8_t*)place;
-}
-
-static inline TensorPart model_stream_part_(void* stream, const Tensor* t, int k) {
-    const ModelStream* s = (const ModelStream*)stream;
-    (void)k;
-    return model_part(s->m, (int)(t - s->m->table));
-}
-
-// Of a slice that is there: what ranks compare. What the host has is as it is stored, else floats
-static inline void model_stream_sum_(ModelStream* s, const Tensor* t, int k) {
-    const int row = (int)(t - s->m->table);
-    const Tensor* held = &s->m->held[row];
-    const uint64_t slice = (uint64_t)(tensors_slices(s->m->table, row) + k);
-    const size_t n = tensor_slice_elements(held);
-    uint64_t* sum = model_row_has_ep(s->m, row) ? &s->sum_of_experts
-                  : model_row_has_tp(s->m, row) ? &s->sum_of_parts : &s->sum;
-    if (!DEVICE_IS_SHARED) {
-        *sum += XXH3_64bits_withSeed(s->room, sizeof(float) * n, slice);
-        return;
-    }
-    *sum += XXH3_64bits_withSeed(model_stream_place_(s, t, k), tensor_stored_size(held, n), slice);
-    if (!tensor_has_scales(held)) { return; }
-    *sum += XXH3_64bits_withSeed(model_stream_scales_(s, t, k), tensor_scale_bytes(held, held->stored), slice);
-}
-
-// Of a whole matrix `rows` from row `first` on, whose floats are x: this rank's own, rounded as all of them are
-static inline void model_stream_band_(uint8_t* bytes, float* scales, const float* x, const TensorPart* part, int first,
-                                      int rows, int C) {
-    if (!tensor_part_meets(part, first, rows)) { return; }
-    uint8_t* whole = (uint8_t*)malloc_check((size_t)rows * (size_t)C, "a band of fp8");
-    float* of_blocks = (float*)malloc_check(sizeof(float) * (size_t)fp8_blocks(C), "scales of fp8");
-    fp8_quantize_rows(whole, of_blocks, x, rows, C);
-    tensor_take_rows(bytes, whole, part, C, 1, 1, first, rows);
-    tensor_take_scales(scales, of_blocks, part, C, first, rows);
-    free(whole);
-    free(of_blocks);
-}
-
-// n bands from number `band` on, of which x has the floats, to a slice of fp8 and its scales
-static inline void model_stream_bands(uint8_t* bytes, float* scales, const Tensor* t, const TensorPart* part, int band,
-                                      int n, const float* x) {
-    int n_rows;
-    const size_t origin = tensor_band(t, band, &n_rows);
-    #pragma omp parallel for
-    for (int b = band; b < band + n; b++) {
-        int rows;
-        const size_t first = tensor_band(t, b, &rows), C = (size_t)t->columns;
-        model_stream_band_(bytes, scales, x + C * (first - origin), part, (int)first, rows, t->columns);
-    }
-}
-
-static inline void model_stream_bands_(void* stream, const Tensor* t, int k, int band, int n, const float* x) {
-    const ModelStream* s = (const ModelStream*)stream;
-    const TensorPart part = model_part(s->m, (int)(t - s->m->table));
-    uint8_t* bytes = (uint8_t*)model_stream_place_(s, t, k);
-    if (bytes) { model_stream_bands(bytes, (float*)model_stream_scales_(s, t, k), t, &part, band, n, x); }
-}
-
-static inline int model_stream_takes_bands_(void* stream, const Tensor* t, int k) {
-    ModelStream* s = (ModelStream*)stream;
-    const int is_wanted = s->whole && model_is_saved_(s->m, t);
-    (void)k;
-    s->is_banded = s->m->held[t - s->m->table].stored == STORED_FP8 && !is_wanted;
-    s->halves = NULL;
-    return s->is_banded;
-}
-
-// Where nobody asks for floats. What is no bf16 yet is rounded by an update's noise on a GPU, to the nearest on a CPU
-static inline uint16_t* model_stream_halves_(void* stream, const Tensor* t, int k, int is_exact) {
-    ModelStream* s = (ModelStream*)stream;
-    const int row = (int)(t - s->m->table);
-    const int is_bf16 = s->m->held[row].stored_bytes == sizeof(uint16_t) && !model_shares_slices_(s->m, row);
-    char* place = model_stream_place_(s, t, k);
-    s->halves = NULL;
-    const int is_wanted = s->whole && model_is_saved_(s->m, t);
-    if (!is_bf16 || !place || s->m->w.master || is_wanted || !(DEVICE_IS_SHARED || (is_exact && !s->sums))) {
-        return NULL;
-    }
-    const size_t n_bytes = sizeof(uint16_t) * model_part_elements(s->m, row);
-    s->halves = DEVICE_IS_SHARED ? (uint16_t*)place : (uint16_t*)memset(s->room, 0, n_bytes);
-    return s->halves;
-}
-
-// slice k, which is in `room`, to where it is stored
-static inline void model_stream_store_(ModelStream* s, const Tensor* t, int k) {
-    Model* m = s->m;
-    const int row = (int)(t - m->table), held = model_held_slice(m, row, k);
-    const size_t n = model_part_elements(m, row);
-    char* stored = model_stream_place_(s, t, k);
-    const Tensor* h = &m->held[row];
-    assert(h->stored != STORED_FP4);  // that nothing is rounded to
-    if (h->stored == STORED_FP8) {
-        model_stream_bands_(s, t, k, 0, tensor_bands(t), s->room);
-        return;
-    }
-    model_take_part(m, row, s->room, s->room);
-    const ElementNumbers numbers = tensor_numbers(h, n * (size_t)held);
-    const Weights to = weights_of(stored, h->stored_bytes, s->staged, NULL, NULL);
-    const int is_frozen = slice_is_frozen(m->frozen, tensors_slices(m->table, row) + k);
-    if (!DEVICE_IS_SHARED) { device_upload(s->staged, s->room, sizeof(float) * n, s->dev); }
-    weights_round(&to, n, is_frozen ? 0 : (uint32_t)s->updates, numbers, s->dev);
-    if (m->w.master) {
-        const Part own = model_kept(m, row, k);
-        device_upload(m->w.master + own.at, s->room + own.first, sizeof(float) * own.n, s->dev);
-    }
-}
-
-static inline void model_stream_done_(void* stream, const Tensor* t, int k) {
-    ModelStream* s = (ModelStream*)stream;
-    const Model* m = s->m;
-    const size_t whole = tensor_slice_elements(t);
-    char* stored = model_stream_place_(s, t, k);
-    const int is_in_room = !s->is_banded && !s->halves;
-    if (is_in_room && s->whole && model_is_saved_(m, t)) {
-        memcpy(s->whole + t->offset + whole * (size_t)k, s->room, sizeof(float) * whole);
-    }
-    if (is_in_room && stored) { model_stream_store_(s, t, k); }
-    if (s->halves && !DEVICE_IS_SHARED) {
-        const size_t n = model_part_elements(m, (int)(t - m->table));
-        device_upload(stored, s->halves, sizeof *s->halves * n, s->dev);
-    }
-    device_sync(s->dev);
-    if (stored && s->sums) { model_stream_sum_(s, t, k); }
-}
-
-static inline int model_stream_needs_(void* stream, const Tensor* t, int k) {
-    const ModelStream* s = (const ModelStream*)stream;
-    const int row = (int)(t - s->m->table);
-    return model_held_slice(s->m, row, k) >= 0 || (s->whole && model_is_saved_(s->m, t));
-}
-
-static inline SliceSink model_stream_open(ModelStream* s, Model* m, float* whole, int updates, const Device* dev) {
-    const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
-    const SliceSink sink = {model_stream_room_, model_stream_done_, s, model_stream_halves_, model_stream_takes_bands_,
-                            model_stream_bands_, model_stream_needs_, model_stream_scaled_, model_stream_part_};
-    ModelStream opened = {m, updates, dev, NULL, NULL, whole, 0, 0, 0, 0, NULL, 0};
-    *s = opened;
-    s->room = (float*)device_pinned(n_bytes, "a tensor on its way to the device");
-    s->staged = DEVICE_IS_SHARED ? s->room : (float*)device_alloc(n_bytes, "a tensor on its way to the device");
-    return sink;
-}
-
-// before the first slice: ranks will compare what they have, as floats
-static inline void model_stream_sum(ModelStream* s) { s->sums = 1; }
-
-static inline void model_stream_close(ModelStream* s) {
-    if (!DEVICE_IS_SHARED) { device_release(s->staged, sizeof(float) * model_largest_slice(s->m, s->m->n_table)); }
-    device_pinned_free(s->room);
-}
+// ---- one of them ----
 
 static inline void model_point(const Model* m, void* pointers, int layer) {
     tensors_point(pointers, m->held, m->n_table, m->w.stored, layer);
@@ -816,7 +612,7 @@ static inline int model_field_learns(const Model* m, size_t field, int layer) {
 }
 
 // where what is stored of row i at a layer begins
-static inline const void* model_place_of(const Model* m, int i, int layer) {
+static inline const void* model_pointer(const Model* m, int i, int layer) {
     const Tensor* t = &m->held[i];
     const size_t element = (size_t)tensor_slice(t, layer) * tensor_slice_elements(t);
     return (const char*)m->w.stored + tensor_stored_place(t, element);
@@ -826,14 +622,14 @@ static inline const void* model_place_of(const Model* m, int i, int layer) {
 static inline const void* model_vector(const Model* m, size_t field, int layer) {
     const int i = model_row(m, field, layer);
     assert(m->held[i].stored == STORED_BY_BUILD);
-    return model_place_of(m, i, layer);
+    return model_pointer(m, i, layer);
 }
 
 // the same of a matrix, as products read it. In a CUDA build F32 are floatX
 static inline StoredMatrix model_matrix(const Model* m, int i, int layer) {
     const Tensor* t = &m->held[i];
     StoredMatrix w = tensor_as_stored(t);
-    w.data = model_place_of(m, i, layer);
+    w.data = model_pointer(m, i, layer);
     if (t->stored == STORED_BY_BUILD) { w.kind = STORED_F32; }
     if (tensor_has_scales(t)) {
         w.scales = (const char*)m->w.stored + tensor_scales_place(t, tensor_slice(t, layer));
@@ -862,164 +658,5 @@ static inline void model_free(Model* m) {
     free(m->held_layers);
     for (int c = 0; c < PP_CHUNKS_MAX; c++) { free(m->chunk_layers[c]); }
     free(m->frozen);
-}
-
-// ---- for checkpoints ----
-
-// are the masters, like the moments, dealt out over the ranks?
-static inline int model_masters_in_parts(const Model* m) { return m->w.master && m->dp.zero > 0; }
-
-// do all ranks have something of the parameters that rank 0 lacks?
-static inline int model_is_in_parts(const Model* m) { return model_masters_in_parts(m) || model_is_divided(m); }
-
-// what of the parameters a checkpoint is made from, and its bytes: masters or, without them, what is stored
-static inline const void* model_source(const Model* m) { return m->w.master ? (const void*)m->w.master : m->w.stored; }
-static inline size_t model_source_bytes(const Model* m) {
-    return m->w.master ? sizeof(float) * m->n_kept : model_saved_bytes(m);
-}
-
-// What rank `source` has, `from`, comes to rank 0: in `room`, or where it is. NULL elsewhere
-static inline const float* model_bring_(const Model* m, const float* from, float* room, size_t n, int source) {
-    Comm* world = m->world;
-    if (source == 0) { return model_rank(m) > 0 ? NULL : from; }
-    const int sends = world->rank == source, receives = world->rank == 0;
-    comm_wait(world, comm_send_recv(world, from, sends ? n : 0, sends ? 0 : -1, room, receives ? n : 0,
-                                    receives ? source : -1, DT_F32, HERE));
-    return receives ? room : NULL;
-}
-
-// Slice k of row i, of which `from` is what this rank has: whole on rank 0, in `room` or where it is. NULL elsewhere
-static inline const float* model_bring_slice_(const Model* m, const float* from, float* room, int i, int k) {
-    const int source = model_source_rank(m, i, k), n_parts = model_parts(m, i);
-    const size_t n = model_part_elements(m, i);
-    if (n_parts == 1) { return model_bring_(m, from, room, n, source); }
-    float* part = (float*)malloc_check(sizeof(float) * n, "part of a tensor");
-    if (from) { memcpy(part, from, sizeof(float) * n); }
-    for (int p = 0; p < n_parts; p++) {
-        if (model_bring_(m, part, part, n, source + p)) { model_put_part_(m, i, room, part, p); }
-    }
-    free(part);
-    return model_rank(m) == 0 ? room : NULL;
-}
-
-// Slice k of row i, which learns, of an arena of kept parts: on rank 0 the whole slice comes back, in the arena or in
-// `room`, on the others NULL. All ranks call, with room for a slice on the host. dev NULL: the arena is host memory
-static inline const float* model_slice(Model* m, const float* arena, int i, int k, float* room, const Device* dev) {
-    const int held = model_has_stage_of(m, i, k) ? model_held_slice(m, i, k) : -1;
-    const float* from = held < 0 ? NULL : dp_slice(model_dp(m, i), arena, i, held, room, dev);
-    return model_bring_slice_(m, from, room, i, k);
-}
-
-// n stored values, which lie at the beginning of `room` as they are stored, become floats there
-static inline void model_widen_(float* room, size_t stored_bytes, size_t n) {
-    for (size_t j = n; stored_bytes == sizeof(uint16_t) && j-- > 0;) {
-        uint16_t half;
-        memcpy(&half, (const char*)room + sizeof half * j, sizeof half);
-        room[j] = bf16_widen(half);
-    }
-}
-
-// a slice of fp8 or fp4, of an arena of stored parameters on the host
-static inline void model_widen_scaled_(float* room, const void* stored, const Tensor* held, int slice) {
-    const size_t n = tensor_slice_elements(held);
-    const char* arena = (const char*)stored;
-    StoredMatrix w = tensor_as_stored(held);
-    w.rows = (int)(n / (size_t)held->columns);
-    w.data = arena + tensor_stored_place(held, n * (size_t)slice), w.scales = arena + tensor_scales_place(held, slice);
-    #pragma omp parallel for
-    for (int r = 0; r < w.rows; r++) { stored_row(room + (size_t)r * (size_t)w.columns, &w, r); }
-}
-
-// the same of stored parameters, or of a copy of them
-static inline const float* model_stored_slice_(Model* m, const void* stored, int i, int k, float* room,
-                                               const Device* dev) {
-    const int held = model_held_slice(m, i, k), place = model_rank(m) - model_source_rank(m, i, k);
-    const int is_source = place >= 0 && place < model_parts(m, i);
-    const size_t n = model_part_elements(m, i), bytes = m->held[i].stored_bytes;
-    if (is_source && tensor_has_scales(&m->held[i])) {
-        model_widen_scaled_(room, stored, &m->held[i], held);
-    } else if (is_source) {
-        const char* from = (const char*)stored + tensor_stored_place(&m->held[i], n * (size_t)held);
-        if (dev) { device_download(room, from, bytes * n, dev); } else { memcpy(room, from, bytes * n); }
-        model_widen_(room, bytes, n);
-    }
-    return model_bring_slice_(m, room, room, i, k);
-}
-
-// Where parameters are read from: what learns from an arena of kept parts (NULL: as it is stored), the rest as it is
-// stored. Without a device the arena is host memory
-typedef struct {
-    const float* kept;
-    const Device* kept_dev;
-    const void* stored;
-    const Device* stored_dev;
-} ModelSource;
-
-// of a copy of model_source; what is frozen has no master, its stored weights stay as they are on dev
-static inline ModelSource model_source_of(const Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
-    const ModelSource of_masters = {(const float*)copy, copy_dev, m->w.stored, dev};
-    const ModelSource as_stored = {NULL, NULL, copy, copy_dev};
-    return m->w.master ? of_masters : as_stored;
-}
-
-// of a copy of the average and one of model_source, where what does not learn is as it was then: biases of routers move
-static inline ModelSource model_source_of_average(const Model* m, const float* average, const void* copy,
-                                                  const Device* copy_dev, const Device* dev) {
-    ModelSource from = model_source_of(m, copy, copy_dev, dev);
-    from.kept = average, from.kept_dev = copy_dev;
-    return from;
-}
-
-// Slice k of row i: on rank 0 floats, in `room` or where they are, on the others NULL. All ranks call
-static inline const float* model_any_slice(Model* m, const ModelSource* from, int i, int k, float* room) {
-    const int learns = from->kept && !slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k);
-    return learns ? model_slice(m, from->kept, i, k, room, from->kept_dev)
-                  : model_stored_slice_(m, from->stored, i, k, room, from->stored_dev);
-}
-
-// All parameters as floats on the host of rank 0; NULL on the others; all ranks call
-static inline float* model_collect_(Model* m, ModelSource from) {
-    float* whole = model_rank(m) > 0 ? NULL : (float*)arena_alloc(sizeof(float) * m->n, "parameters on the host");
-    float* room = (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_saved), "a slice of a tensor");
-    for (int i = 0; i < m->n_saved; i++) {
-        const size_t n = tensor_slice_elements(&m->table[i]);
-        for (int k = 0, n_slices = tensor_slices(&m->table[i]); k < n_slices; k++) {
-            const float* x = model_any_slice(m, &from, i, k, room);
-            if (x) { memcpy(whole + m->table[i].offset + n * (size_t)k, x, sizeof(float) * n); }
-        }
-    }
-    free(room);
-    return whole;
-}
-
-// The parameters from a copy of model_source: floats on the host of rank 0, NULL on the others. Where the copy is just
-// that, it comes back itself. What ranks have in parts is collected, for which all call; what is frozen has no master,
-// its stored weights stay as they are on dev. copy_dev NULL: the copy is in host memory
-static inline const float* model_whole(Model* m, const void* copy, const Device* copy_dev, const Device* dev) {
-    if (model_rank(m) > 0 && !model_is_in_parts(m)) { return NULL; }
-    if (!m->w.master && m->saved_is_float && !model_is_divided(m)) { return (const float*)copy; }
-    return model_collect_(m, model_source_of(m, copy, copy_dev, dev));
-}
-
-// The average from a copy of it and one of model_source, with what is frozen as it is stored: floats on the host of
-// rank 0, which arena_free frees; NULL on the others. All ranks call
-static inline float* model_whole_average(Model* m, const float* average, const void* copy, const Device* copy_dev,
-                                         const Device* dev) {
-    return model_collect_(m, model_source_of_average(m, average, copy, copy_dev, dev));
-}
-
-static inline void model_whole_free(const Model* m, const float* whole, const void* copy) {
-    if (whole != copy) { arena_free((void*)whole, sizeof(float) * m->n); }
-}
-
-// The same, of now, which model_whole_free(m, whole, model_source(m)) frees; all ranks call
-static inline const float* model_download(Model* m, const Device* dev) {
-    if (DEVICE_IS_SHARED || model_is_in_parts(m)) { return model_whole(m, model_source(m), dev, dev); }
-    const size_t n_bytes = model_source_bytes(m);
-    void* copy = arena_alloc(n_bytes, "parameters on the host");
-    device_download(copy, model_source(m), n_bytes, dev);
-    const float* whole = model_whole(m, copy, NULL, dev);
-    if (whole != copy) { arena_free(copy, n_bytes); }
-    return whole;
 }
 #endif  // LLMC_MODEL_H

@@ -10,7 +10,7 @@ Where no rank lacks anything this is model_whole's business: there a copy is a f
 #ifndef LLMC_MODEL_SLICES_H
 #define LLMC_MODEL_SLICES_H
 #include "../files/tensorfile.h"  // SliceSource
-#include "model.h"                // Model, model_any_slice
+#include "model_collect.h"        // model_any_slice
 
 typedef struct {
     Model* m;

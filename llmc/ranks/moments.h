@@ -14,7 +14,7 @@ Memory: two slices.
 #ifndef LLMC_MOMENTS_H
 #define LLMC_MOMENTS_H
 #include "../files/tensorfile.h"  // tensor_put_slice, tensor_load_slice
-#include "model.h"                // Model, model_slice, model_kept
+#include "model_collect.h"        // model_slice
 
 static inline float* moments_room_(const Model* m) {
     return (float*)malloc_check(sizeof(float) * model_largest_slice(m, m->n_saved), "a slice of a tensor");

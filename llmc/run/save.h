@@ -15,7 +15,9 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #include "../files/companions.h"  // companions_read_model, companions_save
 #include "../files/hf_folder.h"   // model_find, hf_export_begin
 #include "../files/tensorfile.h"  // tensors_save_folder
+#include "../ranks/model_collect.h" // model_whole, model_whole_average, model_download
 #include "../ranks/model_slices.h" // model_slices_open, model_slices_source
+#include "../ranks/model_stream.h" // model_stream_open
 #include "../ranks/moments.h"     // moments_save, moments_load_layers
 #include "../ranks/replicas.h"    // replicas_find
 #include "checkpoints.h"          // run_save_begin, run_save_end

@@ -27,7 +27,7 @@ An exact build has to have every bit; a fast one, which rounds otherwise, stays 
 #include "../core/tensor_arena.h"  // TensorArena
 #include "../ops/cached_text.h"    // CachedText
 #include "../ops/documents.h"      // Segments
-#include "../ranks/model.h"        // Model, Purpose
+#include "../ranks/model_stream.h" // Model, Purpose, model_stream_open
 #include "golden.h"                // Golden, GoldenRun, golden_check_training
 
 // ---- 1. A trainer, and a way of computing ----
