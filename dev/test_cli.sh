@@ -700,6 +700,27 @@ probe_file I32 1,4 "1 2 3 4" "1 2 3 4" | sed 's/targets/target_/' >no_targets.pr
 
 touch marker
 new=("${start[@]}" --steps 2 --run new)
+
+# a message that names the trainers which have an option says what their --help says (llmc/run/other_trainers.h)
+own=(train_gpt2 train_gpt2cu train_mamba_hpn train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5)
+have() { grep -qE "^ +--$2 " "$1.help"; }
+if ! is_quick; then
+    for name in "${own[@]}"; do
+        need_build program "CPU=1" $name
+        "$program" --help >$name.help
+        printf -v "program_$name" '%s' "$program"
+    done
+    for name in pp pp-chunks tp cp cp-by ep ep-room recompute graph weights chat pack lora-rank dropout; do
+        listed="" lacks=""
+        for program in "${own[@]}"; do
+            if have $program $name; then listed+=", $program"; else lacks=$program; fi
+        done
+        listed=$(sed -E 's/^, //; s/(.*), /\1 and /' <<<"$listed")
+        at=program_$lacks
+        "${!at}" --$name 1 >out 2>err
+        check "--$name: who lacks it names those that have it" grep -qF "found one of $listed" err
+    done
+fi
 refuse "an unknown option, with the nearest" "--batch-sise: unknown option, did you mean --batch-size?" "${new[@]}" --batch-sise 4
 refuse "a word that is no option" 'found "run"' run
 refuse "an integer with letters" '--batch-size: expected an integer 1..65536, found "4x"' "${new[@]}" --batch-size 4x

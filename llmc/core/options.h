@@ -112,7 +112,7 @@ static inline ShortText option_expected_(const Option* o, int is_huge) {
 }
 
 // is `word` one of the spellings in `list` ("-b --val-every")?
-static inline int option_in_list_(const char* list, const char* word, size_t length) {
+static inline int option_in_list(const char* list, const char* word, size_t length) {
     while (*list) {
         size_t n = strcspn(list, " ");
         if (n == length && strncmp(list, word, n) == 0) { return 1; }
@@ -239,8 +239,8 @@ static inline int option_is_default_(const Option* o) {
 static inline int options_find_(const Option* table, int n, const char* word, size_t length) {
     for (int i = 0; i < n; i++) {
         int is_long = length > 2 && strncmp(word, "--", 2) == 0;
-        if (is_long && option_in_list_(table[i].name, word + 2, length - 2)) { return i; }
-        if (option_in_list_(table[i].aliases, word, length)) { return i; }
+        if (is_long && option_in_list(table[i].name, word + 2, length - 2)) { return i; }
+        if (option_in_list(table[i].aliases, word, length)) { return i; }
     }
     return -1;
 }
@@ -282,33 +282,19 @@ static inline ShortText options_nearest_(const Option* table, int n, const char*
     return best;
 }
 
-// Options that the pages name side by side and only some trainers have: which. NULL: none of these
-static inline const char* options_of_others_(const char* word, size_t length) {
-    static const char* const rows[][2] = {
-        {"--pp --pp-chunks", "train_gpt2, train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and "
-                             "train_glm5"},
-        {"--cp-by", "train_gpt2cu, train_moe, train_qwen3 and train_qwen36"},
-        {"--tp", "train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
-        {"--cp", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and "
-                 "train_glm5"},
-        {"--ep --ep-room", "train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
-        {"--recompute", "train_gpt2cu, train_mamba_hpn, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and "
-                        "train_glm5"},
-        {"--graph", "train_gpt2cu, train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
-        {"--weights --chat --pack", "train_moe, train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
-        {"--lora --lora-rank", "train_qwen3, train_qwen36, train_deepseek_v4 and train_glm5"},
-        {"--dropout", "train_gpt2 and train_gpt2cu"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (option_in_list_(rows[i][0], word, length)) { return rows[i][1]; }
-    }
-    return NULL;
+// Which programs have an option that this one lacks, "train_a and train_b"; NULL: none that is known. A program of
+// several that share their pages says it here (run/other_trainers.h)
+typedef const char* (*OptionsOfOthers)(const char* word, size_t length);
+static inline OptionsOfOthers* options_of_others(void) {
+    static OptionsOfOthers find = NULL;
+    return &find;
 }
 
 static inline Option* options_row_(Option* table, int n, const char* word, size_t length, const char* where) {
     int i = options_find_(table, n, word, length);
     if (i >= 0) { return &table[i]; }
-    const char* others = options_of_others_(word, length);
+    const OptionsOfOthers find = *options_of_others();
+    const char* others = find ? find(word, length) : NULL;
     ShortText typed, nearest = options_nearest_(table, n, word, length);
     snprintf(typed.s, sizeof typed.s, "%.*s", length < 100 ? (int)length : 100, word);
     if (others) { fail_input("%s%s: expected an option of this program, found one of %s", where, typed.s, others); }

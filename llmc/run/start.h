@@ -11,6 +11,7 @@ computed or written.
 #include "../core/layers.h"  // freeze_slices
 #include "../ops/widen.h"    // in a CUDA build: widen_bytes
 #include "folder.h"          // run_open, run_check_unused
+#include "other_trainers.h"  // other_trainers
 #include "pipeline.h"        // pp_stream_bytes
 #include "peak.h"            // matmul_peak, memory_available, check_memory
 #include "plan.h"            // plan_begin, plan_memory, plan_say
@@ -79,6 +80,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
         r->data.chat.o = &r->chat;
     }
     if (t->options) { t->options(r); }
+    *options_of_others() = other_trainers;
     options_parse(r->table, r->n_options, argc, argv, t->about);
     r->place = rank_place(run_is_typed(r, "rank") ? r->o.rank : "");
     failure_()->silent = options_of_later_rank();  // all find it alike, before they meet: as options_parse does
