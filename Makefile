@@ -181,7 +181,7 @@ $(BUILD)/launch: dev/tools/launch.c $(wildcard dev/tools/launch_*.h)
 # ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
 #   PRECISION=bf16|fp32|tf32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
 #   NVCC_OPT=-O3                of host code alone: -O0 where nothing of it will run
-#   CUDA_ARCH=sm_90             by default that of this machine's GPU, sm_90 where there is none
+#   CUDA_ARCH=sm_90             by default that of this machine's GPU, sm_90 where there is none; sm_90a: with wgmma, Hopper alone
 #   CPU=1                       a trainer without CUDA: its .cu is C, and the ops run their CPU code
 #   CUDA=1                      train_moe by nvcc, also where this machine has no GPU
 
@@ -206,7 +206,9 @@ NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 # nvcc's own warnings count; gcc's do not, for it sees what nvcc has made of the host code. 1675: a pragma of gcc, 128: a loop that
 # this precision never reaches
 NVCC_WARNINGS = -Werror all-warnings -diag-suppress 1675,128
-NVCC_FLAGS = -std=c++17 $(NVCC_OPT) -arch=$(CUDA_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) $(NVCC_WARNINGS)
+# by -arch=sm_90a nvcc 13.0 assembles PTX of compute_90, which has no wgmma
+NVCC_ARCH = $(if $(filter %a,$(CUDA_ARCH)),-gencode=arch=$(CUDA_ARCH:sm_%=compute_%)$(comma)code=$(CUDA_ARCH),-arch=$(CUDA_ARCH))
+NVCC_FLAGS = -std=c++17 $(NVCC_OPT) $(NVCC_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) $(NVCC_WARNINGS)
 NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
 NVCC_BUILD = $(NVCC) $(NVCC_FLAGS) --options-file build/cuda_flags -MMD -MP -MF $@.d -x cu $< -o $@
 

@@ -59,6 +59,11 @@ check "a library that is not there: one line names dev/setup.sh" \
 make -s BUILD=build/small LIBS= build/small/test_small >out 2>err
 check "... and once it is there, all is built" test $? = 0 -a -e build/small/test_small -a ! -s err
 
+cp train_small.c train_small.cu
+flags_for() { make -n CUDA_ARCH="$1" "build/nvcc-$1-bf16/train_smallcu" 2>/dev/null | grep -oE -- '-(arch|gencode)=[a-z0-9_,=]+'; }
+check "sm_90: -arch" test "$(flags_for sm_90)" = -arch=sm_90
+check "sm_90a: the instructions of sm_90a need -gencode" test "$(flags_for sm_90a)" = -gencode=arch=compute_90a,code=sm_90a
+
 mkdir -p runs/other && touch runs/other/metrics.jsonl && make -s plot >out 2>err
 check "make plot without RUN and without runs/hello: names the runs there are" \
     test "$(<out)" = "plot: there is no runs/hello: choose a run, RUN=runs/other"
