@@ -65,6 +65,19 @@ static inline void comm_nccl_finish_(Comm* c, ncclResult_t result, const char* w
     if (result != ncclSuccess) { comm_nccl_fail_(c, result, where); }
 }
 
+// Finalize begins the end and returns; Destroy frees what is left, once all ranks have come to it. All the work is done,
+// so a rank that does not come ends NCCL here, but not the run
+static inline void comm_nccl_end_(ncclComm_t comm, double timeout) {
+    const double begun = seconds_now(CLOCK_MONOTONIC);
+    ncclResult_t result = ncclCommFinalize(comm);
+    while (result == ncclInProgress && seconds_now(CLOCK_MONOTONIC) - begun <= timeout) {
+        if (ncclCommGetAsyncError(comm, &result) == ncclSuccess && result == ncclInProgress) { usleep(20); }
+    }
+    if (result == ncclSuccess) { result = ncclCommDestroy(comm); } else { ncclCommAbort(comm); }
+    if (result == ncclSuccess) { return; }
+    fprintf(stderr, "NCCL: not all ranks have ended it: %s\n", ncclGetErrorString(result));
+}
+
 // the end of the world (comm_free), or of this process
 static inline void comm_nccl_leave_(CommLink* l, int is_failing) {
     CommNccl* nccl = (CommNccl*)l->nccl;
@@ -75,7 +88,7 @@ static inline void comm_nccl_leave_(CommLink* l, int is_failing) {
         return;  // the rest goes with the process
     }
     cudaCheck(cudaStreamSynchronize(nccl->stream));
-    ncclCommDestroy(nccl->comm);
+    comm_nccl_end_(nccl->comm, l->timeout);
     for (int i = 0; i < NCCL_EVENTS; i++) { cudaCheck(cudaEventDestroy(nccl->done[i])); }
     cudaCheck(cudaEventDestroy(nccl->ready));
     cudaCheck(cudaStreamDestroy(nccl->stream));

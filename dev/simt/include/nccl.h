@@ -5,7 +5,8 @@ sent is read when the call is made, and what is received is there when the call 
     blocking = 0   as in the real one, calls return ncclInProgress and go on inside ncclCommGetAsyncError; else they wait
     a rank that dies or aborts leaves ncclRemoteError to those that wait for it: each holds a lock of the file as long as it lives
 It ends the program, with the reason, where the real one may wait for ever or mix up numbers: another count than the other
-side's, memory that is not the device's or too short, calls outside of a group that would wait for each other.
+side's, memory that is not the device's or too short, calls outside of a group that would wait for each other, Destroy before
+Finalize is done.
 */
 #ifndef SIMT_NCCL_H
 #define SIMT_NCCL_H
@@ -62,6 +63,7 @@ enum { SIMT_RING = 64 << 10, SIMT_RANKS = 64 };
 struct SimtMeeting {
     int size;      // of the first rank that came
     int n_open;    // ranks that have the file open
+    int n_ended;   // ranks that have called Finalize
 };
 
 // bytes written and read so far; number b lies at bytes[b % SIMT_RING]
@@ -77,7 +79,7 @@ struct SimtMessage {
 };
 
 struct ncclComm {
-    int rank, size, fd, blocking, all_open;
+    int rank, size, fd, blocking, all_open, finalized;
     std::string path;
     SimtMeeting* meeting;
     SimtRing* rings;
@@ -166,6 +168,16 @@ static inline int simt_messages_move_(ncclComm* comm) {
     return moved;
 }
 
+// Finalize is done once all ranks have called it. Nobody destroys before, so a rank that has gone until then is an error
+static inline ncclResult_t simt_end_(const ncclComm* comm) {
+    for (int rank = 0; rank < comm->size; rank++) {
+        const int lives = simt_lives_(comm, rank);
+        if (__atomic_load_n(&comm->meeting->n_ended, __ATOMIC_ACQUIRE) == comm->size) { return ncclSuccess; }
+        if (!lives) { return ncclRemoteError; }
+    }
+    return ncclInProgress;
+}
+
 // ncclInProgress until all ranks have come and all messages have moved
 static inline ncclResult_t simt_progress_(ncclComm* comm) {
     if (comm->state != ncclInProgress) { return comm->state; }
@@ -180,6 +192,7 @@ static inline ncclResult_t simt_progress_(ncclComm* comm) {
         moved = simt_messages_move_(comm);  // what it sent before it went
         if (!moved) { return comm->state = ncclRemoteError; }
     }
+    if (comm->finalized) { return comm->state = simt_end_(comm); }
     return comm->state = comm->messages.empty() ? ncclSuccess : ncclInProgress;
 }
 
@@ -235,8 +248,18 @@ static inline ncclResult_t simt_leave_(ncclComm* comm) {
     return ncclSuccess;
 }
 
+// returns ncclInProgress where the communicator does not block, as the other calls
+static inline ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    if (comm->finalized) { simt_fail("ncclCommFinalize: a second time"); }
+    if (!comm->messages.empty()) { simt_fail("ncclCommFinalize: %zu messages are on their way", comm->messages.size()); }
+    comm->finalized = 1;
+    __atomic_fetch_add(&comm->meeting->n_ended, 1, __ATOMIC_ACQ_REL);
+    return simt_settle_(comm);
+}
+
 static inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-    while (simt_progress_(comm) == ncclInProgress) { sched_yield(); }
+    if (!comm->finalized) { simt_fail("ncclCommDestroy: expected ncclCommFinalize before it"); }
+    if (comm->state == ncclInProgress) { simt_fail("ncclCommDestroy: ncclCommFinalize is not done"); }
     return simt_leave_(comm);
 }
 
