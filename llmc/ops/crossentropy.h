@@ -19,7 +19,9 @@ What P parts give are the bits of one; what becomes of a row that is not counted
 Cost:   C: three passes over rows of 4*V bytes, which fit in the second cache, and one exp per column, 0.7 ns with
         AVX-512. CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it),
         since the second pass finds the row in L2: two blocks per multiprocessor keep 26 MB of rows there at Vp = 50304.
-        Judge it in GB/s.
+        Where they would keep more than CROSSENTROPY_IN_L2 (in bf16 on 132 multiprocessors: Vp above 95,000), rows would
+        come from memory twice: there a block has its multiprocessor for itself, and keeps in shared memory what finds
+        room, 115,000 columns of an H100 or H200. The rest of Vp = 256,000 is 37 MB. Judge it in GB/s.
 Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24, found 1e-5 at V = 50257.
         Fast kernels, against exact arithmetic on the same logits, d = max - logit: an exponential is off by (3 + 2 d)
         2^-23 of itself (hardware exp: 2 + 1.2 d, CUDA guide; the difference rounds, too), below 2^-126 by all of it.
@@ -354,7 +356,7 @@ __device__ inline float crossentropy_row_max_(const X* x, int V) {
 }
 
 template <int W, typename X>
-__device__ inline Softmax crossentropy_softmax_(const X* x, int V) {
+__device__ inline Softmax crossentropy_softmax_(const X* x, int V, Pack<X, W>*, int) {
     Softmax row = {crossentropy_row_max_(x, V), 0.0f};
     const int lane = threadIdx.x;
     for (int v = lane; v - lane < V; v += WARP) {
@@ -381,15 +383,17 @@ __device__ inline Softmax crossentropy_add_(Softmax s, const float (&x)[W]) {
     return s;
 }
 
-// block is a multiple of 32, at most 32 * 32; every thread gets the row's
+// block is a multiple of 32, at most 32 * 32; every thread gets the row's. The first n_kept columns, whole packs, are
+// kept: each thread has those that it will want again
 template <int W, typename X>
-__device__ inline Softmax crossentropy_softmax_(const X* x, int V) {
+__device__ inline Softmax crossentropy_softmax_(const X* x, int V, Pack<X, W>* kept, int n_kept) {
     __shared__ Softmax of_warp[WARP];
     const Softmax nothing = {-10000.0f, 0.0f};
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP, whole = V / W * W;
     Softmax s = nothing;
     for (int v = W * threadIdx.x; v < whole; v += W * blockDim.x) {
         const Pack<X, W> pack = pack_load<W>(x + v);
+        if (v < n_kept) { kept[v / W] = pack; }
         float columns[W];
         for (int i = 0; i < W; i++) { columns[i] = to_float(pack.x[i]); }
         s = crossentropy_add_(s, columns);
@@ -407,24 +411,26 @@ __device__ inline Softmax crossentropy_softmax_(const X* x, int V) {
 
 enum { WRITE_NOTHING, WRITE_PROBS, WRITE_GRADIENT };
 
-// grid is (N)
+// grid is (N). Shared memory: n_kept columns, whole packs
 template <int WRITE, int W, typename X>
 __global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_kernel(float* losses, X* out, const X* logits,
                                                                             const int* targets, float dloss, int V,
-                                                                            int Vp) {
+                                                                            int Vp, int n_kept) {
+    extern __shared__ float4 crossentropy_kept[];
+    Pack<X, W>* kept = reinterpret_cast<Pack<X, W>*>(crossentropy_kept);
     const int n = gridDim.x - 1 - blockIdx.x, target = targets[n];  // the last rows first: they are still in L2
     const int n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
     const int whole = n_columns / W * W;
     const X* x = logits + (size_t)n * Vp;
     X* y = out + (size_t)n * Vp;
-    const Softmax row = crossentropy_softmax_<W>(x, n_columns);
+    const Softmax row = crossentropy_softmax_<W>(x, n_columns, kept, n_kept);
     float p_target = 0.0f;
     if (threadIdx.x == 0 && target >= 0) { p_target = crossentropy_prob_(to_float(x[target]), row); }
     if (threadIdx.x == 0) { losses[n] = target < 0 ? 0.0f : -fm_log(p_target); }
     if (WRITE == WRITE_NOTHING) { return; }
     __syncthreads();  // out may be logits: the target's has been read
     for (int v = W * threadIdx.x; v < whole; v += W * blockDim.x) {
-        Pack<X, W> pack = pack_load<W>(x + v);
+        Pack<X, W> pack = v < n_kept ? kept[v / W] : pack_load<W>(x + v);
         for (int i = 0; i < W; i++) {
             const float p = crossentropy_prob_(to_float(pack.x[i]), row);
             pack.x[i] = from_float<X>(WRITE == WRITE_GRADIENT ? p * dloss : p);
@@ -467,7 +473,7 @@ __global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_part_begin_
 #ifdef EXACT
     const Softmax row = {crossentropy_row_max_(x, n_columns), 0.0f};
 #else
-    const Softmax row = crossentropy_softmax_<W>(x, n_columns);
+    const Softmax row = crossentropy_softmax_<W>(x, n_columns, (Pack<X, W>*)NULL, 0);
 #endif
     if (threadIdx.x > 0) { return; }
     const int is_here = target >= 0 && target < n_columns;
@@ -557,17 +563,36 @@ static inline int crossentropy_threads_(int64_t n_packs) {
     return n_packs < CROSSENTROPY_THREADS ? (int)ceil_div(n_packs, WARP) * WARP : CROSSENTROPY_THREADS;
 }
 
+#ifndef CROSSENTROPY_IN_L2  // test_crossentropy.c: less of both, so that its rows are long ones
+#define CROSSENTROPY_IN_L2 (48 << 20)  // bytes, of the 50 MiB of an H100 or H200
+#define CROSSENTROPY_KEPT (1 << 30)    // of shared memory; at most what there is
+#endif
+
+// columns of a row of Vp that its block keeps, multiples of W; then no other block finds room beside it. 0: two do, and
+// the L2 has the rows of all
+template <int WRITE, typename X>
+static inline int crossentropy_kept_columns_(int V, int Vp, int W, const Device* dev) {
+    const int64_t in_use = 2 * (int64_t)dev->n_sms * Vp * (int64_t)sizeof(X);
+    const int static_room = 1024, most = dev->most_shared - static_room;
+    if (CROSSENTROPY_CHAINS || WRITE == WRITE_NOTHING || in_use <= CROSSENTROPY_IN_L2) { return 0; }
+    const int room = (most < CROSSENTROPY_KEPT ? most : CROSSENTROPY_KEPT) / (int)sizeof(X);
+    return (V < room ? V : room) / W * W;
+}
+
 // packs of 16 bytes where rows divide into them
 template <int WRITE, typename X>
 static inline void crossentropy_launch_(float* losses, X* out, const X* logits, const int* targets, float dloss,
                                         int N, int V, int Vp, const Device* dev) {
     const int W = pack_width<X>();
     if (pack_fits(logits, Vp) && pack_fits(out, Vp)) {
-        crossentropy_kernel<WRITE, W>
-            <<<N, crossentropy_threads_(Vp / W), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);
+        const int n_kept = crossentropy_kept_columns_<WRITE, X>(V, Vp, W, dev), n_bytes = n_kept * (int)sizeof(X);
+        cudaCheck(cudaFuncSetAttribute(crossentropy_kernel<WRITE, W, X>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       n_bytes));
+        crossentropy_kernel<WRITE, W><<<N, crossentropy_threads_(Vp / W), n_bytes, dev->stream>>>(
+            losses, out, logits, targets, dloss, V, Vp, n_kept);
     } else {
         crossentropy_kernel<WRITE, 1>
-            <<<N, crossentropy_threads_(Vp), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp);
+            <<<N, crossentropy_threads_(Vp), 0, dev->stream>>>(losses, out, logits, targets, dloss, V, Vp, 0);
     }
     cudaCheck(cudaGetLastError());
 }
