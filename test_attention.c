@@ -785,6 +785,23 @@ static void test_bf16_order(Test* t) {
     }
 }
 
+static void test_bf16_fallbacks(Test* t) {
+    const Sizes sizes[] = {{1, 33, 0, 2, 1, 64, 0}, {1, 33, 0, 2, 1, 5, 0}, {1, 20, 3, 1, 1, 136, 7}};
+    const char* first = "B 1, T 33, 2 heads of 5 channels";
+    Device dev = test_device(1);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        Problem p = grouped(sizes[i], 0, as_bf16);
+        Results r = results_bf16(&p, &dev);
+        check(t, dev.fallbacks[FALLBACK_ATTENTION].n == 2 * (int64_t)i, "forward and backward by plain kernels: %lld of %zu",
+              (long long)dev.fallbacks[FALLBACK_ATTENTION].n, 2 * (i + 1));
+        results_free(&r);
+        problem_free(&p);
+    }
+    check(t, strcmp(dev.fallbacks[FALLBACK_ATTENTION].first, first) == 0, "the first: found %s, expected %s",
+          dev.fallbacks[FALLBACK_ATTENTION].first, first);
+    device_free(&dev);
+}
+
 static void test_bf16_again(Test* t) {
     const Sizes sizes[] = {{1, 70, 0, 2, 1, 64, 0}, {1, 40, 0, 1, 1, 128, 20}, {1, 500, 499, 4, 1, 64, 0}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -823,6 +840,7 @@ int main(int argc, char** argv) {
         {"bf16 causality", "what a query does not see changes no bit of its row", test_bf16_causality},
         {"bf16 hidden", "a query against a long cache does not read what it does not see", test_bf16_hidden},
         {"bf16 order", "blocks go by groups of heads, in a group tile after tile, each once", test_bf16_order},
+        {"bf16 fallbacks", "what is not for tensor cores is counted, and the first is named", test_bf16_fallbacks},
         {"bf16 again", "two runs give the same bits", test_bf16_again},
 #endif
     };

@@ -805,6 +805,30 @@ static void ask_sizes(float* out, const Layer* l, int first, int last, const Dev
     }
 }
 
+static void test_fallbacks(Test* t) {
+    const int shapes[][3] = {{33, 64, 40}, {33, 63, 40}, {33, 64, 41}, {33, 63, 40}};  // N, C, OC: rows of 16 bytes, or not
+    const char* first = "(33, 40) of sums of 63";
+    Device dev = test_device(1);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int* s = shapes[i];
+        Layer l = layer(s[0], s[1], s[2], 0, BF16);
+        float *out = filled_array((size_t)(l.N * l.OC), NAN), *pre = filled_array((size_t)(l.N * l.OC), NAN);
+        forward(BF16, out, l.inp, l.weight, NULL, l.N, l.C, l.OC, &dev);
+        check(t, dev.fallbacks[FALLBACK_PRODUCT].n == (int64_t)i, "products by plain kernels: %lld of %zu",
+              (long long)dev.fallbacks[FALLBACK_PRODUCT].n, i + 1);
+        if (i == 2) {  // a GELU apart, and behind a product that counts too
+            gelu_layer(BF16, out, pre, l.inp, l.weight, NULL, 1, l.N, l.C, l.OC, &dev);
+            check(t, dev.fallbacks[FALLBACK_GELU].n == 1, "GELUs apart: %lld", (long long)dev.fallbacks[FALLBACK_GELU].n);
+            dev.fallbacks[FALLBACK_PRODUCT].n--;
+        }
+        free(out), free(pre);
+        layer_free(&l);
+    }
+    check(t, strcmp(dev.fallbacks[FALLBACK_PRODUCT].first, first) == 0, "the first: found %s, expected %s",
+          dev.fallbacks[FALLBACK_PRODUCT].first, first);
+    device_free(&dev);
+}
+
 static void test_plans(Test* t) {
     Device dev = test_device(1);
     const int most = CUBLAS_PLANS + 7, last = FEW_ROWS + most, before = heuristics(0);
@@ -1111,6 +1135,7 @@ int main(int argc, char** argv) {
         {"repeats", "the same call gives the same bits", test_repeats},
 #ifndef EXACT
         {"few", "few rows of bf16: a row has the same bits whichever rows go with it", test_few},
+        {"fallbacks", "products that cuBLASLt does not take are counted, and the first is named", test_fallbacks},
         {"plans", "cuBLASLt's heuristic is asked once for a shape; those used last are kept, however many there are",
          test_plans},
 #endif

@@ -12,6 +12,8 @@ that a trainer needs to know of the difference:
     device_sync                         waits, and stops if a kernel has failed
     device_workspace                    scratch of the op that runs now
     device_widened                      of a GPU: what that op reads of a matrix that is stored otherwise
+    device_fell_back                    of a GPU: a fast kernel did not take a call
+    device_say_fallbacks                how often that was, for the end of a run
 */
 #ifndef LLMC_DEVICE_H
 #define LLMC_DEVICE_H
@@ -44,6 +46,16 @@ typedef struct {
 } CublasPlans;
 #endif
 
+#ifdef __CUDACC__
+// Calls that a library or a kernel for tensor cores did not take, so that a plain kernel of ours did, some 20 times
+// slower; and what the first of them was
+typedef struct {
+    int64_t n;
+    char first[80];
+} Fallback;
+typedef enum { FALLBACK_PRODUCT, FALLBACK_GELU, FALLBACK_ATTENTION, FALLBACK_KINDS } FallbackKind;
+#endif
+
 typedef struct {
     int n_threads;
     Workspace* workspace;  // scratch of the op that runs now (device_workspace); nothing in it outlives the call
@@ -51,6 +63,7 @@ typedef struct {
     cudaStream_t stream;   // of every kernel: one begins when the one before has ended
     cublasLtHandle_t blas;
     CublasPlans* plans;
+    Fallback* fallbacks;   // [FALLBACK_KINDS]
     Workspace* widened;    // matrices that are stored in fewer bytes, as a product reads them: ops/widen.h
     int n_sms;             // multiprocessors of this GPU
     int most_shared;       // bytes of shared memory that a block may ask for
@@ -173,7 +186,8 @@ static inline void device_init(Device* dev, int n_threads) {
     cublasCheck(cublasLtCreate(&dev->blas));
     dev->plans = (CublasPlans*)calloc(1, sizeof(CublasPlans));
     dev->widened = (Workspace*)calloc(1, sizeof(Workspace));
-    if (!dev->plans || !dev->widened) { fail_run("device: no memory"); }
+    dev->fallbacks = (Fallback*)calloc(FALLBACK_KINDS, sizeof(Fallback));
+    if (!dev->plans || !dev->widened || !dev->fallbacks) { fail_run("device: no memory"); }
 #endif
 }
 
@@ -316,6 +330,39 @@ static inline void* device_widened(const Device* dev, size_t n_bytes) {
 }
 #endif
 
+// ---- calls that a fast kernel did not take ----
+
+#ifdef __CUDACC__
+__attribute__((format(printf, 3, 4)))
+static inline void device_fell_back(const Device* dev, FallbackKind kind, const char* shape, ...) {
+    Fallback* f = &dev->fallbacks[kind];
+    if (f->n++ > 0) { return; }
+    va_list arguments;
+    va_start(arguments, shape);
+    vsnprintf(f->first, sizeof f->first, shape, arguments);
+    va_end(arguments);
+}
+
+// a line for each kind of which there were some; returns how many calls of all. A graph's count when it is recorded
+static inline int64_t device_say_fallbacks(const Device* dev, FILE* to) {
+    static const char* const what[FALLBACK_KINDS] = {
+        "products by a plain kernel, which cuBLASLt did not take", "GELUs apart, whose product cuBLASLt did not take",
+        "attentions by plain kernels, which those for tensor cores did not take"};
+    int64_t n = 0;
+    for (int kind = 0; kind < FALLBACK_KINDS; kind++) {
+        const Fallback* f = &dev->fallbacks[kind];
+        if (f->n > 0) { fprintf(to, "slow: %lld %s: the first %s\n", (long long)f->n, what[kind], f->first); }
+        n += f->n;
+    }
+    return n;
+}
+#else
+static inline int64_t device_say_fallbacks(const Device* dev, FILE* to) {
+    (void)dev, (void)to;
+    return 0;
+}
+#endif
+
 static inline void device_free(Device* dev) {
     device_release(dev->workspace->memory, dev->workspace->n_bytes);
     free(dev->workspace);
@@ -323,6 +370,7 @@ static inline void device_free(Device* dev) {
 #ifdef __CUDACC__
     device_release(dev->widened->memory, dev->widened->n_bytes);
     free(dev->widened);
+    free(dev->fallbacks);
     free(dev->plans->cache);
     free(dev->plans);
     cublasCheck(cublasLtDestroy(dev->blas));

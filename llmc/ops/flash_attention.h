@@ -449,10 +449,15 @@ static inline void flash_backward_(bf16* dq, bf16* dk, bf16* dv, const bf16* dou
     cudaCheck(cudaGetLastError());
 }
 
-// 1: done. 0: not for these shapes or, the templates, not for this type
+static inline int flash_refused_(const AttentionShape* s, const Device* dev) {
+    device_fell_back(dev, FALLBACK_ATTENTION, "B %d, T %d, %d heads of %d channels", s->B, s->T, s->NH, s->HS);
+    return 0;
+}
+
+// 1: done. 0: not for these shapes, which the Device counts, or, the templates, not for this type
 static inline int flash_attention_forward(bf16* out, float* max, float* inv, const bf16* q, const bf16* k,
                                           const bf16* v, const AttentionShape* s, const Device* dev) {
-    if (!flash_fits_(q, k, v, out, s)) { return 0; }
+    if (!flash_fits_(q, k, v, out, s)) { return flash_refused_(s, dev); }
     if (s->HS <= 64) {
         flash_forward_<64, 2>(out, max, inv, q, k, v, s, dev);
     } else {
@@ -464,7 +469,7 @@ static inline int flash_attention_forward(bf16* out, float* max, float* inv, con
 static inline int flash_attention_backward(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, const bf16* out,
                                            const float* max, const float* inv, const bf16* q, const bf16* k,
                                            const bf16* v, const AttentionShape* s, const Device* dev) {
-    if (!flash_fits_(q, k, v, out, s) || !flash_fits_(dq, dk, dv, dout, s)) { return 0; }
+    if (!flash_fits_(q, k, v, out, s) || !flash_fits_(dq, dk, dv, dout, s)) { return flash_refused_(s, dev); }
     int64_t n_rows = (int64_t)s->B * s->NH * attention_queries(s);
     FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * s->B * s->NH * flash_row_stride_(s));
     int n_blocks = (int)ceil_div(n_rows, FLASH_THREADS / 8);

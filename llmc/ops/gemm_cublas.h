@@ -6,7 +6,8 @@ only.
     pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward; in
                                gemm_cublas_gelu_slope out = (a * b) * gelu'(pre), of sums that nothing has rounded yet
     add                        1: out = out + scale * a * b
-Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes.
+Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes. The
+Device counts these calls (device_fell_back).
 X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products
 of factors that are rounded to 10 bits of fraction first.
 Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with equally
@@ -183,6 +184,13 @@ static inline CublasPlan* cublas_plan_(const CublasShape_* shape, cublasComputeT
 template <typename X>
 static inline int64_t cublas_stride_(MatrixOf<X> m) { return (int64_t)(m.row_stride * m.col_stride); }
 
+// with GELU a product follows that may be one of cuBLASLt again
+static inline int cublas_refused_(cublasLtEpilogue_t epilogue, int M, int N, int K, const Device* dev) {
+    const int is_plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
+    device_fell_back(dev, is_plain ? FALLBACK_PRODUCT : FALLBACK_GELU, "(%d, %d) of sums of %d", M, N, K);
+    return 0;
+}
+
 // pre: read or written, as the epilogue says
 template <typename Out, typename X>
 static inline int cublas_product_(Out* out, size_t out_stride, cublasLtEpilogue_t epilogue, const Out* bias,
@@ -192,11 +200,11 @@ static inline int cublas_product_(Out* out, size_t out_stride, cublasLtEpilogue_
     int fits = pack_fits(a.data, a_stride) && pack_fits(b.data, b_stride) && pack_fits(out, stride) &&
                pack_aligned(bias);
     if (pre) { fits = fits && pack_fits(pre, N) && N % 8 == 0; }  // 8: cuBLASLt's rule for pre, of any type
-    if (!fits) { return 0; }
+    if (!fits) { return cublas_refused_(epilogue, M, N, K, dev); }
     const CublasShape_ shape = {M, N, K, stride, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1,
                                 cublas_type_<X>(), cublas_type_<Out>(), epilogue};
     CublasPlan* plan = cublas_plan_(&shape, cublas_compute_<X>(), dev);
-    if (!plan->possible) { return 0; }
+    if (!plan->possible) { return cublas_refused_(epilogue, M, N, K, dev); }
     if (bias) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)bias); }
     if (pre) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (const void*)pre); }
     const float from_old = add ? 1.0f : 0.0f;

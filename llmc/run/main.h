@@ -68,6 +68,7 @@ static inline int run_main(const Trainer* trainer, Model* model, int argc, char*
     else if (r->o.eval_only) { start_batch(r, TO_EVALUATE); task_evaluate(r, 0); save_check_data(r); }
     else if (has_data(&r->data.train)) { start_training(r, argc, argv); train(r); }
     save_exports(r);
+    if (r->comm->rank == 0) { device_say_fallbacks(&r->dev, stdout); }
     main_close_(r);
     return main_flush_();
 }
