@@ -829,6 +829,48 @@ static void test_fallbacks(Test* t) {
     device_free(&dev);
 }
 
+// the tile of the algorithm that is taken for (33, 40) of sums of 64, where gemm_algorithms.h has these rows
+static int tile_taken(const CublasRow* rows, const Layer* l, Device* dev) {
+    float* out = filled_array((size_t)(l->N * l->OC), NAN);
+    *dev = test_device(1);
+    cublas_cache(dev)->rows = rows;
+    forward(BF16, out, l->inp, l->weight, NULL, l->N, l->C, l->OC, dev);
+    free(out);
+    return cublas_config(&dev->plans->cache->plan[0].algo).tile;
+}
+
+// the stand-in offers tiles 0, 1 and 2; a real library others, of which row 1 has the last. Each of the other rows is
+// wrong in one thing, or asks for a tile that nobody offers
+static void test_algorithms(Test* t) {
+    const CublasRow end = {NULL, 0, 0, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 0, 0, 0, 0}};
+    Layer l = layer(33, 64, 40, 0, BF16);
+    Device dev;
+    const int first = tile_taken(&end, &l, &dev);
+    CublasPlan* plan = &dev.plans->cache->plan[0];
+    cublasLtMatmulHeuristicResult_t results[CUBLAS_ANSWERS];
+    const int n = cublas_answers(results, CUBLAS_ANSWERS, plan, &dev);
+    const CublasConfig last = cublas_config(&results[n - 1].algo);
+    CublasRow row = {dev.plans->cache->card, dev.n_sms, (int64_t)cublasLtGetVersion(), plan->shape, last};
+    char card[256];
+    snprintf(card, sizeof card, "%s", row.card);
+    row.card = card;
+    device_free(&dev);
+    enum { RIGHT, CARD, SMS, VERSION, SHAPE, EPILOGUE, CONFIG, KINDS };
+    for (int kind = 0; kind < KINDS; kind++) {
+        CublasRow rows[2] = {row, end};
+        if (kind == CARD) { rows[0].card = "another card"; }
+        rows[0].n_sms += kind == SMS, rows[0].version += kind == VERSION, rows[0].shape.M += kind == SHAPE;
+        if (kind == EPILOGUE) { rows[0].shape.epilogue = CUBLASLT_EPILOGUE_BIAS; }
+        if (kind == CONFIG) { rows[0].config.tile = 1 << 20; }
+        const int found = tile_taken(rows, &l, &dev), expected = kind == RIGHT ? last.tile : first;
+        const int64_t counted = dev.fallbacks[FALLBACK_ALGORITHM].n;
+        check(t, found == expected, "row %d: tile %d, expected %d", kind, found, expected);
+        check(t, counted == (kind == CONFIG), "row %d: %lld algorithms not offered", kind, (long long)counted);
+        device_free(&dev);
+    }
+    layer_free(&l);
+}
+
 static void test_plans(Test* t) {
     Device dev = test_device(1);
     const int most = CUBLAS_PLANS + 7, last = FEW_ROWS + most, before = heuristics(0);
@@ -1136,6 +1178,7 @@ int main(int argc, char** argv) {
 #ifndef EXACT
         {"few", "few rows of bf16: a row has the same bits whichever rows go with it", test_few},
         {"fallbacks", "products that cuBLASLt does not take are counted, and the first is named", test_fallbacks},
+        {"algorithms", "a row of gemm_algorithms.h chooses for its card, version and shape alone", test_algorithms},
         {"plans", "cuBLASLt's heuristic is asked once for a shape; those used last are kept, however many there are",
          test_plans},
 #endif

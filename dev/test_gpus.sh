@@ -278,6 +278,10 @@ tried "with less memory --recompute 3 besides" '--recompute 3 with --zero 1 \([0
 tried "beside --zero 2 more cards alone" '3 cards or more' --plan 2 --plan-card H100 --zero 2
 tried "of groups a multiple" '--zero 2 on 4 cards or more' --plan 2 --plan-card H100 --tp 2 --seq-len 32768
 tried "of stages more" 'a larger --pp on 6 cards or more \(--plan W says what W ranks take\), or a smaller model' --plan 3 --plan-card H100 --pp 3 --optimizer muon
+make -s -C "$root" build/simt-fast/bench/gemm_algorithms >&2
+row='^    \{"[^"]+", [0-9]+, [0-9]+, \{([0-9]+, ){10}[0-9]+\}, \{([0-9]+, ){8}[0-9]+\}\},  // '
+"$root/build/simt-fast/bench/gemm_algorithms" --small --all >out 2>err
+check "a row of gemm_algorithms.h for each of the 15 products of a step" test "$? $(grep -cE "$row" out) $(wc -l <out)" = "0 15 15"
 declined() {  # PROMISE TEXT COMMAND...
     timeout 60 "${@:3}" --config sparse.json >out 2>err
     check "refused: $1" test "$? $(grep -cF -- "$2" err) $(wc -l <err)" = "2 1 1"

@@ -53,7 +53,7 @@ typedef struct {
     int64_t n;
     char first[80];
 } Fallback;
-typedef enum { FALLBACK_PRODUCT, FALLBACK_GELU, FALLBACK_ATTENTION, FALLBACK_KINDS } FallbackKind;
+typedef enum { FALLBACK_PRODUCT, FALLBACK_GELU, FALLBACK_ALGORITHM, FALLBACK_ATTENTION, FALLBACK_KINDS } FallbackKind;
 #endif
 
 typedef struct {
@@ -347,6 +347,7 @@ static inline void device_fell_back(const Device* dev, FallbackKind kind, const 
 static inline int64_t device_say_fallbacks(const Device* dev, FILE* to) {
     static const char* const what[FALLBACK_KINDS] = {
         "products by a plain kernel, which cuBLASLt did not take", "GELUs apart, whose product cuBLASLt did not take",
+        "algorithms of gemm_algorithms.h, which cuBLASLt did not offer",
         "attentions by plain kernels, which those for tensor cores did not take"};
     int64_t n = 0;
     for (int kind = 0; kind < FALLBACK_KINDS; kind++) {

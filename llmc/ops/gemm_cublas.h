@@ -10,11 +10,11 @@ Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows th
 Device counts these calls (device_fell_back).
 X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products
 of factors that are rounded to 10 bits of fraction first.
-Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with equally
-        many multiprocessors, given one workspace per stream (section "Results reproducibility"). The algorithm is the
-        first of its heuristic for the shape: addresses, alignment beyond 16 bytes and the size of the workspace are
-        kept out of the choice. A sum may be split along K, but its parts are added in float; schemes that round parts
-        to bf16 are refused.
+Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with
+        equally many multiprocessors, given one workspace per stream (section "Results reproducibility"). The
+        algorithm is that of gemm_algorithms.h for card and shape, else the first of its heuristic for the shape:
+        addresses, alignment beyond 16 bytes and the size of the workspace are kept out of the choice. A sum may be
+        split along K, but its parts are added in float; schemes that round parts to bf16 are refused.
 Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host asks the heuristic once for a shape,
         which may take it a millisecond, and keeps the CUBLAS_PLANS answers that were used last: M may change with every
         call, as in generation, and the shapes that come again in every step stay. A shape is found by its hash. The
@@ -25,6 +25,7 @@ Source: cuBLAS manual, "Using the cuBLASLt API"
 #define LLMC_GEMM_CUBLAS_H
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // pack_fits
+#include "gemm_algorithms.h" // CublasShape, CublasConfig, cublas_row
 #include "gemm.h"            // MatrixOf, MaybeNull, Device, cublasCheck, CUBLAS_WORKSPACE
 
 enum { CUBLAS_ALIGNMENT = 16 };  // of every pointer, in bytes
@@ -45,14 +46,9 @@ static inline cublasComputeType_t cublas_compute_() {
 #endif
 }
 
-// what the heuristic is asked about. All of one type: there is no padding, so shapes are compared by their bytes
-typedef struct {
-    int64_t M, N, K, out_stride, a_stride, b_stride, a_turned, b_turned, type, out_type, epilogue;
-} CublasShape_;
-
 // the answer, and what a call says to cuBLASLt
 struct CublasPlan {
-    CublasShape_ shape;
+    CublasShape shape;
     CublasPlan* next;    // of the same chain
     uint64_t last_used;  // the number of the call
     int possible;        // 0: there is no algorithm
@@ -64,8 +60,10 @@ struct CublasPlan {
 struct CublasCache {
     CublasPlan plan[CUBLAS_PLANS];
     CublasPlan* chain[CUBLAS_CHAINS];
-    int n_plans;       // of which so many are in use
-    uint64_t n_calls;  // so far
+    int n_plans;            // of which so many are in use
+    uint64_t n_calls;       // so far
+    const CublasRow* rows;  // of gemm_algorithms.h
+    char card[256];         // this GPU's name
 };
 
 template <typename Value>
@@ -88,8 +86,9 @@ static inline void cublas_prefer_(cublasLtMatmulPreference_t preference, cublasL
     cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
-// the first algorithm of the heuristic, for any pointers that are multiples of CUBLAS_ALIGNMENT; 0: there is none
-static inline int cublas_choose_(CublasPlan* plan, const Device* dev) {
+// n_asked answers of the heuristic, for any pointers that are multiples of CUBLAS_ALIGNMENT; returns how many came
+static inline int cublas_answers(cublasLtMatmulHeuristicResult_t* results, int n_asked, CublasPlan* plan,
+                                 const Device* dev) {
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasCheck(cublasLtMatmulPreferenceInit(&preference));
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)CUBLAS_WORKSPACE);
@@ -99,28 +98,68 @@ static inline int cublas_choose_(CublasPlan* plan, const Device* dev) {
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
-    cublasLtMatmulHeuristicResult_t result;
     int n_found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(dev->blas, &plan->product, &plan->left, &plan->right,
-                                                           &plan->out, &plan->out, &preference, 1, &result, &n_found);
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(dev->blas, &plan->product, &plan->left, &plan->right, &plan->out, &plan->out,
+                                       &preference, n_asked, results, &n_found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) { return 0; }
     cublasCheck(status);
-    if (n_found == 0 || result.state != CUBLAS_STATUS_SUCCESS) { return 0; }
-    plan->algo = result.algo;
+    return n_found;
+}
+
+template <typename Value>
+static inline int32_t cublas_config_value_(const cublasLtMatmulAlgo_t* algo,
+                                           cublasLtMatmulAlgoConfigAttributes_t attribute) {
+    Value value = 0;
+    size_t n_bytes = 0;
+    cublasCheck(cublasLtMatmulAlgoConfigGetAttribute(algo, attribute, &value, sizeof value, &n_bytes));
+    return (int32_t)value;
+}
+
+static inline CublasConfig cublas_config(const cublasLtMatmulAlgo_t* algo) {
+    const CublasConfig config = {cublas_config_value_<int32_t>(algo, CUBLASLT_ALGO_CONFIG_ID),
+                                 cublas_config_value_<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_TILE_ID),
+                                 cublas_config_value_<int32_t>(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+                                 cublas_config_value_<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
+                                 cublas_config_value_<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+                                 cublas_config_value_<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
+                                 cublas_config_value_<uint32_t>(algo, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+                                 cublas_config_value_<uint16_t>(algo, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID),
+                                 cublas_config_value_<uint16_t>(algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)};
+    return config;
+}
+
+// the algorithm of the table, or the first of the heuristic; 0: there is none
+static inline int cublas_choose_(CublasPlan* plan, const CublasCache* cache, const Device* dev) {
+    const CublasRow* row =
+        cublas_row(cache->rows, cache->card, dev->n_sms, (int64_t)cublasLtGetVersion(), &plan->shape);
+    cublasLtMatmulHeuristicResult_t results[CUBLAS_ANSWERS];
+    const int n_found = cublas_answers(results, row ? CUBLAS_ANSWERS : 1, plan, dev);
+    if (n_found == 0 || results[0].state != CUBLAS_STATUS_SUCCESS) { return 0; }
+    plan->algo = results[0].algo;
+    for (int i = 0; row && i < n_found; i++) {
+        const CublasConfig config = cublas_config(&results[i].algo);
+        if (results[i].state == CUBLAS_STATUS_SUCCESS && memcmp(&config, &row->config, sizeof config) == 0) {
+            plan->algo = results[i].algo;
+            return 1;
+        }
+    }
+    const CublasShape* s = &plan->shape;
+    if (row) { device_fell_back(dev, FALLBACK_ALGORITHM, "(%d, %d) of sums of %d", (int)s->M, (int)s->N, (int)s->K); }
     return 1;
 }
 
-static inline int cublas_has_bias_(const CublasShape_* s) {
+static inline int cublas_has_bias_(const CublasShape* s) {
     return s->epilogue == CUBLASLT_EPILOGUE_BIAS || s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
-static inline int cublas_has_pre_(const CublasShape_* s) {
+static inline int cublas_has_pre_(const CublasShape* s) {
     return s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX || s->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
            s->epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
-static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cublasComputeType_t compute,
-                                     const Device* dev) {
+static inline void cublas_make_plan_(CublasPlan* plan, const CublasCache* cache, const CublasShape* s,
+                                     cublasComputeType_t compute, const Device* dev) {
     plan->shape = *s;
     cublasCheck(cublasLtMatmulDescInit(&plan->product, compute, CUDA_R_32F));
     cublasOperation_t turn_b = cublas_operand_(&plan->left, s->type, s->b_turned, s->b_stride, s->K, s->N);
@@ -134,13 +173,13 @@ static inline void cublas_make_plan_(CublasPlan* plan, const CublasShape_* s, cu
     void* any = (void*)(uintptr_t)CUBLAS_ALIGNMENT;
     if (cublas_has_bias_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any); }
     if (cublas_has_pre_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any); }
-    plan->possible = cublas_choose_(plan, dev);
+    plan->possible = cublas_choose_(plan, cache, dev);
 }
 
 // ---- plans that are kept ----
 
 // the chain of a shape: FNV-1a over its numbers, of which the high bits have seen all
-static inline CublasPlan** cublas_chain_(CublasCache* cache, const CublasShape_* s) {
+static inline CublasPlan** cublas_chain_(CublasCache* cache, const CublasShape* s) {
     const int64_t numbers[] = {s->M,        s->N,        s->K,    s->out_stride, s->a_stride, s->b_stride,
                                s->a_turned, s->b_turned, s->type, s->out_type,   s->epilogue};
     uint64_t hash = 0xcbf29ce484222325u;
@@ -160,19 +199,29 @@ static inline CublasPlan* cublas_room_(CublasCache* cache) {
     return oldest;
 }
 
+static inline CublasCache* cublas_cache(const Device* dev) {
+    if (dev->plans->cache) { return dev->plans->cache; }
+    CublasCache* cache = (CublasCache*)malloc_check(sizeof(CublasCache), "cuBLASLt's plans");
+    cudaDeviceProp properties;
+    int gpu = 0;
+    memset((void*)cache, 0, sizeof *cache);
+    cudaCheck(cudaGetDevice(&gpu));
+    cudaCheck(cudaGetDeviceProperties(&properties, gpu));
+    snprintf(cache->card, sizeof cache->card, "%s", properties.name);
+    cache->rows = CUBLAS_ROWS;
+    dev->plans->cache = cache;
+    return cache;
+}
+
 // the plan for a shape, from before or new. It stays until the next call
-static inline CublasPlan* cublas_plan_(const CublasShape_* shape, cublasComputeType_t compute, const Device* dev) {
-    if (!dev->plans->cache) {
-        dev->plans->cache = (CublasCache*)malloc_check(sizeof(CublasCache), "cuBLASLt's plans");
-        memset((void*)dev->plans->cache, 0, sizeof(CublasCache));
-    }
-    CublasCache* cache = dev->plans->cache;
+static inline CublasPlan* cublas_plan_(const CublasShape* shape, cublasComputeType_t compute, const Device* dev) {
+    CublasCache* cache = cublas_cache(dev);
     CublasPlan **chain = cublas_chain_(cache, shape), *plan = *chain;
     while (plan && memcmp(&plan->shape, shape, sizeof *shape) != 0) { plan = plan->next; }
     if (!plan) {
         plan = cublas_room_(cache);
         memset((void*)plan, 0, sizeof *plan);
-        cublas_make_plan_(plan, shape, compute, dev);
+        cublas_make_plan_(plan, cache, shape, compute, dev);
         plan->next = *chain;
         *chain = plan;
     }
@@ -201,7 +250,7 @@ static inline int cublas_product_(Out* out, size_t out_stride, cublasLtEpilogue_
                pack_aligned(bias);
     if (pre) { fits = fits && pack_fits(pre, N) && N % 8 == 0; }  // 8: cuBLASLt's rule for pre, of any type
     if (!fits) { return cublas_refused_(epilogue, M, N, K, dev); }
-    const CublasShape_ shape = {M, N, K, stride, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1,
+    const CublasShape shape = {M, N, K, stride, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1,
                                 cublas_type_<X>(), cublas_type_<Out>(), epilogue};
     CublasPlan* plan = cublas_plan_(&shape, cublas_compute_<X>(), dev);
     if (!plan->possible) { return cublas_refused_(epilogue, M, N, K, dev); }

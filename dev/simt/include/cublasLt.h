@@ -84,9 +84,9 @@ typedef struct {
 } cublasLtMatmulPreferenceOpaque_t;
 typedef cublasLtMatmulPreferenceOpaque_t* cublasLtMatmulPreference_t;
 
-// what was asked for, so that a call with anything else is seen
+// what was asked for, so that a call with anything else is seen; number: of the answer, all of which compute the same
 typedef struct {
-    int valid;
+    int valid, number;
     cublasLtMatmulDescOpaque_t product;  // pointers aside
     cublasLtMatrixLayoutOpaque_t a, b, c, d;
     uint32_t alignment[4];
@@ -248,7 +248,8 @@ static inline cublasLtMatmulAlgo_t simt_blas_problem_(cublasLtMatmulDesc_t p, cu
     return problem;
 }
 
-static int simt_blas_n_asked;  // calls of the heuristic, for tests
+static int simt_blas_n_asked;       // calls of the heuristic, for tests
+enum { SIMT_BLAS_ANSWERS = 3 };     // of which it has so many
 
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t p,
                                                             cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -262,13 +263,47 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     if (preference->valid != SIMT_BLAS_VALID) { simt_fail("%s: the preference was not initialised", call); }
     if (n_asked < 1) { simt_fail("%s: %d results asked for", call, n_asked); }
     if (!simt_blas_supported_(p, a->type, b->type, c->type, d->type)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
-    memset((void*)results, 0, sizeof *results);
-    results->algo = simt_blas_problem_(p, a, b, c, d);
-    memcpy(results->algo.alignment, preference->alignment, sizeof preference->alignment);
-    results->algo.workspace = results->workspaceSize = preference->workspace;
-    results->state = CUBLAS_STATUS_SUCCESS;
-    results->wavesCount = 1.0f;
-    *n_found = 1;
+    for (*n_found = 0; *n_found < n_asked && *n_found < SIMT_BLAS_ANSWERS; ++*n_found) {
+        cublasLtMatmulHeuristicResult_t* result = &results[*n_found];
+        memset((void*)result, 0, sizeof *result);
+        result->algo = simt_blas_problem_(p, a, b, c, d);
+        result->algo.number = *n_found;
+        memcpy(result->algo.alignment, preference->alignment, sizeof preference->alignment);
+        result->algo.workspace = result->workspaceSize = preference->workspace;
+        result->state = CUBLAS_STATUS_SUCCESS;
+        result->wavesCount = 1.0f;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ---- what an algorithm is ----
+
+typedef enum {
+    CUBLASLT_ALGO_CONFIG_ID = 0,
+    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
+    CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING = 4,
+    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
+    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
+    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7,
+    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8
+} cublasLtMatmulAlgoConfigAttributes_t;
+
+static inline size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+
+// the number of the answer is its tile; all else is 0, but for one split
+static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                                  cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                                  size_t n_bytes, size_t* n_written) {
+    const int is_short = attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    *n_written = is_short ? sizeof(uint16_t) : sizeof(uint32_t);
+    if (algo->valid != SIMT_BLAS_VALID || n_bytes != *n_written) {
+        simt_fail("cublasLtMatmulAlgoConfigGetAttribute: attribute %d of %s algorithm has %zu bytes, found %zu", (int)attribute,
+                  algo->valid == SIMT_BLAS_VALID ? "an" : "no", *n_written, n_bytes);
+    }
+    const uint32_t found = attribute == CUBLASLT_ALGO_CONFIG_TILE_ID ? (uint32_t)algo->number : attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    memcpy(value, &found, n_bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -321,7 +356,7 @@ static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, 
                                          const cublasLtMatmulAlgo_t* algo, void* workspace, size_t n_bytes) {
     cublasLtMatmulAlgo_t asked = simt_blas_problem_(p, a_layout, b_layout, c_layout, d_layout);
     memcpy(asked.alignment, algo->alignment, sizeof asked.alignment);
-    asked.workspace = algo->workspace;
+    asked.workspace = algo->workspace, asked.number = algo->number;
     if (memcmp(&asked, algo, sizeof asked) != 0) { simt_fail("cublasLtMatmul: the algorithm was chosen for another product"); }
     simt_blas_check_memory_("A", a, a_layout, algo->alignment[0]);
     simt_blas_check_memory_("B", b, b_layout, algo->alignment[1]);
