@@ -183,7 +183,7 @@ static inline void experts_box(const Run* r, int E) {
     if (ranks == 1) { return; }
     box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
     if (!run_is_training(r)) { return; }
-    box_row("  rows sent", "%s per update by each", format_bytes(r->trainer->rows_sent(r)).s);
+    box_row("  rows sent", "%s per update by %s", format_bytes(pp_sum(r, r->trainer->rows_sent)).s, pp_who(r));
 }
 
 // bytes in an update: with --cp, of what a router counts, of a micro-batch and of `sequences` of its rows

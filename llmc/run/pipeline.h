@@ -181,8 +181,9 @@ static inline void pp_check_batches(const Run* r) {
                  (int)ceil_div(r->n_leaves, P * n_lines) * P * n_lines);
 }
 
-// who sends what rank 0 does: the others may have a micro-batch more
+// who sends what rank 0 does: the others may have other layers, or a micro-batch more
 static inline const char* pp_who(const Run* r) {
+    if (model_has_pp(r->model)) { return "rank 0"; }
     return model_leaves(r->model, r->n_leaves) % model_sharing(r->model, r->comm)->size == 0 ? "each" : "rank 0";
 }
 

@@ -230,7 +230,7 @@ static inline void plan_say(Run* r) {
     box_line();
     if (most > plan_memory(r)) {
         char text[REMEDY_BYTES];
-        const Shortage s = shortage_of(r, largest, plan_memory(r), "card", 1);
+        const Shortage s = shortage_of(largest, plan_memory(r), "card", 1);
         fail_run("needs %s of memory, a card has %s: try %s", format_bytes(most).s, format_bytes(plan_memory(r)).s,
                  remedy_of_memory(text, r, &s));
     }

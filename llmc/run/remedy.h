@@ -27,15 +27,10 @@ typedef struct {
     int n_here;            // ranks that take from it
 } Shortage;
 
-// planned: of rank 0; in a plan of the rank that takes most
-static inline Shortage shortage_of(const Run* r, const Planned* p, double n_free, const char* place, int n_here) {
-    const Purpose purpose = run_purpose(r);
-    const double batch = r->trainer->activation_bytes(r, purpose, r->o.batch_size, r->T, 0);
-    const double spared = r->trainer->activation_bytes(r, purpose, r->o.batch_size, r->T, 1);
-    const double scratch = r->trainer->workspace_bytes ? r->trainer->workspace_bytes(r, r->o.batch_size) : 0.0;
-    const double all = p->activations + scratch;
-    const Shortage s = {p->parameters, p->gradients, p->moments, p->rest - scratch, all, all - batch + spared, n_free,
-                        place, n_here};
+// p: of rank 0; in a plan of the rank that takes most
+static inline Shortage shortage_of(const Planned* p, double n_free, const char* place, int n_here) {
+    const double rest = p->activations + p->rest - p->batch;
+    const Shortage s = {p->parameters, p->gradients, p->moments, rest, p->batch, p->spared, n_free, place, n_here};
     return s;
 }
 

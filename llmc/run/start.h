@@ -706,10 +706,17 @@ static inline Needed start_box_memory_(Run* r) {
     comm_all_reduce(r->comm, &most, 1, DT_F64, OP_MAX, HERE);
     if (model_has_pp(m) && o->plan == 0) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
     const int is_0 = r->comm->rank == 0;
-    const Planned planned = {parameters, gradients, moments, batch + (is_0 ? sampling : of_each),
-                             workspace + rest + (is_0 ? copy : 0.0), most, cost.most_data,
-                             cost.most_streams, most_rows, most_parts, most_keys,
-                             model_has_pp(m) ? m->pp.work : 1.0, ""};
+    const double texts = is_0 ? sampling : of_each;
+    Planned planned = {0};
+    planned.parameters = parameters, planned.gradients = gradients, planned.moments = moments;
+    planned.activations = batch + texts;
+    planned.rest = workspace + rest + (is_0 ? copy : 0.0);
+    planned.memory = most;
+    planned.batch = batch + workspace + texts;
+    planned.spared = texts + (has_batch ? start_batch_bytes_(r, o->batch_size, 1) : workspace);
+    planned.data = cost.most_data, planned.streams = cost.most_streams;
+    planned.rows = most_rows, planned.parts = most_parts, planned.keys = most_keys;
+    planned.share = model_has_pp(m) ? m->pp.work : 1.0;
     r->planned = planned;
     for (int s = m->pp.place; s < m->pp.n_stages && model_has_pp(m); s += m->pp.size) {
         pp_name_layers(r->planned.layers, sizeof r->planned.layers, &m->pp, s, ",");
@@ -823,7 +830,7 @@ static inline void start_check_memory_(Run* r, const Needed* needed) {
     if (available <= 0.0 || needed->all <= available) { return; }
     const int n_here = DEVICE_IS_SHARED && r->place.local_size > 1 ? r->place.local_size : 1;
     const int of_texts = needed->without_batch > available && !run_is_training(r);
-    const Shortage s = shortage_of(r, &r->planned, available, DEVICE_IS_SHARED ? "machine" : "GPU", n_here);
+    const Shortage s = shortage_of(&r->planned, available, DEVICE_IS_SHARED ? "machine" : "GPU", n_here);
     const char* remedy = of_texts ? start_remedy_of_texts_(text, r, needed->all, available, n_here)
                                   : remedy_of_memory(text, r, &s);
     if (n_here > 1) { snprintf(who, sizeof who, "%d ranks of this machine need", n_here); }
@@ -840,7 +847,7 @@ static inline void start_device(Run* r) {
         start_choose_rows_(r);
         start_check_counted_(r);
         start_box_(r);
-        ranks_warn_of_idle(r->comm, r->model, r->n_leaves);
+        if (run_is_training(r)) { ranks_warn_of_idle(r->comm, r->model, r->n_leaves); }
         plan_say(r);
         return;
     }
