@@ -26,13 +26,13 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp.h"          // mtp_on_stage, mtp_trunk_end: the token after the next
 #include "llmc/models/stream.h"       // Stream: streams, where backward asks for them
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
-#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
 #include "llmc/ops/token_choice.h"    // token_choice: experts that the token decides on
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
@@ -457,12 +457,21 @@ static void attend_forward(const DeepseekV4* v4, Activations* acts, int l, const
     hyper_expand_forward(a.streams1.x, X, a.attention_out, s.site1.post, s.site1.comb, &shape, dev);
 }
 
+// the expert of layer l that all tokens share
+static MlpPass shared_pass(const DeepseekV4* v4, const Activations* acts, int l, int N) {
+    const ActivationTensors a = layer_activations(acts, l);
+    MlpPass p = layer_mlp(acts, AT(shared_gate_up), AT(shared_down), shared_width(v4), l, N);
+    p.gate_up = a.shared_gate_up, p.hidden = a.shared_hidden, p.dhidden = a.dshared_hidden;
+    p.limit = v4->config.limit;
+    return p;
+}
+
 // the first products of the experts, once their rows are found, and of the shared one
 static void gate_up_forward(const DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(v4, acts, l, N);
+    const MlpPass shared = shared_pass(v4, acts, l, N);
     expert_gate_up(&p, dev);
-    linear_forward(a.shared_gate_up, a.norm2, layer_linear(acts, AT(shared_gate_up), l), N, dev);
+    mlp_up(&shared, layer_activations(acts, l).norm2, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
@@ -483,9 +492,9 @@ static void experts_down(const DeepseekV4* v4, Activations* acts, int l, int N, 
     const Config* c = &v4->config;
     const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(v4, acts, l, N);
+    const MlpPass shared = shared_pass(v4, acts, l, N);
     expert_down(&p, a.moe, dev);
-    swiglu_forward(a.shared_hidden, a.shared_gate_up, c->limit, N, shared_width(v4), dev);
-    linear_forward(a.shared_out, a.shared_hidden, layer_linear(acts, AT(shared_down), l), N, dev);
+    mlp_down(&shared, a.shared_out, dev);
     residual_forward(a.moe, a.moe, a.shared_out, (size_t)N * c->D, dev);
 }
 
@@ -580,20 +589,6 @@ static void site_backward(DeepseekV4* v4, Activations* acts, const floatX* X, si
                         p.base, p.scale, &shape, dev);
 }
 
-// The shared expert: dnorm, which has what comes by way of the router, goes on
-static void shared_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
-    const float limit = v4->config.limit;
-    const int F = shared_width(v4);
-    const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = layer_linear(acts, AT(shared_down), l), gate_up = layer_linear(acts, AT(shared_gate_up), l);
-    swiglu_forward(a.shared_hidden, a.shared_gate_up, limit, N, F, dev);
-    linear_backward(a.dshared_hidden, a.dbranch, a.shared_hidden, down, layer_gradients(acts, AT(shared_down), l), 0, N,
-                    dev);
-    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, limit, N, F, dev);
-    linear_backward(a.dnorm, a.shared_gate_up, a.norm2, gate_up, layer_gradients(acts, AT(shared_gate_up), l), 1, N,
-                    dev);
-}
-
 // of the balance of each sequence in the gradient of a router: a mean over those of all leaves
 static float balance_weight(const DeepseekV4* v4, const Activations* acts, int l) {
     const Config* c = &v4->config;
@@ -602,13 +597,15 @@ static float balance_weight(const DeepseekV4* v4, const Activations* acts, int l
     return has_one ? c->balance * (1.0f / (float)rows) : 0.0f;
 }
 
-// from dbranch, the gradient of what the experts of layer l say, to that of norm2, dnorm
+// from dbranch, the gradient of what the experts of layer l say, to that of norm2, dnorm: by way of the router, then of
+// the shared expert, then of rows
 static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
+    const MlpPass shared = shared_pass(v4, acts, l, N);
     ExpertPass p = expert_pass(v4, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
     expert_backward_router(&p, a.dnorm, a.dbranch, NULL, balance_weight(v4, acts, l), 0.0f, dev);
-    shared_backward(v4, acts, l, N, dev);
+    mlp_backward(&shared, a.dnorm, a.dbranch, a.norm2, 1, dev);
     expert_backward_rows(&p, a.dnorm, dev);
 }
 

@@ -21,12 +21,12 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
-#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
@@ -365,20 +365,32 @@ static void attend_forward(const Glm5* glm, Activations* acts, int l, const floa
     residual_forward(a.residual2.x, residual, a.attention_out, (size_t)N * glm->config.D, dev);
 }
 
+// the MLP of layer l: the only one, or the expert that all tokens share
+static MlpPass mlp_pass(const Glm5* glm, const Activations* acts, int l, int N) {
+    const Config* c = &glm->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    if (has_experts(c, l)) {
+        MlpPass p = layer_mlp(acts, AT(shared_gate_up), AT(shared_down), c->FS, l, N);
+        p.gate_up = a.shared_gate_up, p.hidden = a.shared_hidden, p.dhidden = a.dshared_hidden;
+        return p;
+    }
+    MlpPass p = layer_mlp(acts, AT(gate_up), AT(down), c->FD, l, N);
+    p.gate_up = a.gate_up, p.hidden = a.hidden, p.dhidden = a.dmlp_hidden;
+    return p;
+}
+
 // the first product of an MLP; of experts, once their rows are found, and of the shared one
 static void gate_up_forward(const Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    if (!has_experts(&glm->config, l)) {
-        linear_forward(a.gate_up, a.norm2, layer_linear(acts, AT(gate_up), l), N, dev);
-        return;
+    const MlpPass mlp = mlp_pass(glm, acts, l, N);
+    if (has_experts(&glm->config, l)) {
+        const ExpertPass p = expert_pass(glm, acts, l, N);
+        expert_gate_up(&p, dev);
     }
-    const ExpertPass p = expert_pass(glm, acts, l, N);
-    expert_gate_up(&p, dev);
-    linear_forward(a.shared_gate_up, a.norm2, layer_linear(acts, AT(shared_gate_up), l), N, dev);
+    mlp_up(&mlp, layer_activations(acts, l).norm2, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
-static void mlp_up(const Glm5* glm, Activations* acts, int l, int replay, int N, const Device* dev) {
+static void branch_up(const Glm5* glm, Activations* acts, int l, int replay, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
     norm_forward(glm, a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
     if (has_experts(&glm->config, l)) {
@@ -390,18 +402,17 @@ static void mlp_up(const Glm5* glm, Activations* acts, int l, int replay, int N,
 }
 
 // ... and from there on: what the MLP says, or the experts of a token, weighed, the shared one last
-static void mlp_down(const Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
+static void branch_down(const Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &glm->config;
     const ActivationTensors a = layer_activations(acts, l);
+    const MlpPass mlp = mlp_pass(glm, acts, l, N);
     if (has_experts(c, l)) {
         const ExpertPass p = expert_pass(glm, acts, l, N);
         expert_down(&p, a.branch, dev);
-        swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, c->FS, dev);
-        linear_forward(a.shared_out, a.shared_hidden, layer_linear(acts, AT(shared_down), l), N, dev);
+        mlp_down(&mlp, a.shared_out, dev);
         residual_forward(a.branch, a.branch, a.shared_out, (size_t)N * c->D, dev);
     } else {
-        swiglu_forward(a.hidden, a.gate_up, 0.0f, N, c->FD, dev);
-        linear_forward(a.branch, a.hidden, layer_linear(acts, AT(down), l), N, dev);
+        mlp_down(&mlp, a.branch, dev);
     }
     residual_forward(a.residual3.x, a.residual2.x, a.branch, (size_t)N * c->D, dev);
     layer_keep(acts, l, a.residual2, a.residual3, N, c->D, dev);
@@ -409,8 +420,8 @@ static void mlp_down(const Glm5* glm, Activations* acts, int l, int N, const Dev
 
 static void block_forward(const Glm5* glm, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
     attend_forward(glm, acts, l, residual, 0, N, dev);
-    mlp_up(glm, acts, l, 0, N, dev);
-    mlp_down(glm, acts, l, N, dev);
+    branch_up(glm, acts, l, 0, N, dev);
+    branch_down(glm, acts, l, N, dev);
 }
 
 // what the indexers of layers first .. end - 1 lose, once all that see their choices have been here
@@ -468,7 +479,7 @@ static void recompute_block(const Glm5* glm, Activations* acts, int l, const flo
     if (layer_is_fresh(acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attend_forward(glm, acts, l, residual, 1, N, dev);
-        mlp_up(glm, acts, l, 1, N, dev);
+        branch_up(glm, acts, l, 1, N, dev);
         return;
     }
     layer_stream(acts, a.residual2, l, N, glm->config.D, dev);
@@ -485,31 +496,6 @@ static void recompute_block(const Glm5* glm, Activations* acts, int l, const flo
     if (level >= RECOMPUTE_MLPS) { gate_up_forward(glm, acts, l, N, dev); }
 }
 
-// from dresidual, the gradient of the stream behind layer l, to that of norm2, dbranch
-static void mlp_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
-    const int F = glm->config.FD;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = layer_linear(acts, AT(down), l), gate_up = layer_linear(acts, AT(gate_up), l);
-    swiglu_forward(a.hidden, a.gate_up, 0.0f, N, F, dev);
-    linear_backward(a.dmlp_hidden, a.dresidual, a.hidden, down, layer_gradients(acts, AT(down), l), 0, N, dev);
-    swiglu_backward(a.gate_up, NULL, NULL, a.dmlp_hidden, a.gate_up, NULL, 0.0f, N, F, dev);
-    linear_backward(a.dbranch, a.gate_up, a.norm2, gate_up, layer_gradients(acts, AT(gate_up), l), 0, N, dev);
-}
-
-// The shared expert: dbranch, which has what comes by way of the router, goes on
-static void shared_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
-    const int F = glm->config.FS;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = layer_linear(acts, AT(shared_down), l);
-    const Linear gate_up = layer_linear(acts, AT(shared_gate_up), l);
-    swiglu_forward(a.shared_hidden, a.shared_gate_up, 0.0f, N, F, dev);
-    linear_backward(a.dshared_hidden, a.dresidual, a.shared_hidden, down, layer_gradients(acts, AT(shared_down), l), 0,
-                    N, dev);
-    swiglu_backward(a.shared_gate_up, NULL, NULL, a.dshared_hidden, a.shared_gate_up, NULL, 0.0f, N, F, dev);
-    linear_backward(a.dbranch, a.shared_gate_up, a.norm2, gate_up, layer_gradients(acts, AT(shared_gate_up), l), 1, N,
-                    dev);
-}
-
 // of the balance of each sequence in the gradient of a router: a mean over those of all leaves
 static float balance_weight(const Glm5* glm, const Activations* acts, int l) {
     const Config* c = &glm->config;
@@ -517,12 +503,15 @@ static float balance_weight(const Glm5* glm, const Activations* acts, int l) {
     return c->balance > 0.0f && l < c->L ? c->balance * (1.0f / (float)rows) : 0.0f;
 }
 
+// from dresidual, the gradient of the stream behind layer l, to that of norm2, dbranch: by way of the router, then
+// of the shared expert, then of rows
 static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
+    const MlpPass shared = mlp_pass(glm, acts, l, N);
     ExpertPass p = expert_pass(glm, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
     expert_backward_router(&p, a.dbranch, a.dresidual, NULL, balance_weight(glm, acts, l), 0.0f, dev);
-    shared_backward(glm, acts, l, N, dev);
+    mlp_backward(&shared, a.dbranch, a.dresidual, a.norm2, 1, dev);
     expert_backward_rows(&p, a.dbranch, dev);
 }
 
@@ -531,8 +520,12 @@ static void block_backward(Glm5* glm, Activations* acts, int l, const floatX* re
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const LatentPass p = latent_pass_back(glm, acts, l, N);
-    if (has_experts(&glm->config, l)) { experts_backward(glm, acts, l, N, dev); }
-    else { mlp_backward(glm, acts, l, N, dev); }
+    if (has_experts(&glm->config, l)) {
+        experts_backward(glm, acts, l, N, dev);
+    } else {
+        const MlpPass mlp = mlp_pass(glm, acts, l, N);
+        mlp_backward(&mlp, a.dbranch, a.dresidual, a.norm2, 0, dev);
+    }
     norm_backward(glm, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, dev);
     latent_layer_backward(&p, a.dbranch, a.dresidual, a.droom, dev);
     norm_backward(glm, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);

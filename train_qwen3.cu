@@ -22,6 +22,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
@@ -31,7 +32,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
-#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
@@ -245,6 +245,14 @@ static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N)
     return p;
 }
 
+// the MLP of layer l
+static MlpPass mlp_pass(const Qwen* qwen, const Activations* acts, int l, int N) {
+    const ActivationTensors a = layer_activations(acts, l);
+    MlpPass p = layer_mlp(acts, AT(gate_up), AT(down), qwen->config.F, l, N);
+    p.gate_up = a.gate_up, p.hidden = a.hidden, p.dhidden = a.dhidden;
+    return p;
+}
+
 // ---- forward ----
 
 // the norm of each head of q or k; without one the projection's output is already there
@@ -281,9 +289,9 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
 
 // the first product of the MLP of layer l, or of its experts, once their rows are found
 static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
     if (qwen->config.kinds[l] == 'M') {
-        linear_forward(a.gate_up, a.norm2, layer_linear(acts, AT(gate_up), l), N, dev);
+        const MlpPass p = mlp_pass(qwen, acts, l, N);
+        mlp_up(&p, layer_activations(acts, l).norm2, dev);
     } else {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         expert_gate_up(&p, dev);
@@ -291,7 +299,7 @@ static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, c
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
-static void mlp_up(const Qwen* qwen, Activations* acts, int l, int replay, int N, const Device* dev) {
+static void branch_up(const Qwen* qwen, Activations* acts, int l, int replay, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, gain(qwen, AT(norm2), l), c->eps, N,
@@ -305,12 +313,12 @@ static void mlp_up(const Qwen* qwen, Activations* acts, int l, int replay, int N
 }
 
 // ... and from there on: its output is added to the stream
-static void mlp_down(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
+static void branch_down(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     if (c->kinds[l] == 'M') {
-        swiglu_forward(a.hidden, a.gate_up, 0.0f, N, c->F, dev);
-        linear_forward(a.branch, a.hidden, layer_linear(acts, AT(down), l), N, dev);
+        const MlpPass p = mlp_pass(qwen, acts, l, N);
+        mlp_down(&p, a.branch, dev);
     } else {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         expert_down(&p, a.branch, dev);
@@ -331,8 +339,8 @@ static void qwen_forward(const Model* m, Activations* acts, int N, const Device*
     const floatX* residual = a.encoded;
     for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
         attention_block_forward(qwen, acts, l, residual, N, dev);
-        mlp_up(qwen, acts, l, 0, N, dev);
-        mlp_down(qwen, acts, l, N, dev);
+        branch_up(qwen, acts, l, 0, N, dev);
+        branch_down(qwen, acts, l, N, dev);
         residual = layer_activations(acts, l).residual3.x;
     }
     if (!model_has_head(m)) { return; }
@@ -368,7 +376,7 @@ static void recompute_block(const Qwen* qwen, Activations* acts, int l, const fl
     const Statistics s = layer_statistics(acts, l);
     if (level == RECOMPUTE_BLOCKS) {
         attention_block_forward(qwen, acts, l, residual, N, dev);
-        mlp_up(qwen, acts, l, 1, N, dev);
+        branch_up(qwen, acts, l, 1, N, dev);
         return;
     }
     layer_stream(acts, a.residual2, l, N, c->D, dev);
@@ -383,19 +391,8 @@ static void recompute_block(const Qwen* qwen, Activations* acts, int l, const fl
     if (level >= RECOMPUTE_MLPS) { gate_up_forward(qwen, acts, l, N, dev); }
 }
 
-// from dresidual, the gradient of the stream behind layer l, to that of the MLP's input, dbranch
-static void mlp_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Linear down = layer_linear(acts, AT(down), l);
-    linear_backward_input(a.dhidden, a.dresidual, down, 0, N, dev);
-    swiglu_backward(a.gate_up, a.hidden, NULL, a.dhidden, a.gate_up, NULL, 0.0f, N, c->F, dev);
-    linear_backward_weight(a.dresidual, a.hidden, down, layer_gradients(acts, AT(down), l), N, dev);
-    linear_backward(a.dbranch, a.gate_up, a.norm2, layer_linear(acts, AT(gate_up), l),
-                    layer_gradients(acts, AT(gate_up), l), 0, N, dev);
-}
-
-// The same of experts. The balance of all routers together pulls on each of them alike
+// From dresidual, the gradient of the stream behind layer l, to that of what its experts read, dbranch. The balance of
+// all routers together pulls on each of them alike
 static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const float balance = pooled_weight(&qwen->model, c->balance, c->k, config_expert_layers(c));
@@ -452,8 +449,12 @@ static void block_backward(Qwen* qwen, Activations* acts, int l, const floatX* r
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    if (c->kinds[l] == 'M') { mlp_backward(qwen, acts, l, N, dev); }
-    else { experts_backward(qwen, acts, l, N, dev); }
+    if (c->kinds[l] == 'M') {
+        const MlpPass p = mlp_pass(qwen, acts, l, N);
+        mlp_backward(&p, a.dbranch, a.dresidual, a.norm2, 0, dev);
+    } else {
+        experts_backward(qwen, acts, l, N, dev);
+    }
     rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm2), l), a.dbranch, a.residual2.x, gain(qwen, AT(norm2), l),
                      s.norm2_rstd, 1, N, c->D, dev);
     attention_block_backward(qwen, acts, l, N, dev);

@@ -65,8 +65,8 @@ static inline void comm_nccl_finish_(Comm* c, ncclResult_t result, const char* w
     if (result != ncclSuccess) { comm_nccl_fail_(c, result, where); }
 }
 
-// Finalize begins the end and returns; Destroy frees what is left, once all ranks have come to it. All the work is done,
-// so a rank that does not come ends NCCL here, but not the run
+// Finalize begins the end and returns; Destroy frees what is left, once all ranks have come to it. All the work is
+// done, so a rank that does not come ends NCCL here, but not the run
 static inline void comm_nccl_end_(ncclComm_t comm, double timeout) {
     const double begun = seconds_now(CLOCK_MONOTONIC);
     ncclResult_t result = ncclCommFinalize(comm);

@@ -147,7 +147,7 @@ typedef struct {
 // what a rank takes: bytes of memory, of what it sends in an update; the share of all products that its stage computes
 typedef struct {
     double parameters, gradients, moments, activations, rest, memory;
-    double batch, spared;                     // activations and scratch of a micro-batch: as it is; with Trainer.sparing
+    double batch, spared;  // activations and scratch of a micro-batch: as it is; with Trainer.sparing
     double data, streams, rows, parts, keys;  // gradients and parameters; from stage to stage; of experts; of matrices;
                                               // of attention
     double share;
