@@ -168,6 +168,7 @@ mutation "fp4: ties go away from zero" test_fp4 nearest fp4.h:fp4_nearest '\(at_
 mutation "fp4: e8m0 without its bias at 0" test_fp4 scales fp4.h:e8m0_widen '0x00400000u' '0u'
 mutation "fp4: in vectors, too" test_fp4 weights vec.h:v_part_e8m0 '& 0x00400000u' '\& 0u'
 mutation "fp4: a group of 6 gets twice the scale" test_fp4 groups fp4.h:fp4_scale 'mantissa > 0.75f' 'mantissa >= 0.75f'
+mutation "fp4: groups keep the scale of the first" test_matmul stored gemm.h:gemm_pack_turned_ \
     'gemm_group_factor_\(&exponents, b->column \+ k \+ i\)' 'gemm_group_factor_(\&exponents, b->column + k)'
 mutation "fp4: k blocks that are no whole groups" test_matmul stored gemm.h:gemm_k_block_ \
     'ceil_div\(ceil_div\(K, n_blocks\), FP4_GROUP\) \* FP4_GROUP' 'ceil_div(K, n_blocks)'
