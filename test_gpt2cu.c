@@ -29,9 +29,11 @@ static Model* layout(Subject* s) {
 }
 
 static void open_activations(Subject* s, Purpose purpose, int B, int T) {
-    const Tradeoffs how = {s->way.recompute, s->way.gelu_fusion, s->way.head_rows, {0}, NULL};
+    Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
     Activations* acts = activations_of(s, purpose);
-    activations_init(acts, &of(s)->gpt2, B, T, purpose, how);
+    how.gelu_fusion = s->way.gelu_fusion;
+    activations_layout(acts, &of(s)->gpt2, B, T, purpose, how);
+    activations_open(acts, s->model, &s->dev);
     if (purpose != TO_TRAIN) { return; }
     acts->graph.is_on = s->way.graph;
     acts->batch.counts_all = s->way.graph || s->way.counts_all;

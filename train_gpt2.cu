@@ -17,13 +17,14 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
     ./launch -n 8 ./train_gpt2cu ...     eight GPUs, the same result to the last bit
 */
 #include "llmc/core/floatx.h"        // floatX: float or bf16
-#include "llmc/core/graph.h"         // Graph, graph_begin, graph_end: a leaf as one launch (--graph)
-#include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
+#include "llmc/core/graph.h"         // graph_begin, graph_end: a leaf as one launch (--graph)
+#include "llmc/models/activations.h" // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.c
+#include "llmc/models/layer.h"       // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"      // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"     // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/segment_attention.h"  // segment_attention_forward, segment_attention_backward
-#include "llmc/models/stream.h"      // Stream, stream_bring: the residual stream that backward asks for
+#include "llmc/models/stream.h"      // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h" // TokenBatch: tokens and targets on the device, segments for attention
 #include "llmc/ops/attention.h"      // attention_forward, in generation
 #include "llmc/ops/crossentropy.h"   // crossentropy_losses_sum
@@ -49,11 +50,9 @@ typedef struct {
         *lnfw, *lnfb;
 } StoredParameters;  // the fields of Parameters, in the same order: one table serves both
 
-// what a pass leaves behind; then the gradients on their way back, one buffer each for all layers; room of --tp, of
-// attention with --cp
+// what a pass leaves behind; then the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *ln1, *qkv, *atty, *ln2, *fch, *fch_gelu, *lnf, *logits,
-        *branch, *dresidual, *dbranch, *dwide, *parallel, *keys;
+    floatX *encoded, *ln1, *qkv, *atty, *ln2, *fch, *fch_gelu, *lnf, *logits, *branch, *dresidual, *dbranch, *dwide;
     Stream residual2, residual3;
 } ActivationTensors;
 
@@ -64,26 +63,12 @@ typedef struct {
 
 typedef enum { KEEP_ALL, RECOMPUTE_GELU, RECOMPUTE_NORMS, RECOMPUTE_BLOCKS } Recompute;  // each includes those before
 
-// Time against memory. recompute changes no bit by itself; in fast builds the other two change how sums are rounded
-typedef struct {
-    int recompute;    // Recompute
-    int gelu_fusion;  // GELU inside the product beside it, from unrounded sums: 0 nowhere, 1 forward, 2 backward too
-    int head_rows;    // positions whose logits exist at once
-    ArenaSlots slots; // with --pp: the layers of this rank, and the micro-batches that wait for their backward pass
-    const RankGroup* cp;  // with --cp: who has which positions of a batch; NULL: this rank has all
-} Tradeoffs;
-
 // A GELU that backward computes again, from what has been rounded, is not fused with the product before it
 static int fuses_forward(const Tradeoffs* how) {
     return how->gelu_fusion > 0 && how->recompute != RECOMPUTE_GELU && how->recompute != RECOMPUTE_NORMS;
 }
 
-// layers that keep a tensor of their own which --recompute `level` and above compute again; 0: one buffer serves all
-static int layers_kept(Config c, Purpose purpose, const Tradeoffs* how, Recompute level) {
-    return purpose == TO_TRAIN && how->recompute < (int)level ? c.L : 0;
-}
-
-// of a pass over B rows of T those of this rank
+// of a pass over B rows of T those of this rank: in generation, too, all of a text
 static int own_positions(const Tradeoffs* how, int B, int T) { return B * T / (how->cp ? how->cp->size : 1); }
 
 // B rows of T positions; generation keeps logits of the last position only
@@ -92,15 +77,11 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     const int C = c.C, HC = c.HC, F = c.F, wide = F > 3 * HC ? F : 3 * HC;
     const int N = own_positions(how, B, T), N_train = purpose == TO_TRAIN ? N : 0;
     const int L_out = purpose == TO_TRAIN ? c.L : 0;
-    const int L_gelu = layers_kept(c, purpose, how, RECOMPUTE_GELU);
-    const int L_norms = layers_kept(c, purpose, how, RECOMPUTE_NORMS);
-    const int L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
-    const int L_cache = purpose == TO_GENERATE ? c.L : L_block;
-    const int N_head = purpose == TO_GENERATE ? 1 : N < how->head_rows ? N : how->head_rows;
+    const int L_gelu = activations_kept(how, c.L, purpose, RECOMPUTE_GELU);
+    const int L_norms = activations_kept(how, c.L, purpose, RECOMPUTE_NORMS);
+    const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS);
+    const int L_cache = purpose == TO_GENERATE ? c.L : L_block, N_head = activations_head_rows(how, 1, N, purpose);
     const RankGroup* tp = &gpt2->model.tp;
-    const size_t parallel =
-        tp_larger(linear_room_elements(&gpt2->model, N), vocabulary_room_elements(&gpt2->model, N, N_head, 1));
-    const size_t keys = segment_room_elements(B * T, c.NH, c.NH, HC / c.NH, purpose == TO_TRAIN, how->cp);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, C);        // wte + wpe; of a later stage (--pp) the stream that comes in
@@ -118,14 +99,12 @@ static int activation_table(Tensor* table, const GPT2* gpt2, int B, int T, Purpo
     *t++ = activation(FIELD(dresidual), 0, N_train, C);
     *t++ = activation(FIELD(dbranch),   0, N_train, C);      // gradient of a LayerNorm's or attention's output
     *t++ = activation(FIELD(dwide),     0, N_train, wide);   // gradient of fch, later of qkv
-    *t++ = activation(FIELD(parallel),  0, (int)ceil_div((int64_t)parallel, 64), 64);
-    *t++ = activation(FIELD(keys),      0, (int)ceil_div((int64_t)keys, 64), 64);
 #undef FIELD
     return (int)(t - table);
 }
 
 static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
-    const int N = own_positions(how, B, T), L_block = layers_kept(c, purpose, how, RECOMPUTE_BLOCKS);
+    const int N = own_positions(how, B, T), L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(ln1_mean), L_block, N, 1);
@@ -146,46 +125,18 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 // 2. The model: forward, head, backward. AdamW, with its float masters, is in llmc/run/train.h and needs no word about
 // GPT-2.
 
-typedef struct {
-    Tradeoffs how;
-    Purpose purpose;
-    TensorArena tensors;   // floatX
-    TensorArena statistics;
-    TokenBatch batch;      // of the slot that it is the turn of
-    TokenBatch* waiting;   // (slots), of the others
-    int slot, n_slots;
-    int is_fresh;          // no other pass has come between the forward and the backward pass of this slot
-    Dropout dropout;       // of this leaf in training; else all zero: nothing is left out
-    Graph graph;           // of leaves
-} Activations;
-
-// sizes only; returns the bytes that activations_init will take on the device
+// Sizes only; returns the bytes that activations_open will take on the device
 static double activations_layout(Activations* acts, const GPT2* gpt2, int B, int T, Purpose purpose, Tradeoffs how) {
-    memset(acts, 0, sizeof *acts);
-    acts->how = how;
-    acts->purpose = purpose;
-    acts->n_slots = arena_slots(&how.slots);
-    const int n_activations = activation_table(acts->tensors.table, gpt2, B, T, purpose, &how);
-    const int n_statistics = statistic_table(acts->statistics.table, gpt2->config, B, T, purpose, &how);
-    tensor_arena_layout(&acts->tensors, n_activations, sizeof(floatX));
-    tensor_arena_layout(&acts->statistics, n_statistics, sizeof(float));
-    return tensor_arena_divide(&acts->tensors, &how.slots) + tensor_arena_divide(&acts->statistics, &how.slots) +
-           acts->n_slots * token_batch_bytes(B, T);
-}
-
-static void activations_init(Activations* acts, const GPT2* gpt2, int B, int T, Purpose purpose, Tradeoffs how) {
-    activations_layout(acts, gpt2, B, T, purpose, how);
-    tensor_arena_open(&acts->tensors, "activations");
-    tensor_arena_open(&acts->statistics, "statistics");
-    acts->waiting = token_batches_open(acts->n_slots, B, T, how.cp);
-    acts->batch = acts->waiting[0];
-}
-
-static void activations_free(Activations* acts) {
-    tensor_arena_close(&acts->tensors);
-    tensor_arena_close(&acts->statistics);
-    token_batches_close(acts->waiting, acts->n_slots, &acts->batch, acts->slot);
-    graph_free(&acts->graph);
+    const Config* c = &gpt2->config;
+    const Model* m = &gpt2->model;
+    activations_begin(acts, B, T, purpose, how);
+    acts->N = own_positions(&how, B, T);
+    const int N_head = activations_head_rows(&how, 1, acts->N, purpose);
+    acts->parallel.n = tp_larger(linear_room_elements(m, acts->N), vocabulary_room_elements(m, acts->N, N_head, 1));
+    acts->keys.n = segment_room_elements(B * T, c->NH, c->NH, c->HC / c->NH, purpose == TO_TRAIN, how.cp);
+    const int n_tensors = activation_table(acts->tensors.table, gpt2, B, T, purpose, &how);
+    const int n_statistics = statistic_table(acts->statistics.table, *c, B, T, purpose, &how);
+    return activations_measure(acts, n_tensors, n_statistics, NULL, 0, 0.0);  // no experts, no RoPE
 }
 
 static StoredParameters layer_weights(const GPT2* gpt2, int l) {
@@ -201,38 +152,11 @@ static ActivationTensors layer_activations(const Activations* acts, int l) {
 }
 
 #define AT(name) offsetof(Parameters, name)
-// a matrix of layer l and its bias, and where their gradients go
-static Linear linear(const GPT2* gpt2, const Activations* acts, size_t weight, size_t bias, int l) {
-    Linear w = model_linear(&gpt2->model, weight, bias, l);
-    w.room = layer_activations(acts, 0).parallel;
-    return w;
-}
-static LinearGradients gradients(GPT2* gpt2, size_t weight, size_t bias, int l) {
-    return model_linear_gradients(&gpt2->model, weight, bias, l);
-}
 
 static Statistics layer_statistics(const Activations* acts, int l) {
     Statistics s;
     tensor_arena_point(&acts->statistics, &s, l);
     return s;
-}
-
-// is what layers share still that of layer l, the last one?
-static int is_last_and_fresh(const GPT2* gpt2, const Activations* acts, int l) {
-    return acts->is_fresh && l + 1 == model_end_layer(&gpt2->model);
-}
-
-// the stream behind layer l, for backward
-static const floatX* stream_behind(const GPT2* gpt2, const Activations* acts, int l, int N, const Device* dev) {
-    const Stream s = layer_activations(acts, l).residual3;
-    return is_last_and_fresh(gpt2, acts, l) ? s.x : stream_bring(s, N, gpt2->config.C, &gpt2->model.tp, dev);
-}
-
-static void keep_streams(const GPT2* gpt2, const Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    if (acts->purpose != TO_TRAIN) { return; }
-    stream_keep(a.residual2, N, gpt2->config.C, &gpt2->model.tp, dev);
-    stream_keep(a.residual3, N, gpt2->config.C, &gpt2->model.tp, dev);
 }
 
 // in training; in generation attention_forward reads the cache
@@ -242,7 +166,7 @@ static SegmentAttention attention(const GPT2* gpt2, const Activations* acts, int
     const Statistics s = layer_statistics(acts, l);
     const size_t row = 3 * (size_t)HC;
     const SegmentAttention x = {NH, NH, HC / NH, 0, row, row, a.qkv, a.qkv + HC, a.qkv + 2 * HC, a.atty, s.att_max,
-                                s.att_inv, acts->how.cp, layer_activations(acts, 0).keys, NULL, NULL};
+                                s.att_inv, acts->how.cp, acts->keys.at, NULL, NULL};
     return x;
 }
 
@@ -253,14 +177,14 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
-    linear_forward(a.qkv + (size_t)t0 * 3 * HC, a.ln1, linear(gpt2, acts, AT(qkvw), AT(qkvb), l), N, dev);
+    linear_forward(a.qkv + (size_t)t0 * 3 * HC, a.ln1, layer_linear_biased(acts, AT(qkvw), AT(qkvb), l), N, dev);
     if (acts->purpose == TO_GENERATE) {
         attention_forward(a.atty, s.att_max, s.att_inv, a.qkv, 1, t0 + N, HC, gpt2->config.NH, t0, dev);
     } else {
         const SegmentAttention x = attention(gpt2, acts, l);
         segment_attention_forward(&x, &acts->batch.segments, &acts->batch.rows, dev);
     }
-    linear_forward(a.branch, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l), N, dev);
+    linear_forward(a.branch, a.atty, layer_linear_biased(acts, AT(attprojw), AT(attprojb), l), N, dev);
     dropout(a.branch, a.branch, &acts->dropout, site_attention(l), (size_t)N * C, dev);
     residual_layernorm_forward(a.residual2.x, a.ln2, s.ln2_mean, s.ln2_rstd, residual, a.branch, p.ln2w, p.ln2b,
                                LAYERNORM_EPS, N, C, dev);
@@ -278,7 +202,7 @@ static void embed_segments(floatX* out, const int* tokens, const StoredParameter
 // tokens and positions of the batch, from t0 on
 static void embed(const GPT2* gpt2, Activations* acts, int N, int t0, const Device* dev) {
     const StoredParameters p = layer_weights(gpt2, 0);
-    const Linear wte = linear(gpt2, acts, AT(wte), NO_BIAS, 0);
+    const Linear wte = layer_linear(acts, AT(wte), 0);
     const int *tokens = acts->batch.tokens, *own = vocabulary_own(&wte, tokens, N, dev);
     floatX* encoded = layer_activations(acts, 0).encoded;
     if (acts->purpose == TO_GENERATE) {
@@ -310,7 +234,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
         block_forward(gpt2, acts, l, residual, N, t0, dev);
         a = layer_activations(acts, l);
         p = layer_weights(gpt2, l);
-        linear_forward(a.branch, a.fch_gelu, linear(gpt2, acts, AT(fcprojw), AT(fcprojb), l), N, dev);
+        linear_forward(a.branch, a.fch_gelu, layer_linear_biased(acts, AT(fcprojw), AT(fcprojb), l), N, dev);
         dropout(a.branch, a.branch, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
         if (l + 1 < end) {  // the stream goes on, and into the next layer's LayerNorm at once
             ActivationTensors next = layer_activations(acts, l + 1);
@@ -324,30 +248,28 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
             residual_layernorm_forward(a.residual3.x, a.lnf, s.lnf_mean, s.lnf_rstd, a.residual2.x, a.branch, p.lnfw,
                                        p.lnfb, LAYERNORM_EPS, N, C, dev);
         }
-        keep_streams(gpt2, acts, l, N, dev);
+        layer_keep(acts, l, a.residual2, a.residual3, N, C, dev);
         residual = a.residual3.x;
     }
-    acts->is_fresh = 1;
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient. Its matrix
 // is the embedding again
 static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {linear(gpt2, acts, AT(wte), NO_BIAS, 0), a.lnf, a.dbranch, a.logits,
-                         layer_statistics(acts, 0).losses, acts->how.head_rows, gpt2->config.V, 0};
+    const LmHead head = {layer_linear(acts, AT(wte), 0), a.lnf, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
+                         acts->how.head_rows, gpt2->config.V, 0};
     return head;
 }
 
 // what --recompute left out of layer l; the last layer's is still there
 static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
-    const int is_there = is_last_and_fresh(gpt2, acts, l);
-    const int C = gpt2->config.C, level = is_there ? KEEP_ALL : acts->how.recompute;
+    const int C = gpt2->config.C, level = layer_is_fresh(acts, l) ? KEEP_ALL : acts->how.recompute;
     ActivationTensors a = layer_activations(acts, l);
     Statistics s = layer_statistics(acts, l);
     StoredParameters p = layer_weights(gpt2, l);
-    if (!is_there && level < RECOMPUTE_BLOCKS) { stream_bring(a.residual2, N, C, &gpt2->model.tp, dev); }
+    if (level < RECOMPUTE_BLOCKS) { layer_stream(acts, a.residual2, l, N, C, dev); }
     if (level >= RECOMPUTE_NORMS) {
         layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, LAYERNORM_EPS, N, C, dev);
     }
@@ -361,7 +283,7 @@ static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const fl
 // from the gradient of the stream, dresidual, to those of both tables of vectors
 static void embed_backward(GPT2* gpt2, Activations* acts, int N, const Device* dev) {
     const Parameters d = gpt2_gradients(gpt2, 0);
-    const Linear wte = linear(gpt2, acts, AT(wte), NO_BIAS, 0);
+    const Linear wte = layer_linear(acts, AT(wte), 0);
     floatX* dencoded = layer_activations(acts, 0).dresidual;
     dropout(dencoded, dencoded, &acts->dropout, SITE_EMBEDDING, (size_t)N * gpt2->config.C, dev);
     // positions beyond T get none
@@ -391,18 +313,19 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int N, const Device* de
     if (model_has_head(m)) {
         device_zero(a.dresidual, sizeof(floatX) * (size_t)N * C, dev);
         residual_layernorm_backward(a.dresidual, d.lnfw, d.lnfb, joins ? s.dstream : NULL, a.dbranch,
-                                    stream_behind(gpt2, acts, end - 1, N, dev), p.lnfw, s.lnf_mean, s.lnf_rstd, N, C,
-                                    dev);
+                                    layer_stream(acts, a.residual3, end - 1, N, C, dev), p.lnfw, s.lnf_mean, s.lnf_rstd,
+                                    N, C, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual = l > first ? stream_behind(gpt2, acts, l - 1, N, dev) : a.encoded;
+        const floatX* residual =
+            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, C, dev) : a.encoded;
         a = layer_activations(acts, l);
         s = layer_statistics(acts, l);
         p = layer_weights(gpt2, l);
         d = gpt2_gradients(gpt2, l);
         recompute_block(gpt2, acts, l, residual, N, dev);
-        LinearGradients d_fcproj = gradients(gpt2, AT(fcprojw), AT(fcprojb), l);
-        LinearGradients d_attproj = gradients(gpt2, AT(attprojw), AT(attprojb), l);
+        LinearGradients d_fcproj = layer_gradients_biased(acts, AT(fcprojw), AT(fcprojb), l);
+        LinearGradients d_attproj = layer_gradients_biased(acts, AT(attprojw), AT(attprojb), l);
         float* d_attprojb = joins ? d_attproj.bias : NULL;
         if (joins) { d_attproj.bias = NULL; }
         if (has_sum && d_fcproj.bias) {
@@ -410,20 +333,20 @@ static void gpt2_backward(GPT2* gpt2, Activations* acts, int N, const Device* de
             d_fcproj.bias = NULL;
         }
         const floatX* dout = dropout(a.branch, a.dresidual, &acts->dropout, site_mlp(l), (size_t)N * C, dev);
-        linear_gelu_backward(a.dwide, dout, a.fch_gelu, a.fch, linear(gpt2, acts, AT(fcprojw), AT(fcprojb), l),
+        linear_gelu_backward(a.dwide, dout, a.fch_gelu, a.fch, layer_linear_biased(acts, AT(fcprojw), AT(fcprojb), l),
                              d_fcproj, acts->how.gelu_fusion > 1, N, dev);
-        linear_backward(a.dbranch, a.dwide, a.ln2, linear(gpt2, acts, AT(fcw), AT(fcb), l),
-                        gradients(gpt2, AT(fcw), AT(fcb), l), 0, N, dev);
+        linear_backward(a.dbranch, a.dwide, a.ln2, layer_linear_biased(acts, AT(fcw), AT(fcb), l),
+                        layer_gradients_biased(acts, AT(fcw), AT(fcb), l), 0, N, dev);
         residual_layernorm_backward(a.dresidual, d.ln2w, d.ln2b, d_attprojb, a.dbranch, a.residual2.x, p.ln2w,
                                     s.ln2_mean, s.ln2_rstd, N, C, dev);
         dout = dropout(a.branch, a.dresidual, &acts->dropout, site_attention(l), (size_t)N * C, dev);
-        linear_backward(a.dbranch, dout, a.atty, linear(gpt2, acts, AT(attprojw), AT(attprojb), l), d_attproj, 0, N,
-                        dev);
+        linear_backward(a.dbranch, dout, a.atty, layer_linear_biased(acts, AT(attprojw), AT(attprojb), l), d_attproj, 0,
+                        N, dev);
         const SegmentAttention x = attention(gpt2, acts, l);
         segment_attention_backward(a.dwide, a.dwide + HC, a.dwide + 2 * HC, a.dbranch, &x, &acts->batch.segments,
                                    &acts->batch.rows, dev);
-        linear_backward(a.dbranch, a.dwide, a.ln1, linear(gpt2, acts, AT(qkvw), AT(qkvb), l),
-                        gradients(gpt2, AT(qkvw), AT(qkvb), l), 0, N, dev);
+        linear_backward(a.dbranch, a.dwide, a.ln1, layer_linear_biased(acts, AT(qkvw), AT(qkvb), l),
+                        layer_gradients_biased(acts, AT(qkvw), AT(qkvb), l), 0, N, dev);
         residual_layernorm_backward(a.dresidual, d.ln1w, d.ln1b, joins ? s.dstream : NULL, a.dbranch, residual, p.ln1w,
                                     s.ln1_mean, s.ln1_rstd, N, C, dev);
         has_sum = joins;
@@ -566,7 +489,8 @@ static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes
 static void open_activations(Run* r, Purpose purpose, int B, int T) {
     const Workplace* w = workplace(r);
     Activations* acts = activations_of(r, purpose);
-    activations_init(acts, &w->gpt2, B, T, purpose, how_of(r, purpose));
+    activations_layout(acts, &w->gpt2, B, T, purpose, how_of(r, purpose));
+    activations_open(acts, r->model, &r->dev);
     acts->batch.segments.document_start = run_document_start(r, purpose);
     acts->graph.is_on = acts->batch.counts_all = w->graph;
 }
@@ -581,29 +505,7 @@ static void train_leaf(Run* r, int k, const int* inputs, const int* targets, flo
 
 // ---- the same in two parts, between which other micro-batches are computed (--pp, llmc/run/pipeline.h) ----
 
-static void turn_tensors(Activations* acts, int slot) {
-    tensor_arena_turn(&acts->tensors, slot);
-    tensor_arena_turn(&acts->statistics, slot);
-    acts->slot = slot;
-    acts->is_fresh = 0;
-}
-
-// from now on activations are those of this slot
-static void turn(Run* r, int slot) {
-    Activations* acts = &workplace(r)->acts;
-    if (slot == acts->slot) { return; }
-    token_batch_turn(&acts->batch, acts->waiting, acts->slot, slot);
-    turn_tensors(acts, slot);
-}
-
-// of a pass without gradients: the layers of a chunk, for the batch that is at hand
-static void turn_to_chunk(Run* r, Activations* acts, int chunk) {
-    const int slot = arena_chunk_slot(&acts->how.slots, chunk);
-    model_turn_to(r->model, chunk);
-    if (slot == acts->slot) { return; }
-    token_batch_carry(acts->waiting, acts->slot, slot);
-    turn_tensors(acts, slot);
-}
+static void turn(Run* r, int slot) { activations_turn(&workplace(r)->acts, slot); }
 
 static PpStreams streams_of(const Run* r, const Activations* acts, int N) {
     const ActivationTensors a = layer_activations(acts, model_end_layer(r->model) - 1);
@@ -638,7 +540,8 @@ static void forward(Run* r, Purpose purpose, const int* tokens, const int* targe
     (void)targets;
     token_batch_inputs(&acts->batch, tokens + t0, NULL, B, T, t0, &r->dev);
     for (int c = 0; c < r->model->pp.n_chunks; c++) {
-        turn_to_chunk(r, acts, c);
+        model_turn_to(r->model, c);
+        activations_turn_to_chunk(acts, c);
         const PpStreams e = streams_of(r, acts, own_positions(&acts->how, B, T - t0));
         pp_receive(&r->model->pp, &e, &r->dev);
         gpt2_forward(gpt2_of(r), acts, NULL, B, T, t0, &r->dev);

@@ -1,5 +1,5 @@
 /*
-What a pass of a transformer with RoPE has beside its parameters, whether its MLPs are experts or not: two tables of
+What a pass of a transformer has beside its parameters, with RoPE or not, with experts or not: two tables of
 activations, whose lines the trainer fills in, and what stands around them. One of these is of a batch, one of the
 texts that are generated. Operands of a layer: layer.h.
     Tradeoffs            time against memory, as options say it
@@ -38,6 +38,7 @@ typedef struct {
     ArenaSlots slots;      // with --pp: the layers of this rank, and micro-batches that wait for their backward pass
     int numbers;           // that the routers of all layers count in each of them
     const RankGroup* cp;   // with --cp: who has which positions of a batch; NULL: this rank has all
+    int gelu_fusion;       // GELU inside the product beside it, unrounded: 0 nowhere, 1 forward, 2 backward too
 } Tradeoffs;
 
 typedef struct {
@@ -58,7 +59,7 @@ typedef struct {
     Scratch parallel;        // of --tp: linear_room_elements, vocabulary_room_elements, what else ranks gather
     Scratch keys;            // of attention with --cp: segment_room_elements
     ExpertLayers experts;    // of layers that have some; size.L 0: none has
-    int rotated;             // channels of a head that turn (rotary_attention.h),
+    int rotated;             // channels of a head that turn (rotary_attention.h), 0: none do,
     double theta;            // the slowest by this base
     RopeTable rope;
     int has_states;          // layers carry a state from position to position: the batch marks where documents begin
@@ -208,7 +209,7 @@ static inline void activations_open(Activations* acts, Model* m, const Device* d
     tensor_arena_open(&acts->statistics, "statistics");
     activations_open_scratch_(acts);
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, &m->ranks, acts->N, acts->purpose); }
-    rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev);
+    if (acts->rotated > 0) { rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev); }
     activations_open_turns_(acts, dev);
     acts->waiting = token_batches_open(acts->n_slots, 1, activations_all_(acts), acts->how.cp);
     for (int k = 0; k < acts->n_slots && acts->has_places; k++) {
