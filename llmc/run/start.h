@@ -707,7 +707,8 @@ static inline Needed start_box_memory_(Run* r) {
     if (model_has_pp(m) && o->plan == 0) { box_row("  of each rank", "at most %s", format_bytes(most).s); }
     const int is_0 = r->comm->rank == 0;
     const double texts = is_0 ? sampling : of_each;
-    Planned planned = {0};
+    Planned planned;
+    memset(&planned, 0, sizeof planned);
     planned.parameters = parameters, planned.gradients = gradients, planned.moments = moments;
     planned.activations = batch + texts;
     planned.rest = workspace + rest + (is_0 ? copy : 0.0);
