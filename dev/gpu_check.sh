@@ -3,6 +3,7 @@
 # compute-sanitizer, measures ops and training steps beside PyTorch's, and writes doc/gpu/<date>-<card>.md.
 #     dev/gpu_check.sh                          all stages: build tests sanitizer ops steps qwen report
 #     dev/gpu_check.sh build tests              some of them, in this order; what they found stays in --results
+#     dev/gpu_check.sh call 1                   of three calls of 570 s at most: build tests sanitizer; 2: build ops steps; 3: build qwen
 #     dev/gpu_check.sh report                   the page again from --results; needs no GPU
 #     dev/gpu_check.sh pack                     before going to a machine without a network: .gpu/ gets what a build needs from here
 #     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny, about 20 seconds
@@ -12,7 +13,7 @@
 #     --budget SECONDS  for everything: a stage gets what is left, and is not started when nothing is
 #     --limit STAGE=SECONDS   instead of the stage's own limit
 #     --llmc DIR        llm.c with its train_gpt2cu built there: measured beside ours
-#     --batch N         rows of a training step (16, of 1024 tokens)
+#     --batch N         rows of a training step (64, of 1024 tokens)
 # A stage that fails or takes too long is recorded and the next one begins. Needs nvcc, cuBLASLt and NCCL (dev/cuda_flags.sh);
 # PyTorch is used where .venv's Python or python3 has it. The card's settings are left as they are.
 # Status: 0 all is well, 1 a stage found something or failed (the page says what), 2 no GPU here or a wrong option.
@@ -25,7 +26,7 @@ PATH=$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin  # where containers keep th
 results=build/gpu_check
 budget=100000
 llmc=""
-batch=16
+batch=64
 seq=1024
 rehearse=0
 inside=""  # the stage that this process is, and what runs PyTorch there
@@ -33,6 +34,7 @@ torch=""
 stand_in=0
 stages=()
 others=()
+together=""  # the stages of this call, for the one that builds
 declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=780 [qwen]=540 [report]=60)
 
 fail_input() { echo "gpu_check.sh: $1" >&2; exit 2; }
@@ -41,7 +43,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         --rehearse) rehearse=1; shift; continue ;;
         --torch-stand-in) stand_in=1; shift; continue ;;  # also where PyTorch is, for dev/test_gpu_check.sh
-        --results | --budget | --limit | --llmc | --batch | --inside | --torch | --and) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
+        --results | --budget | --limit | --llmc | --batch | --inside | --torch | --and | --together | call) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
         pack | build | tests | sanitizer | ops | steps | qwen | report) stages+=("$1"); shift; continue ;;
         *) fail_input "expected stages (build tests sanitizer ops steps qwen report), pack or an option, found \"$1\"" ;;
     esac
@@ -54,10 +56,21 @@ while [ $# -gt 0 ]; do
         --inside) inside=$2 ;;
         --torch) torch=$2 ;;
         --and) others+=("$2") ;;
+        --together) together=$2 ;;
+        call)  # each on a machine of its own, so each builds, and only what it runs
+            budget=570
+            case $2 in
+                1) stages+=(build tests sanitizer) limit[build]=220 limit[tests]=120 ;;
+                2) stages+=(build ops steps) limit[build]=120 limit[ops]=120 limit[steps]=320 ;;
+                3) stages+=(build qwen) limit[build]=120 limit[qwen]=440 ;;
+                *) fail_input "call: expected 1, 2 or 3, found \"$2\"" ;;
+            esac
+            ;;
     esac
     shift 2
 done
 [ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops steps qwen report)
+[ -n "$together" ] || together="${stages[*]}"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The machine: what differs between a GPU and a rehearsal.
@@ -65,7 +78,8 @@ done
 small=()
 graph=(--graph 1)
 rounds=3
-steps=20
+steps=200  # a card is at its temperature, and has lowered its clocks, after some ten seconds
+verified=5  # steps with --verify-every 1
 text_models=(small 6.9b)  # of train_moe, that write text
 text_tokens=128
 qwen_rows=8  # of a batch of Qwen3-0.6B
@@ -74,7 +88,7 @@ if [ $rehearse = 1 ]; then
     PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi and compute-sanitizer
     small=(--small)
     graph=()  # no GPU, no graph: the same program again
-    rounds=1 steps=4 batch=2 seq=16 qwen_rows=2 text_models=(tiny) text_tokens=200
+    rounds=1 steps=4 verified=2 batch=2 seq=16 qwen_rows=2 text_models=(tiny) text_tokens=200
     export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive  # tiny loops on a busy machine: threads that spin would wait for each other
 fi
 mkdir -p "$results" || exit 1
@@ -107,6 +121,23 @@ programs() {
     else
         make -s cuda_names "PRECISION=$1"
     fi
+}
+
+# of these, what the stages of this call run: all where it only builds, or has every stage
+needed() {
+    local name stage
+    for name in $(programs "$1"); do
+        case $name in
+            test_*) stage="tests sanitizer" ;;
+            bench/gpu_ops | bench/gated_delta) stage=ops ;;
+            train_gpt2* | train_moe) stage=steps ;;
+            train_qwen3) stage=qwen ;;
+            *) stage=none ;;
+        esac
+        [ "$together" = build ] || [[ $together == *" tests "*" qwen"* ]] || [[ " $together " =~ \ (${stage// /|})\  ]] || continue
+        [ "$1" = bf16 ] || [[ $name == test_* ]] || [[ $together == *" tests "*" qwen"* ]] || [ "$together" = build ] || continue
+        echo "$name"
+    done
 }
 
 tests() { programs exact | tr ' ' '\n' | grep '^test_'; }
@@ -162,11 +193,11 @@ stage_build() {
         made=$(folder $precision)
         # other compilers than CI's may warn of more: that is for CI
         if [ $rehearse = 1 ]; then
-            make -k -j"$cores" $(programs $precision | sed "s,[^ ]*,$made/&,g")
+            make -k -j"$cores" $(needed $precision | sed "s,^,$made/,")
         else
-            make -k -j"$cores" cuda_programs "PRECISION=$precision" NVCC_WARNINGS=-w "COMMIT=$commit"
+            make -k -j"$cores" $(needed $precision | sed "s,^,$made/,") "PRECISION=$precision" NVCC_WARNINGS=-w "COMMIT=$commit"
         fi
-        for name in $(programs $precision); do
+        for name in $(needed $precision); do
             if [ -x "$made/$name" ] && make -q NVCC_WARNINGS=-w "COMMIT=$commit" "PRECISION=$precision" "$made/$name" >/dev/null 2>&1; then
                 printf '%s\t%s\tok\n' $precision "$name"
             else
@@ -235,11 +266,15 @@ stage_tests() {
 
 stage_sanitizer() {
     command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer on this machine"; return 1; }
-    # the fast kernels with every tool; the exact ones, which share their indexing, with the first
+    # the fast kernels with every tool; the exact ones, which share their indexing, with the first. What may not be missed
+    # comes first: the time may not do for all
+    local of_both='^(memcheck|racecheck) bf16 test_(attention|layernorm|embedding|crossentropy|matmul) '
     for tool in memcheck racecheck synccheck initcheck; do
         for name in $(tests); do echo "$tool bf16 $name $(folder bf16)/$name"; done
-    done >"$results/list"
-    for name in $(tests); do echo "memcheck exact $name $(folder exact)/$name"; done >>"$results/list"
+    done >"$results/all"
+    for name in $(tests); do echo "memcheck exact $name $(folder exact)/$name"; done >>"$results/all"
+    { grep -E "$of_both" "$results/all"; grep -vE "$of_both" "$results/all"; } >"$results/list"
+    rm "$results/all"
     in_parallel $((cores > 8 ? 8 : cores)) run_sanitizer <"$results/list" >"$results/sanitizer.tsv"
     rm "$results/list"
     sort -o "$results/sanitizer.tsv" "$results/sanitizer.tsv"
@@ -279,8 +314,22 @@ with open(f"{folder}/tokens.bin", "wb") as file:
 PYTHON
 }
 
-# shortest of the second half of the steps: the first ones choose algorithms and take memory
-shortest() { tail -n $((steps - steps / 2)) | sort -g | head -n 1; }
+# the median of numbers
+median() { sort -g | awk '{ x[NR] = $1 } END { if (NR) print x[int((NR + 1) / 2)] }'; }
+
+# of the second half of the steps: the first ones choose algorithms, take memory and warm the card
+of_steps() { tail -n $((steps - steps / 2)) | median; }
+
+# clock and power once a second, into $work/card, until rest_card
+watch_card() {
+    while :; do nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits; sleep 1; done >"$work/card" 2>/dev/null &
+    watcher=$!
+}
+rest_card() {  # PROGRAM
+    kill "$watcher" && wait "$watcher" 2>/dev/null
+    printf '# %s, medians of its run: clock %s MHz, power %s W\n' "$1" "$(cut -d , -f 1 "$work/card" | median)" \
+        "$(cut -d , -f 2 "$work/card" | median)" >>"$results/steps.tsv"
+}
 
 step_ours() {  # MODEL ROWS PROGRAM OPTION...
     local model=$1 rows=$2 program=$3 curve="loss $3" run=$work/run start=(--config "$1/config.json")
@@ -292,8 +341,19 @@ step_ours() {  # MODEL ROWS PROGRAM OPTION...
         --lr 3e-4 --warmup 0 --eval-every 0 --save-every 0 --run "$run" || return
     sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
     awk -v "curve=$curve" '{ printf "%s\t%s\t%s\n", curve, $1, $2 }' "$work/ours" >>"$results/steps.tsv"
-    printf '%s\tstep B %s T %s\t%s\n' "$program" "$rows" "$seq" "$(cut -d ' ' -f 3 "$work/ours" | shortest)" >>"$results/steps.tsv"
+    printf '%s\tstep B %s T %s\t%s\n' "$program" "$rows" "$seq" "$(cut -d ' ' -f 3 "$work/ours" | of_steps)" >>"$results/steps.tsv"
     rm -rf "$run"
+}
+
+# each step computed twice and compared, at the full size: MODEL
+step_verified() {
+    local start=(--config "$1/config.json") said="no bit differs" status=0
+    [ ! -e "$1/model.safetensors" ] || start=(--from "$1")
+    "$(trainer)" "${start[@]}" --train "$1/tokens.bin" --batch-size "$batch" --seq-len "$seq" --steps $verified --schedule constant --lr 3e-4 \
+        --warmup 0 --eval-every 0 --save-every 0 --verify-every 1 --run "$work/run" || { status=1; said="**failed**, see log.txt"; }
+    printf '# --verify-every 1, %s steps of B %s T %s: %s\n' "$verified" "$batch" "$seq" "$said" >>"$results/steps.tsv"
+    rm -rf "$work/run"
+    return $status
 }
 
 # milliseconds to start a model and write COUNT tokens, into $work/text: write_text COUNT PROGRAM OPTION...
@@ -327,7 +387,7 @@ step_torch() {  # MODEL MODE
 step_llmc() {  # MODEL
     (cd "$llmc" && ./train_gpt2cu -i "$1/tokens.bin" -j "$1/tokens.bin" -e d12 -b "$batch" -t "$seq" -d $((batch * seq)) -x "$steps" \
         -l 3e-4 -v 100000 -s 100000 -m 1 -h 0) >"$work/llmc" || return
-    printf 'llm.c\tstep B %s T %s\t%s\n' "$batch" "$seq" "$(sed -n 's/.*| *\([0-9.]*\) ms |.*/\1/p' "$work/llmc" | shortest)" >>"$results/steps.tsv"
+    printf 'llm.c\tstep B %s T %s\t%s\n' "$batch" "$seq" "$(sed -n 's/.*| *\([0-9.]*\) ms |.*/\1/p' "$work/llmc" | of_steps)" >>"$results/steps.tsv"
 }
 
 stage_steps() {
@@ -340,10 +400,13 @@ stage_steps() {
         $torch model "$model" --batch "$batch" --seq "$seq" "${small[@]}" || { echo "PyTorch cannot write the model"; torch=""; status=1; }
     fi
     [ -e "$model/tokens.bin" ] || write_tokens "$model" || return
-    for ((round = 1; round <= rounds; round++)); do
+    step_verified "$model" || status=1
+    for ((round = 1; round <= (rounds + 1) / 2; round++)); do
         # of one row, too: the fewer, the longer the GPU waits for the host
         for rows in "$batch" 1; do
+            watch_card
             step_ours "$model" "$rows" ours || status=1
+            rest_card "ours, B $rows"
             step_ours "$model" "$rows" "ours, --graph 1" "${graph[@]}" || status=1
         done
         [ -z "$torch" ] || step_torch "$model" eager || status=1
@@ -366,7 +429,7 @@ qwen_ours() {  # TASK OPTION...
         --schedule constant --lr 3e-4 --warmup 0 --eval-every 0 --save-every 0 --run "$run" "$@" || return
     sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
     awk -v task="$task" '{ printf "loss %s ours\t%s\t%s\n", task, $1, $2 }' "$work/ours" >>"$results/qwen.tsv"
-    printf 'ours\t%s\t%s\n' "$case" "$(cut -d ' ' -f 3 "$work/ours" | shortest)" >>"$results/qwen.tsv"
+    printf 'ours\t%s\t%s\n' "$case" "$(cut -d ' ' -f 3 "$work/ours" | of_steps)" >>"$results/qwen.tsv"
     rm -rf "$run"
 }
 
@@ -421,7 +484,7 @@ if [ "${stages[*]}" != report ]; then
     write_machine
 fi
 
-options=(--results "$results" --batch "$batch" --torch "$torch")
+options=(--results "$results" --batch "$batch" --torch "$torch" --together "$together")
 [ $rehearse = 0 ] || options+=(--rehearse)
 for other in "${others[@]}"; do options+=(--and "$other"); done
 [ -z "$llmc" ] || options+=(--llmc "$(cd "$llmc" 2>/dev/null && pwd)")

@@ -6,7 +6,8 @@ machine.txt   key, value                                    build.tsv      preci
 tests.tsv     precision, program, passed, failed, skipped, seconds, why
 sanitizer.tsv tool, precision, program, verdict, detail     stages.tsv     stage, verdict, seconds
 ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts
-steps.tsv     program, case, ms; "loss PROGRAM", step, loss; and "text MODEL" as case: ms of a token that train_moe writes
+steps.tsv     program, case, ms (the median of a run; the lower of two runs counts); "loss PROGRAM", step, loss; and "text MODEL" as case:
+              ms of a token that train_moe writes. Lines with # are notes: the card's clock and power, --verify-every
 qwen.tsv      of Qwen3-0.6B: program, "full B b T t" or "lora ..." or "write", ms (of a step, of a token); "loss TASK PROGRAM", step, loss
 Fields are separated by tabs. A file that is missing is a stage that did not run, and the page says so.
 """
@@ -145,7 +146,8 @@ def steps(folders):
             if its_case == case:
                 flops = (FLOPS_124M + 6 * 12 * 768 * T) * B * T
                 body.append([program, case[5:], number(ms, 4), f"{1e3 * B * T / ms:,.0f}", number(flops / ms / 1e9), ratio(ms, ours)])
-    return text + "\n" + table(["program", "batch", "ms", "tok/s", "TFLOP/s", "time / ours"], body, left=2)
+    notes = "".join(f"\n- {note}" for note in comments(folders, "steps.tsv"))
+    return text + "\n" + table(["program", "batch", "ms", "tok/s", "TFLOP/s", "time / ours"], body, left=2) + notes + "\n"
 
 
 def texts(folders):
@@ -241,7 +243,7 @@ def main():
     print(f"# {values.get('card', 'unknown card')}, {values.get('date', 'unknown date')}\n")
     if values.get("kind") == "rehearsal":
         print("**A rehearsal: no GPU had a part in this, and no number below means anything.**\n")
-    print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); every time is the shortest of several repetitions, taken in turn.\n")
+    print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); an op's time is the shortest of several repetitions, taken in turn, a step's the median of a run.\n")
     for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
                            ("A training step of GPT-2 124M", steps), ("Writing text", texts), ("Qwen3-0.6B", qwen),
                            ("Ops", ops), ("Causal attention", attention)]:

@@ -37,6 +37,7 @@ else
 fi
 refuses 2 'found "bild"' "a stage that does not exist is named" bild
 refuses 2 "expected a value" "an option without its value is named" --results
+refuses 2 'call: expected 1, 2 or 3, found "4"' "a call that does not exist is named" call 4
 
 if is_quick; then finish; exit; fi
 
@@ -49,6 +50,8 @@ page_says "it names card and commit" '^\| commit \| [0-9a-f]'
 page_says "it counts tests" '^[1-9][0-9]* passed, 0 failed'
 page_says "it has a verdict of every tool on every program" '^\| test_gelu \| clean \| clean \| clean \| clean \| clean \|'
 page_says "ours and PyTorch's training steps stand in one table" '^\| PyTorch compiled \| B 2 T 16 \| [0-9.,]+ \|'
+page_says "clock and power while a step was measured" '^- ours, B 2, medians of its run: clock 1 MHz, power '
+page_says "every step computed twice, and no bit differs" '^- --verify-every 1, 2 steps of B 2 T 16: no bit differs'
 page_says "a text has tokens a second" '^\| tiny \| [0-9.]+ \| [0-9.,]+ \| [0-9.e-]+ \| [0-9]+ \|'
 page_says "a step with and without --graph 1, of one row too" '^\| ours, --graph 1 \| B 1 T 16 \| [0-9.,]+ \|'
 page_says "losses from the same start are compared" 'At step 1 they are [0-9.e-]+ apart'
@@ -78,6 +81,18 @@ sed -i '/^steps/d' "$work/r/stages.tsv"
 gpu_check --rehearse --results "$work/r" --and "$work/s" report
 page_says "results of two folders make one page" '^\| ours \| B 2 T 16 \| [0-9.]+ \|'
 page_says "... with the stages of both" '^\| steps \| ok \|'
+
+# three calls, each on a machine of its own: a folder for each, and one page of all
+for call in 1 2 3; do
+    gpu_check --rehearse --results "$work/call$call" call $call
+    verdict $status "call $call ends with status 0" "$(tail -n 20 "$work/out")"
+done
+built() { cut -f 1,2 "$work/call$1/build.tsv" | tr '\t\n' ' ,'; }
+check "a call builds only what it runs" test "$(built 1)$(built 2)$(built 3)" = "bf16 test_gelu,bf16 test_layernorm,exact test_gelu,exact test_layernorm,bf16 train_gpt2,bf16 train_moe,bf16 bench/gpu_ops,bf16 bench/gated_delta,bf16 train_qwen3,"
+check "the tools that may not be missed come first" test "$(grep -m 2 -oE '^# (mem|race)check bf16 test_[a-z]+' "$work/call1/log.txt" | sort | tr '\n' ,)" = "# memcheck bf16 test_layernorm,# racecheck bf16 test_layernorm,"
+gpu_check --rehearse --results "$work/call1" --and "$work/call2" --and "$work/call3" report
+cp "$work/call1/report.md" "$work/r/report.md"
+for stage in build tests sanitizer ops steps qwen; do page_says "three calls: stage $stage is on the page" "^\| $stage \| ok \|"; done
 
 mkdir "$work/llm.c"
 printf '#!/bin/sh\nfor i in 90.00 80.00 12.50 13.00; do echo "step    1/4 | loss 5.5 (+nanz)| norm 1 (+nanz)| lr 3e-04 | $i ms | 1.0%% bf16 MFU | 9 tok/s"; done\n' >"$work/llm.c/train_gpt2cu"

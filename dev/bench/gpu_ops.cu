@@ -19,7 +19,7 @@ between two events around at least 20 ms of calls. Like a trainer this is C: `cc
 #include "llmc/ops/global_norm.h"   // norm_see, norm_add
 #include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
 #include "llmc/core/print.h"        // seconds_now
-#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_gelu_backward_input, ...
+#include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, ...
 #include "llmc/ops/residual.h"      // residual_forward
 #include "llmc/core/rng.h"          // xorshift_u32
 
@@ -107,6 +107,21 @@ static void linear_backward(Bench* b, int N, int IC, int OC, int has_bias) {
     b->flops = 4.0 * N * IC * OC;
 }
 
+// the two products of a linear layer's backward pass, apart
+static void linear_input(Bench* b, int N, int IC, int OC) {
+    floatX* dinp = one_way(b, (size_t)N * IC);
+    const floatX* dout = one_way(b, (size_t)N * OC);
+    matmul_backward_input(dinp, dout, one_way(b, (size_t)OC * IC), 0, N, IC, OC, &b->dev);
+    b->flops = 2.0 * N * IC * OC;
+}
+
+static void linear_weight(Bench* b, int N, int IC, int OC) {
+    float* dweight = one_way_float(b, (size_t)OC * IC);
+    const floatX* dout = one_way(b, (size_t)N * OC);
+    matmul_backward_weight(dweight, dout, one_way(b, (size_t)N * IC), 0, N, IC, OC, &b->dev);
+    b->flops = 2.0 * N * IC * OC;
+}
+
 static void run_matmul_square(Bench* b, const Shape* s) {
     int side = s->C > 64 ? 8192 : 64;
     linear(b, side, side, side, 0);
@@ -148,6 +163,16 @@ static void run_fc_backward_bias(Bench* b, const Shape* s) {
     float* sums = one_way_float(b, (size_t)OC);
     matmul_backward_bias(sums, one_way(b, (size_t)N * OC), N, OC, &b->dev);
 }
+
+static void run_qkv_input(Bench* b, const Shape* s) { linear_input(b, s->B * s->T, s->C, 3 * s->C); }
+static void run_qkv_weight(Bench* b, const Shape* s) { linear_weight(b, s->B * s->T, s->C, 3 * s->C); }
+static void run_attproj_input(Bench* b, const Shape* s) { linear_input(b, s->B * s->T, s->C, s->C); }
+static void run_attproj_weight(Bench* b, const Shape* s) { linear_weight(b, s->B * s->T, s->C, s->C); }
+static void run_fc_input(Bench* b, const Shape* s) { linear_input(b, s->B * s->T, s->C, 4 * s->C); }
+static void run_fc_weight(Bench* b, const Shape* s) { linear_weight(b, s->B * s->T, s->C, 4 * s->C); }
+static void run_fcproj_weight(Bench* b, const Shape* s) { linear_weight(b, s->B * s->T, 4 * s->C, s->C); }
+static void run_logits_input(Bench* b, const Shape* s) { linear_input(b, s->B * s->T, s->C, s->V); }
+static void run_logits_weight(Bench* b, const Shape* s) { linear_weight(b, s->B * s->T, s->C, s->V); }
 
 static void run_logits(Bench* b, const Shape* s) { linear(b, s->B * s->T, s->C, s->V, 0); }
 static void run_logits_backward(Bench* b, const Shape* s) { linear_backward(b, s->B * s->T, s->C, s->V, 0); }
@@ -296,6 +321,15 @@ static const Case CASES[] = {
     {"matmul_gelu_backward_input fcproj", run_fcproj_gelu_backward},
     {"matmul_forward logits", run_logits},
     {"matmul_backward logits", run_logits_backward},
+    {"matmul_backward_input qkv", run_qkv_input},  // the two products of each apart
+    {"matmul_backward_weight qkv", run_qkv_weight},
+    {"matmul_backward_input attproj", run_attproj_input},
+    {"matmul_backward_weight attproj", run_attproj_weight},
+    {"matmul_backward_input fc", run_fc_input},
+    {"matmul_backward_weight fc", run_fc_weight},
+    {"matmul_backward_weight fcproj", run_fcproj_weight},
+    {"matmul_backward_input logits", run_logits_input},
+    {"matmul_backward_weight logits", run_logits_weight},
     {"gelu_forward", run_gelu},
     {"gelu_backward", run_gelu_backward},
     {"crossentropy", run_crossentropy},  // forward and backward, in place
