@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # dev/gpu_check.sh without a GPU: what it says then, its stages with stand-ins, and what it does when one of them goes wrong.
-# About 20 s after the builds of the normal build.
+# About two minutes after the builds of the normal build.
 #     dev/test_gpu_check.sh quick   only what it says
 . "$(dirname "$0")/promises.sh"
 
