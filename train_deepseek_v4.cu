@@ -874,7 +874,7 @@ static void deepseek_v4_choose(Run* r) {
     SafeSet set;
     if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
     Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r))
-                      : config_load(r->config, !*r->weights && !run_is_typed(r, "mtp"));
+                      : config_load(r->config, !*r->weights && !run_is_chosen(r, "mtp"));
     if (*r->weights) {
         safeset_open(&set, r->weights);
         config_fit(&c, &set);

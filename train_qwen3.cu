@@ -559,14 +559,12 @@ static void qwen_choose(Run* r) {
     const int from_preset = !*r->config;
     if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
     Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
-    if (from_preset && run_is_typed(r, "tied")) { c.tied = w->tied; }
+    if (from_preset && run_is_chosen(r, "tied")) { c.tied = w->tied; }
     options_refuse(!from_preset && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
                    "is for --model; config.json says it as tie_word_embeddings");
     qwen_fit(r, &c);
-    if (run_is_typed(r, "aux-alpha")) {
-        options_refuse(c.E == 0, "aux-alpha", "is for models with experts");
-        c.balance = w->aux_alpha;
-    }
+    options_refuse(run_is_typed(r, "aux-alpha") && c.E == 0, "aux-alpha", "is for models with experts");
+    if (run_is_chosen(r, "aux-alpha")) { c.balance = w->aux_alpha; }
     options_set(r->table, r->n_options, "aux-alpha", format_float(c.balance).s);
     options_set(r->table, r->n_options, "tied", c.tied ? "1" : "0");
     Adapters adapters;

@@ -906,7 +906,7 @@ static void qwen36_choose(Run* r) {
     SafeSet set;
     if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
     Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
-    if (from_preset && run_is_typed(r, "tied")) { c.tied = w->tied; }
+    if (from_preset && run_is_chosen(r, "tied")) { c.tied = w->tied; }
     options_refuse(!from_preset && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
                    "is for --model; config.json says it as tie_word_embeddings");
     if (*r->weights) {
@@ -919,11 +919,11 @@ static void qwen36_choose(Run* r) {
     if (w->mtp.is_new) { c.mtp_fused = c.fused; }
     options_refuse(run_is_typed(r, "vision") && w->vision && !c.has_vision, "vision",
                    "1 is for a config.json with vision_config and, of a folder, its tensors");
-    if (run_is_typed(r, "vision")) { c.has_vision = w->vision; }
+    if (run_is_chosen(r, "vision")) { c.has_vision = w->vision; }
     options_refuse(!c.has_vision && w->images.max_pixels > 0, "image-max-pixels", "is for a model that reads images");
     if (!*r->weights) { c.is_nested = c.has_vision; }
     options_set(r->table, r->n_options, "vision", c.has_vision ? "1" : "0");
-    if (run_is_typed(r, "aux-alpha")) { c.balance = w->aux_alpha; }
+    if (run_is_chosen(r, "aux-alpha")) { c.balance = w->aux_alpha; }
     options_set(r->table, r->n_options, "aux-alpha", format_float(c.balance).s);
     options_set(r->table, r->n_options, "tied", c.tied ? "1" : "0");
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));

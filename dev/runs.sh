@@ -13,6 +13,7 @@
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     resumed_bits, documents_bits, talks_bits            what has no influence on the bits of a run
+#     adapter_resumes                                     an adapter's run that goes on is the one that never stopped
 #     likeliest, at_once                                  is a text what its probe says? Do several side by side say what each says alone?
 #     write_configs, write_glm5                           small models of all kinds, for runs on several ranks; conversations
 #     on_ranks, kib, sends, refused                       the same bytes on several ranks; what they send; what they refuse
@@ -28,6 +29,17 @@ same_run() { [ "$(sums "$1")" = "$(sums "$2")" ] && cmp -s <(columns "$1") <(col
 same_model() { cmp -s "$(last "$1")"/*model.safetensors "$(last "$2")"/*model.safetensors; }  # or adapter
 value() { grep "^{\"step\": $2, " "$1/metrics.jsonl" | sed -n "s/.*\"$3\": \([-0-9.e]*\)[,}].*/\1/p" | tail -n 1; }  # RUN STEP KEY
 below() { awk -v x="$1" -v y="$2" 'BEGIN { exit !(x != "" && x < y) }'; }
+
+# A run of an adapter, of which the second half is computed again by --resume. Its checkpoints hold no config.json: what options made of
+# the model, and of its loss, is in their settings alone
+adapter_resumes() {  # PROMISE OPTION...
+    local promise=$1
+    shift
+    rm -rf unbroken halved
+    go --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4 --save-every 2 --keep 9 --lora-rank 2 --run unbroken "$@" &&
+        cp -r unbroken halved && rm -r halved/step_000004 && go --run halved --resume && same_run unbroken halved
+    verdict $? "--resume of an adapter, begun with $promise: the bytes of a run that never stopped" "$(head -n 3 err)"
+}
 
 # ---- files ----
 

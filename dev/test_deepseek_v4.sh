@@ -506,6 +506,10 @@ for x in "AB": t[a + f"compressor.indexer.q_b_proj.lora_{x}.weight"] = t[a + f"q
     for i in indexer mtp-weight bias-rate; do
         refuse "--$i beside an adapter" "--$i: is not for adapters, beside which" "${tune[@]}" --$i $([ $i = indexer ] && echo kl || echo 0.5)
     done
+    adapter_resumes "--seq-balance beside start values" --model tiny --seq-balance 0.9
+    adapter_resumes "--seq-balance beside a folder" --from base --seq-balance 0
+    adapter_resumes "--mtp 0 of a config.json that has it" --config mtp.json --mtp 0
+    refuse "a new module beside an adapter, of a new model too" "--mtp: 1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0" --model tiny --train text --lora-rank 2 --mtp 1
 }
 
 # ---- the same bits another way ----

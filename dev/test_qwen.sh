@@ -586,6 +586,13 @@ PYTHON
     go --from talker --lora answers --merge 1 --export-hf whole_talker && go --from whole_talker --generate-file talks.jsonl --chat-template chatml --temperature 0 --max-new-tokens 20
     check "... merged, --generate-file: the same answers" test "$(grep -c '"answer":"Yes."' out)" = 4
     check "... and without the adapter none of them" eval 'go --from talker --generate-file talks.jsonl --chat-template chatml --temperature 0 --max-new-tokens 20 && ! grep -q "\"answer\":\"Yes" out'
+
+    echo "# LoRA: what only the settings of a run say"
+    adapter_resumes "--aux-alpha beside experts of a folder" --from experts --aux-alpha 0.9
+    adapter_resumes "--aux-alpha beside experts at random" --config moe.json --aux-alpha 0.9
+    adapter_resumes "--tied 0 of a preset" --model tiny --tied 0
+    { le 4 20240520 1 2000; head -c 1012 /dev/zero; le 2 $(seq 2000 | awk '{ print $1 * 37 % 257 }'); } >tokens.bin
+    adapter_resumes "--tokenizer beside token shards, of which a preset takes its vocabulary" --model tiny --train tokens.bin --tokenizer bytes
 }
 
 # ---- a base in fp8 ----

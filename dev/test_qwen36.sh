@@ -194,6 +194,11 @@ options() {
     done
     check "each option of this trainer's own is in --help and was tried (not:$missing)" test -z "$missing"
     check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
+    adapter_resumes "--aux-alpha beside a folder" --from base --aux-alpha 0.9
+    adapter_resumes "--aux-alpha beside start values" --config balance.json --aux-alpha 0
+    adapter_resumes "--tied 0 of a preset" --model tiny --tied 0
+    adapter_resumes "--mtp 0 of a config.json that has it" --config mtp.json --mtp 0
+    adapter_resumes "--vision 0 of a config.json that has it" --config sees.json --vision 0
 }
 
 # ---- config.json ----

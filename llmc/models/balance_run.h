@@ -11,7 +11,7 @@ meets it: what every trainer with such routers says of it in the same words (exp
 #ifndef LLMC_BALANCE_RUN_H
 #define LLMC_BALANCE_RUN_H
 #include "../core/print.h"   // format_float
-#include "../run/trainer.h"  // Run, run_is_typed
+#include "../run/trainer.h"  // Run, run_is_chosen
 
 enum { BALANCE_MOST_LAYERS = 1025 };
 
@@ -35,7 +35,7 @@ static inline void balance_options(Run* r, BalanceOptions* x) {
 
 static inline void balance_typed(Run* r, const BalanceOptions* x, float* bias_rate, float* loss) {
     if (run_is_typed(r, "bias-rate")) { *bias_rate = x->bias_rate; }
-    if (run_is_typed(r, "seq-balance")) { *loss = x->loss; }
+    if (run_is_chosen(r, "seq-balance")) { *loss = x->loss; }
 }
 
 // bias_rate, loss: of the Config. The table of settings has what this run trains with: 0 where it computes no gradient.

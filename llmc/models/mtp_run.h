@@ -19,12 +19,13 @@ is_row: does a row of the table belong to the module?
 #include "../core/print.h"        // format_float, format_count
 #include "../core/rng.h"          // splitmix64
 #include "../files/tensorfile.h"  // tensors_load_into
-#include "../run/trainer.h"       // Run, run_is_typed
+#include "../run/trainer.h"       // Run, run_is_chosen
 #include "decoder_run.h"          // decoder_count
 
 typedef struct {
     int mtp;       // --mtp
     int is_new;    // the files have no such module
+    int is_added;  // nor has config.json or the preset, in a run that begins
     float weight;  // --mtp-weight
 } MtpOptions;
 
@@ -41,8 +42,9 @@ static inline void mtp_options(Run* r, MtpOptions* x) {
 
 // has, weight: of the Config
 static inline void mtp_typed(Run* r, MtpOptions* x, int* has, float* weight) {
+    x->is_added = run_is_typed(r, "mtp") && x->mtp && !*has && !r->o.resume;
     x->is_new = *r->weights && run_is_typed(r, "mtp") && x->mtp && !*has;
-    if (run_is_typed(r, "mtp")) { *has = x->mtp; }
+    if (run_is_chosen(r, "mtp")) { *has = x->mtp; }
     if (run_is_typed(r, "mtp-weight")) { *weight = x->weight; }
 }
 
@@ -50,7 +52,8 @@ static inline void mtp_typed(Run* r, MtpOptions* x, int* has, float* weight) {
 static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight, int is_adapter) {
     const int learns = has && !is_adapter && (weight > 0.0f || *r->o.probe);
     const int computes = run_is_training(r) || *r->o.probe;
-    options_refuse(x->is_new && !(learns && (run_will_train(r) || *r->o.probe)), "mtp",
+    const int is_idle = x->is_new && !(learns && (run_will_train(r) || *r->o.probe));
+    options_refuse(is_idle || (x->is_added && is_adapter), "mtp",
                    "1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0");
     options_refuse(run_is_typed(r, "mtp-weight") && is_adapter && x->weight > 0.0f, "mtp-weight",
                    "is not for adapters, beside which the module stays as it is");

@@ -269,6 +269,12 @@ static inline int run_is_typed(const Run* r, const char* option) {
     return options_given(r->table, r->n_options, option) == 1;
 }
 
+// typed, or brought back by a run with an adapter: its checkpoints have no config.json that says how the model was made
+// and what it was trained for; their settings do
+static inline int run_is_chosen(const Run* r, const char* option) {
+    return run_is_typed(r, option) || (*r->adapter && options_given(r->table, r->n_options, option) == 2);
+}
+
 // --chat and --generate-file, of a trainer that takes conversations
 static inline int run_is_chatting(const Run* r) { return r->trainer->takes_conversations && r->chat.chat; }
 static inline int run_answers_file(const Run* r) {
@@ -348,13 +354,22 @@ static inline int run_exports(const Run* r) {
 // does this rank generate samples while training? Rank 0 alone, or all together where a pass needs all
 static inline int run_samples(const Run* r) { return r->comm->rank == 0 || model_is_divided(r->model); }
 
+// did a run with an adapter, which goes on, begin with a tokenizer? Its settings name none beside numbers alone
+static inline int run_began_with_text_(const Run* r) {
+    char* name = checkpoint_option(r->adapter, "tokenizer");
+    const int is_text = name && *name;
+    free(name);
+    return is_text;
+}
+
 // vocabulary of a new model: the tokenizer's for text or when it was named, else the usual one; never less than the
 // data needs
 static inline int run_new_vocabulary(const Run* r) {
     const TokenData* d = &r->data.train;
     const int usual = r->trainer->usual_V, needed = data_vocabulary(&r->data);
     const int is_example = !has_data(d) && (usual == 0 || strcmp(r->o.model, "tiny") == 0);
-    const int is_text = d->text != NULL || data_is_chat(&r->data) || run_is_typed(r, "tokenizer") || is_example;
+    const int is_text = *r->adapter ? run_began_with_text_(r)
+        : d->text != NULL || data_is_chat(&r->data) || run_is_typed(r, "tokenizer") || is_example;
     const int V = is_text ? r->tokenizer.n_tokens : usual;
     return needed > V ? needed : V;
 }
