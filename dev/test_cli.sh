@@ -325,6 +325,16 @@ check "--resume with --train goes on with other weights" test $status = 0 -a -e 
 rm -r whole leg
 run --config tiny.json --train text/a.txt,text/b.txt --val text/b.txt,large.txt --seq-len 16 --steps 1 --run several
 check "several paths without weights: all rows of each, once" grep -q '^|   99.[0-9]*% of the rows .* text/a.txt: [0-9]* tokens, [0-9]* rows  *|$' out
+sed 's/257/300/' tiny.json >padded.json
+begun=(--config padded.json --train text --seq-len 16 --save-every 1 --run padded)
+run "${begun[@]}" --steps 1 && run "${begun[@]}" --steps 2 --continue
+check "--continue, as launch --restarts gives it, of text in bytes for a model of 300 tokens: it goes on" test $status = 0 -a -e padded/step_000002
+refuse "... --resume with other text" "--tokenizer: the model has 300 tokens, bytes has 257" --run padded --resume --train large.txt --steps 3
+run "${start[@]}" --steps 1 --tokenizer bytes --run bytes && run "${start[@]}" --steps 2 --tokenizer bytes --run bytes --continue
+check "--continue with --tokenizer bytes, which is the model's own: without a word" test $status = 0 -a ! -s err
+run --from bytes --train text --seq-len 16 --steps 1 --tokenizer bytes --run other
+check "... and so is --from" test $status = 0 -a ! -s err
+rm -r padded bytes other
 run --config tiny.json --train text --seq-len 16 --epochs 0.5 --steps 0 --batch-size 16 --run epochs
 run --run epochs --resume --epochs 1
 check "--resume with more --epochs plans the steps anew" test $status = 0 -a "$(ls -d epochs/step_* | wc -l)" = 2

@@ -130,8 +130,7 @@ static inline void save_check_tokenizer(const Run* r) {
     ErrorText reason;
     if (!run_is_typed(r, "tokenizer") || !*own || !r->data.train.text || r->comm->rank > 0) { return; }
     if (!file_map_or_not(&file, own, &reason)) { return; }
-    if (!r->tokenizer.json || file.n_bytes != r->tokenizer.n_json ||
-        memcmp(file.bytes, r->tokenizer.json, file.n_bytes) != 0) {
+    if (!tokenizer_is(&r->tokenizer, file.bytes, file.n_bytes)) {
         warn_line("--tokenizer %s: is not the model's own (%s): what its tokens mean changes", r->o.tokenizer, own);
     }
     file_unmap(&file);

@@ -368,9 +368,11 @@ static inline void start_fail_muon_(const Run* r) {
     options_fail("optimizer", "muon needs whole matrices: several ranks want --zero 0 or 1%s", without);
 }
 
-// does a run go on with the text and the tokenizer that it began with?
+// Does a run go on with the text and the tokenizer that it began with? With --continue it does, though all of them are
+// typed: data_check refuses others, and other tokens
 static inline int start_keeps_text_(const Run* r) {
-    return r->o.resume && !run_is_typed(r, "train") && !run_is_typed(r, "val") && !run_is_typed(r, "tokenizer");
+    const int is_typed = run_is_typed(r, "train") || run_is_typed(r, "val") || run_is_typed(r, "tokenizer");
+    return r->o.resume && (!is_typed || run_continues(r->table, r->n_options, &r->o));
 }
 
 // sizes that follow from the model and the data; conflicts

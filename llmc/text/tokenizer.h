@@ -12,6 +12,7 @@ Tokenizer: text to token ids and back.
     16          1008   0
     1024        rest   n times: 1 byte length >= 1, then that many bytes; the file ends with the last
     tokenizer_open            any of them by name: "bytes", a file, or a folder that holds a tokenizer.json
+    tokenizer_is              is it the one that this text of a tokenizer.json means?
     tokenizer_encode          a text's tokens, those of the template (<s>) included
     tokenizer_encode_plain    without the template: a document of training data, before which comes end of text
     tokenizer_encode_with     the same with a workspace that the caller keeps, for many short texts; and the choices
@@ -229,6 +230,17 @@ static inline void tokenizer_open(Tokenizer* t, const char* name) {
     }
     file_unmap(&file);
     free(path);
+}
+
+// Is it the tokenizer of this text of a tokenizer.json? Of the same text; or both are the byte tokenizer
+static inline int tokenizer_is(const Tokenizer* t, const unsigned char* json, size_t n_bytes) {
+    Tokenizer other;
+    ErrorText unused;
+    if (t->json && t->n_json == n_bytes && memcmp(t->json, json, n_bytes) == 0) { return 1; }
+    if (strcmp(t->kind, "bytes") != 0 || !tokenizer_parse_json_(&other, json, n_bytes, &unused)) { return 0; }
+    const int is_bytes = tokenizer_is_bytes_(other.pipeline);
+    tokenizer_free(&other);
+    return is_bytes;
 }
 
 // the folder of a tokenizer.json that tokenizer_open takes by this name, where files that belong to it are; "" of any
