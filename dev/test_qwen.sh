@@ -75,6 +75,7 @@ options() {
     flag 'config router_aux_loss_coef 0.5 && other' -1 --aux-alpha 0.5 --config moe.json
     flag 'config output_router_logits false && other' 1001 --aux-alpha 0 --config moe.json
     flag 'config output_router_logits true && other' "" --aux-alpha 0.25 --config scores.json
+    refuse "--ep-room of a model without experts" "--ep-room: is for --ep, and for models with experts" "${start[@]}" --ep-room 2
     refuse "--aux-alpha of a model without experts" "--aux-alpha: is for models with experts" "${start[@]}" --aux-alpha 0.1
     refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
     tried[--tied]=1 tried[--weights]=1

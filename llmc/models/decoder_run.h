@@ -126,7 +126,7 @@ static inline void decoder_begin_ranks(Run* r, const DecoderRanks* x) {
     cp_begin(r, &d->cp, d->cp_chunks);
     if (model_has_cp(m)) { m->cp.unit = x->cp_unit; }
     if (x->E > 0) { experts_begin_ep(r, &d->how.ep, x->E); }
-    else { options_refuse(d->how.ep.size > 1, "ep", "is for models with experts"); }
+    else { experts_refuse(r, &d->how.ep); }
 }
 
 // varies: what is left out of each micro-batch, in the words of graph_check; NULL: nothing. NH, NKV: heads that this

@@ -2,6 +2,7 @@
 --ep of a trainer whose MLPs are experts: what its options ask for, and what that costs.
     experts_options      rows of the table: --ep, --ep-room; what --freeze means
     experts_begin_ep     in Trainer.choose, once the model has its layout: which ranks share the experts
+    experts_refuse       ... or what a model without experts refuses
     experts_check        in Trainer.check: can the rows of a pass be counted; does each rank of a group have as many
                          micro-batches?
     experts_obstacle     why a micro-batch is no graph (graph_check), or NULL
@@ -89,6 +90,12 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --ep");
     options_set(r->table, r->n_options, "zero", "2");
     model_begin_ep(r->model, stage, G);
+}
+
+// in its place, of a model without experts
+static inline void experts_refuse(const Run* r, const EpOptions* x) {
+    options_refuse(x->size > 1, "ep", "is for models with experts");
+    options_refuse(x->room > 0.0f && run_is_typed(r, "ep-room"), "ep-room", "is for --ep, and for models with experts");
 }
 
 // a position goes to k experts
