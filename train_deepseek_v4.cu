@@ -1008,7 +1008,7 @@ static double parts_sent(const Run* r) {
     const int N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
-    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
+    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end); }
     n += vocabulary_sends(m, c->D, N);
     if (mtp) { n += vocabulary_sends_head(m, c->D, N) + vocabulary_sends_rows(m, c->D, N); }
     n += experts_parts_send(r, c->D, c->k) + (again ? experts_parts_again(r, c->D) : 0.0);
@@ -1045,7 +1045,7 @@ static double deepseek_v4_keys_sent(const Run* r) {
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = first; l < end; l++) {
-        const int is_back = l >= m->lowest, again = is_back && !(model_has_head(m) && l + 1 == end);
+        const int is_back = l >= m->lowest, again = is_back && !(model_turns_back(m) && l + 1 == end);
         n += layer_keys_sent(r, l, scores) + layer_entries_sent(r, l, scores);
         n += again * (layer_entries_sent(r, l, learns) + (replays ? layer_keys_sent(r, l, learns) : 0.0));
         n += is_back * layer_entries_sent(r, l, learns);

@@ -903,7 +903,7 @@ static double parts_sent(const Run* r) {
     const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, decoder_recomputes(r), c->D, N);
-    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end); }
+    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end); }
     n += vocabulary_sends(m, c->D, N);
     if (mtp) { n += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }
     if (routers_of(glm) > 0) { n += experts_parts_send(r, c->D, c->k); }
@@ -921,7 +921,7 @@ static double glm5_keys_sent(const Run* r) {
     double n = 0.0, n_routers = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = first; l < end; l++) {
-        const int again = !(model_has_head(m) && l + 1 == end);
+        const int again = !(model_turns_back(m) && l + 1 == end);
         n += latent_keys_sent(&s, l, l >= m->lowest, again, r->o.batch_size, r->T);
         n_routers += has_experts(c, l);
     }

@@ -639,7 +639,7 @@ static double parts_sent(const Run* r) {
     double n = linear_layers_send(m, NULL, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
                streams_send(m, end, recomputes, c->D, N);
     for (int l = model_first_layer(m); l < end; l++) {
-        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
+        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_turns_back(m) && l + 1 == end);
         n += shared_keys_sends(m, workplace(r)->moe.config.NH, c->HS, N, 1 + again, is_back);
     }
     return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);

@@ -650,7 +650,7 @@ static double parts_sent(const Run* r) {
     double n = linear_layers_send(m, &qwen->adapters, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
     n += streams_send(m, end, recomputes, c->D, N);
     for (int l = model_first_layer(m); l < end && model_has_tp(m); l++) {
-        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
+        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_turns_back(m) && l + 1 == end);
         n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + again, is_back);
         if (!is_back) { continue; }
         n += norm_sends(qwen, AT(q_norm), l, c->NH, &m->tp, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, &key_heads, N);

@@ -1287,7 +1287,7 @@ static double parts_sent(const Run* r) {
     const int N = run_positions(r), end = mtp_trunk_end(m, c->L) + mtp;
     if (!model_has_tp(m)) { return 0.0; }
     double n = streams_send(m, end, decoder_recomputes(r), c->D, N);
-    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_has_head(m) && l + 1 == end, N); }
+    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end, N); }
     double vocabulary = vocabulary_sends(m, c->D, N);
     if (mtp) { vocabulary += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }  // twice
     return (sizeof(floatX) * n + vocabulary + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);

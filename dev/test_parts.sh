@@ -384,6 +384,14 @@ sends qwen "  parts sent|  heads of keys" 4 --tp 4 --config bias.json --freeze '
 sends qwen "  parts sent|  keys sent" 8 --tp 4 --cp 2 --config dense.json
 sends qwen "  parts sent|  keys sent" 4 --tp 2 --cp 2 --cp-by heads --config one_key.json --recompute 3
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
+alone() { sends $1 "  parts sent|matrices" "${@:2}" --grad-accum 1 --batch-size 1 --seq-len 16; }  # of each line one micro-batch: its way back begins at once
+alone qwen 4 --tp 2 --pp 2 --config dense.json
+alone qwen 8 --tp 2 --cp 2 --pp 2 --config tied.json --recompute 3
+alone v4 4 --tp 2 --pp 2 --config all_streams.json
+alone v4 4 --tp 2 --pp 2 --config all_streams.json --recompute 3
+alone glm 4 --tp 2 --pp 2 --config all_glm.json --recompute 3
+alone qwen36 4 --tp 2 --pp 2 --config all.json --recompute 3
+alone moe 4 --tp 2 --pp 2 --config all_experts.json
 equally() { sends $1 "  parts sent|matrices" "${@:2}" --grad-accum 4 --batch-size 2 --seq-len 16; }  # busy experts
 equally qwen36 2 --tp 2 --config all.json
 equally qwen36 2 --tp 2 --recompute 3 --config all.json

@@ -127,10 +127,10 @@ static inline int experts_layers_(const Model* m, int first) {
     return n + (m->learns_mtp && model_has_head(m));
 }
 
-// ... through which the way back goes, but for the last of all: what a layer computes is still there
+// ... through which the way back goes, but for a last one: what a layer computes is still there
 static inline double experts_layers_again_(const Model* m) {
     const double down = experts_layers_(m, m->lowest);
-    return down - (down > 0.0 && model_has_head(m));
+    return down - (down > 0.0 && model_turns_back(m));
 }
 
 // Of a micro-batch, where all ranks of a group are chosen alike: positions of this rank that go to the others, and

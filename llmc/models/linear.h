@@ -262,12 +262,12 @@ static inline double linear_layer_sends(const Model* m, const Adapters* x, int l
     return n;
 }
 
-// ... and of all layers of this rank. again: but in the last layer of all
+// ... and of all layers of this rank. again: but in a last one, where it is still there
 static inline double linear_layers_send(const Model* m, const Adapters* x, size_t again, int n_chained, int C, int N) {
     double n = 0.0;
     for (int l = model_first_layer(m), end = model_end_layer(m); l < end; l++) {
-        const int is_last = model_has_head(m) && l + 1 == end;
-        n += linear_layer_sends(m, x, l, is_last ? TENSOR_NO_FIELD : again, n_chained, C, N);
+        const int is_fresh = model_turns_back(m) && l + 1 == end;
+        n += linear_layer_sends(m, x, l, is_fresh ? TENSOR_NO_FIELD : again, n_chained, C, N);
     }
     return n;
 }

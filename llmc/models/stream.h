@@ -54,7 +54,7 @@ static inline double streams_send(const Model* m, int end, int recomputes, int C
     const int first = model_first_layer(m);
     double n = 0.0;
     for (int l = m->lowest > first ? m->lowest : first; l < end; l++) {
-        n += (l > first) + (!recomputes && !(model_has_head(m) && l + 1 == end));
+        n += (l > first) + (!recomputes && !(model_turns_back(m) && l + 1 == end));
     }
     return (m->tp.size - 1.0) * tp_own_rows(N, &m->tp) * C * n;
 }

@@ -251,6 +251,10 @@ static inline int model_end_layer(const Model* m) {
 static inline int model_has_embedding(const Model* m) { return !model_has_pp(m) || pp_is_first(&m->pp); }
 static inline int model_has_head(const Model* m) { return !model_has_pp(m) || pp_is_last(&m->pp); }
 
+// Does the way back begin where forward has just ended? Then what this rank's last layer has computed is still there.
+// On the last stage, and on all where no other micro-batch comes in between
+static inline int model_turns_back(const Model* m) { return model_has_head(m) || m->pp.is_alone; }
+
 // ---- who has what ----
 
 // the ranks that share the leaves of an update: all, or those of a stage, and with --tp of a place

@@ -30,6 +30,7 @@ typedef struct {
     int n_cut;                  // layers that stages divide; the last one may have more behind them
     int channels;               // of the stream that goes from stage to stage
     int tie_rooms;              // pp_tie_rooms, once it is known how many micro-batches an update has
+    int is_alone;               // one micro-batch of an update goes through this line (pp_sum)
     double work;                // of the multiplications of all stages those of this rank
     double row_bytes[2];        // of a micro-batch, on average: what the first stage sends the last besides; and back
     Comm* place_ranks;          // that have the same layers

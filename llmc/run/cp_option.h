@@ -155,16 +155,13 @@ static inline void cp_line_box(const Run* r) {
             100.0 * (C - 1) / (L + C - 1));
 }
 
-// micro-batches of which this rank computes something in an update
-static inline double cp_leaves(const Run* r) {
-    const Comm* sharing = model_sharing(r->model, r->comm);
-    return dp_share_of_leaves(model_leaves(r->model, r->n_leaves), sharing->rank, sharing->size, r->o.zero);
-}
+// micro-batches of which this rank computes something in an update, or its share of them
+static inline double cp_leaves(const Run* r) { return pp_own_batches(r); }
 
 // recomputes: whole blocks are computed again on the way back, but for the last one, before layer `end`
 static inline double cp_layer_sent(const Run* r, int NH, int NKV, int HS, int recomputes, int l, int end) {
     const Model* m = r->model;
-    const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_has_head(m) && l + 1 == end);
+    const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_turns_back(m) && l + 1 == end);
     const double forward = cp_attention_sends(&m->cp, NH, NKV, HS, 0, r->o.batch_size, r->T);
     double back = is_back ? cp_attention_sends(&m->cp, NH * m->keys.size, NKV, HS, 1, r->o.batch_size, r->T) : 0.0;
     if (is_back && model_shares_keys(m) && m->cp.by == CP_BY_HEADS) {  // shared_keys_repeats

@@ -187,9 +187,16 @@ static inline const char* pp_who(const Run* r) {
     return model_leaves(r->model, r->n_leaves) % model_sharing(r->model, r->comm)->size == 0 ? "each" : "rank 0";
 }
 
+// micro-batches of an update of which this rank computes something
+static inline int pp_own_batches(const Run* r) {
+    const Comm* sharing = model_sharing(r->model, r->comm);
+    return dp_share_of_leaves(model_leaves(r->model, r->n_leaves), sharing->rank, sharing->size, r->o.zero);
+}
+
 // of every stage of this rank; f asks about the one whose turn it is
 static inline double pp_sum(const Run* r, double (*f)(const Run* r)) {
     double sum = 0.0;
+    r->model->pp.is_alone = pp_own_batches(r) == 1;
     for (int c = r->model->pp.n_chunks - 1; c >= 0; c--) {
         model_turn_to(r->model, c);
         sum += f(r);
