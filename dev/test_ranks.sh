@@ -163,8 +163,8 @@ elif command -v mpirun >/dev/null; then
     mpirun=(timeout 60 mpirun --oversubscribe -x OMP_NUM_THREADS)
     [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
     "${mpirun[@]}" -n 3 "$trainer" "${options[@]}" --run several >out 2>err
-    check "mpirun and a build without MPI: status 2, make MPI=1 is the advice, no training" \
-        test $? = 2 -a ! -e several -a "$(grep -c 'this build has no MPI: make MPI=1' err)" -ge 1
+    check "mpirun and a build without MPI: status 2, the command that makes one is the advice, no training" \
+        test $? = 2 -a ! -e several -a "$(grep -c 'this build has no MPI: make train_gpt2 MPI=1' err)" -ge 1
     "${mpirun[@]}" -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT="$(port)" -n 3 "$trainer" "${options[@]}" --run several >out 2>err
     check "... with MASTER_ADDR and MASTER_PORT it trains over TCP" same_run one4 several step_000020
     rm -rf several
@@ -280,6 +280,8 @@ check "a program here without ./: status 2, one line names it" test "$? $(<err)"
 check "... with ./ it runs" test "$? $(sort -n out err | tail -n 1 | grep -c 1)" = "0 1"
 "$launch" -n 3 ./missing >out 2>err
 check "a program that is not there: said once, status 127" test "$? $(<err)" = "127 launch: ./missing: No such file or directory"
+"$launch" -n2 ./train_x >out 2>err
+check "a trainer that is not there: said before any rank starts; -n2 is -n 2" test "$? $(<err)" = "2 launch: ./train_x: not there: make train_x builds it"
 
 echo "# signals"
 long=("${start[@]}" --batch-tokens 96 --eval-every 0 --sample-every 0 --schedule constant --keep 2)
@@ -579,6 +581,8 @@ LLMC_SECRET=fedcba9876543210 "$trainer" "${options[@]}" --rank "1/2@$at" --run t
 check "a rank with another secret: status 2 and the reason" test $? = 2 -a "$(grep -c 'rank 0 has another secret than rank 1' err1)" = 1 -a "$(wc -l <err1)" = 1
 LLMC_SECRET=fedcba9876543210 "$trainer" "${options[@]}" --rank "0/2@$at" --run theirs >out1 2>err1
 check "another run at the same port: status 2 and the reason" test $? = 2 -a "$(grep -c 'Address already in use (another run?' err1)" = 1
+TORCHELASTIC_USE_AGENT_STORE=True "$trainer" "${options[@]}" --rank "0/2@$at" --run theirs >out1 2>err1
+check "... torchrun's own port: status 2 and how to start it" test $? = 2 -a "$(grep -c 'in use (torchrun does: start it with TORCH_DISABLE_SHARE' err1)" = 1
 "$trainer" "${options[@]}" --rank "1/2@$at" --run several >out1 2>err1
 wait $pid
 check "... the first run goes on to its bytes" same_run one4 several step_000020

@@ -137,6 +137,10 @@ static void check_program(const char* name) {
     }
     free(folders);
     if (!found && access(name, X_OK) == 0) { fail("%s: not in PATH: expected ./%s for the one here", name, name); }
+    const char* base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
+    if (!options.hosts && strncmp(base, "train_", 6) == 0 && access(name, F_OK) != 0 && (!found || base != name)) {
+        fail("%s: not there: make %s builds it", name, base);
+    }
 }
 
 static void check_options(void) {
@@ -166,8 +170,12 @@ static void read_options(int argc, char** argv) {
     int i = 1;
     for (; i < argc && argv[i][0] == '-'; i += 2) {
         const char* name = argv[i];
-        if (strcmp(name, "-n") == 0) { options.n = read_number(name, option_value(argc, argv, i), 1, MAX_RANKS); }
-        else if (strcmp(name, "--hosts") == 0) { options.hosts = option_value(argc, argv, i); }
+        if (name[1] == 'n' && name[2] >= '0' && name[2] <= '9') {  // -n4
+            options.n = read_number("-n", name + 2, 1, MAX_RANKS);
+            i--;
+        } else if (strcmp(name, "-n") == 0) {
+            options.n = read_number(name, option_value(argc, argv, i), 1, MAX_RANKS);
+        } else if (strcmp(name, "--hosts") == 0) { options.hosts = option_value(argc, argv, i); }
         else if (strcmp(name, "--ssh") == 0) { options.ssh = option_value(argc, argv, i); }
         else if (strcmp(name, "--restarts") == 0) {
             options.restarts = read_number(name, option_value(argc, argv, i), 0, 1000000);

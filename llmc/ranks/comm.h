@@ -703,8 +703,9 @@ static inline void comm_connect_(CommLink* l, const RankPlace* place, double ini
                        "mpirun's?", place->source, place->rank, place->size, l->mpi.rank, l->mpi.size);
         }
 #else
-        fail_input("started as rank %d of %d by %s, but this build has no MPI: make MPI=1, or say where rank 0 listens "
-                   "by MASTER_ADDR and MASTER_PORT", place->rank, place->size, place->source);
+        fail_input("started as rank %d of %d by %s, but this build has no MPI: make %s MPI=1, or say where rank 0 "
+                   "listens by MASTER_ADDR and MASTER_PORT", place->rank, place->size, place->source,
+                   program_invocation_short_name);
 #endif
     }
     if (l->kind == COMM_TCP) { tcp_open(&l->tcp, place, init_timeout); }

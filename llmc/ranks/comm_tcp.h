@@ -220,8 +220,12 @@ static inline int tcp_listen_master_(const char* host, int port, int size) {
         error = errno;
     }
     if (fd < 0) {
+        const char* store = getenv("TORCHELASTIC_USE_AGENT_STORE");  // of torchrun, which then listens there itself
+        const char* who = store && strcmp(store, "True") == 0
+                              ? " (torchrun does: start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)"
+                              : " (another run? choose another port)";
         fail_input("MASTER_ADDR=%s, MASTER_PORT=%d: rank 0 cannot listen there: %s%s", host, port, strerror(error),
-                   error == EADDRINUSE ? " (another run? choose another port)" : "");
+                   error == EADDRINUSE ? who : "");
     }
     return fd;
 }
