@@ -774,6 +774,7 @@ refuse "--warmup as long as the run" "--warmup: expected less than the 2 steps o
 refuse "--warmup that is all of the run" "--warmup: expected an integer, 0 or more, or a percentage below 100%, found \"100%\"" "${new[@]}" --warmup 100%
 refuse "--freeze that matches nothing" '--freeze: "wte" matches no tensor' "${new[@]}" --freeze wte
 refuse "--eval-only without data" "--eval-only: needs --val" --from run --eval-only
+refuse "--eval-only and samples" "--sample-every: is for training" --from odd --eval-only --val text --sample-every 4
 refuse "--generate without the model's tokenizer" "--generate: the model has 50257 tokens, --tokenizer bytes has 257" --config large.json --generate x
 refuse "--generate with a model smaller than its tokenizer" "the model has 131 tokens" --from odd --generate x
 echo '{"model":{"type":"BPE","vocab":{"?":0,"a":1},"merges":[],"unk_token":"?"}}' >two.json

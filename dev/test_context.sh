@@ -298,6 +298,7 @@ refused "... nor what --tp leaves" "--cp: 2: expected a number that divides the 
     "$launch" -n 2 "$qwen" "${go[@]}" --tp 2 --cp 2
 refused "... in a plan" "that share micro-batches, 3: --plan 8, or leave out --tp or --cp" "$qwen" "${go[@]}" --plan 6 --tp 2 --cp 2
 refused "rows that cannot be cut" "--cp: 2: expected rows of a multiple of 4 positions, found 18: --seq-len 16" "$launch" -n 2 "$qwen" "${go[@]}" --seq-len 18 --cp 2
+refused "... however many ranks there are" "--cp: 3: expected rows of a multiple of 6 positions, found 16: --seq-len 12" "$launch" -n 4 "$qwen" "${go[@]}" --cp 3
 refused "rows that are too short" "--cp: 4: expected rows of a multiple of 8 positions, found 6: --seq-len 8" "$launch" -n 4 "$qwen" "${go[@]}" --seq-len 6 --cp 4
 refused "--cp-by without --cp" "--cp-by: is for --cp" "$launch" -n 2 "$qwen" "${go[@]}" --cp-by heads
 refused "heads that cannot be shared" "--cp-by: heads: expected a --cp that divides the heads of queries, found --cp 8" "$launch" -n 8 "$qwen" "${go[@]}" --cp 8 --cp-by heads

@@ -444,6 +444,8 @@ echo "# refusals"
 go=("${run[@]}" --config dense.json)
 refused "without ranks" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" "${go[@]}" --tp 2
 refused "that does not divide the ranks" "--tp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" "${go[@]}" --tp 2
+refused "more than heads, however many ranks there are" "--tp: 8: expected a number that divides the 4 heads of model.layers.0.self_attn.q_proj.weight: this model takes 2, 4" \
+    "$launch" -n 4 "$qwen" "${go[@]}" --tp 8
 edit dense.json six.json num_attention_heads 12 hidden_size 24 num_key_value_heads 4
 edit dense.json thin.json num_key_value_heads 1 head_dim 6
 refused "neither a divisor nor a multiple of the heads of keys" "--tp: 6: expected a number that divides the 4 heads of model.layers.0.self_attn.k_proj.weight, or a multiple" \

@@ -233,6 +233,7 @@ echo "# refusals"
 refused "more stages than layers of both kinds" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen36" --config linear.json "${run[@]}" --pp 6
 refused "more stages than groups of layers" "--pp: 4: expected at most one stage for each of the 3 groups of layers" "$launch" -n 4 "$glm" --config glm.json "${run[@]}" --pp 4
 refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
+refused "... however many ranks there are" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "ranks that stages do not divide" "--pp: 2: expected a number that divides the ranks, 3" "$launch" -n 3 "$qwen" --config dense.json "${run[@]}" --pp 2
 refused "experts on more ranks than a stage has" "--ep: 4: expected a number that divides the ranks of a stage, 2: the nearest is 2, or start other ranks: launch -n 8, or leave out --pp or --ep" "$launch" -n 4 "$moe" --config four.json "${run[@]}" --pp 2 --ep 4

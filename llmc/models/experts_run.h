@@ -65,6 +65,10 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
         options_fail("ep", "expected a power of two, found %d: of those that divide %d ranks and %d experts %s", G, P,
                      E, experts_near_(G, P, E).s);
     }
+    if (E % G != 0) {
+        options_fail(who, "%d: expected a number that divides the %d experts: %s", G, E,
+                     experts_near_(G, P % G == 0 ? P : E, E).s);
+    }
     if (P % G != 0 && P == 1) {
         options_fail("ep", "%d: expected as many ranks or a multiple, found %d: start with %s", G, P,
                      run_ranks_remedy(r).s);
@@ -72,9 +76,6 @@ static inline void experts_begin_ep(Run* r, EpOptions* x, int E) {
     if (P % G != 0) {
         options_fail("ep", "%d: expected a number that divides the ranks%s, %d: %s, or start other ranks: %s", G,
                      model_has_pp(r->model) ? " of a stage" : "", P, experts_near_(G, P, E).s, run_ranks_remedy(r).s);
-    }
-    if (E % G != 0) {
-        options_fail(who, "%d: expected a number that divides the %d experts: %s", G, E, experts_near_(G, P, E).s);
     }
     if (G % T != 0) {
         options_fail("ep", "%d: ranks that share matrices share experts, too: expected %d, as --tp, or a multiple", G,

@@ -47,6 +47,17 @@ static inline void cp_warn_(const Run* r, int was) {
               "have other last digits", was);
 }
 
+// rows of T positions, which have to be a multiple of `each`
+static inline void cp_check_rows_(const Run* r, int size, int each, int T) {
+    if (T % each == 0) { return; }
+    if (each > r->max_T) {
+        options_fail("cp", "%d: expected rows of a multiple of %d positions, found a model of %d: fewer ranks", size,
+                     each, r->max_T);
+    }
+    options_fail("cp", "%d: expected rows of a multiple of %d positions, found %d: --seq-len %d", size, each, T,
+                 T / each > 0 ? T / each * each : each);
+}
+
 // A number that was not typed but comes from an earlier run is given up where it does not fit
 static inline void cp_begin(Run* r, int* size, int chunks) {
     Model* m = r->model;
@@ -58,6 +69,7 @@ static inline void cp_begin(Run* r, int* size, int chunks) {
     ranks_same(r->comm, "number of ranks that share positions (--cp)", (uint64_t)*size);
     if (*size == 1) { return; }
     if (P % *size != 0) {
+        cp_check_rows_(r, *size, chunks * *size, run_row(r));
         options_fail("cp", r->comm->size == 1
                                ? "%d: expected as many ranks or a multiple, found %d: start with %s"
                                : P < r->comm->size
@@ -78,14 +90,7 @@ static inline void cp_check(Run* r, int* size, float dropout) {
     if (*size == 1) { return; }
     options_refuse(dropout > 0.0f, "cp", "is not for dropout");
     if (r->T % each == 0) { return; }
-    if (run_is_typed(r, "cp") && each > r->max_T) {
-        options_fail("cp", "%d: expected rows of a multiple of %d positions, found a model of %d: fewer ranks", *size,
-                     each, r->max_T);
-    }
-    if (run_is_typed(r, "cp")) {
-        options_fail("cp", "%d: expected rows of a multiple of %d positions, found %d: --seq-len %d", *size, each, r->T,
-                     r->T / each > 0 ? r->T / each * each : each);
-    }
+    if (run_is_typed(r, "cp")) { cp_check_rows_(r, *size, each, r->T); }
     cp_warn_(r, *size);
     rank_group_free(&r->model->cp);
     *size = r->model->cp.chunks = r->model->cp.unit = 1;

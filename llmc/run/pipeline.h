@@ -100,13 +100,13 @@ static inline void pp_begin_between(Run* r, int* size, int* n_chunks, double hea
     }
     options_refuse(is_alone && *size > 1, "pp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of stages (--pp)", (uint64_t)*size);
+    if (*size > pieces) {
+        options_fail("pp", "%d: expected at most one stage for each of the %d %s", *size, pieces, what);
+    }
     if (P % *size != 0) {
         options_fail("pp", P == 1 ? "%d: expected as many ranks or a multiple, found %d: start with %s"
                                   : "%d: expected a number that divides the ranks, %d: %s", *size, P,
                      run_ranks_remedy(r).s);
-    }
-    if (*size > pieces) {
-        options_fail("pp", "%d: expected at most one stage for each of the %d %s", *size, pieces, what);
     }
     pp_begin_chunks_(r, *size, n_chunks, pieces, what);
     if (*size == 1) { return; }

@@ -151,8 +151,7 @@ static inline void start_plan_rows_(Run* r) {
     RunOptions* o = &r->o;
     char folder[PATH_BYTES];
     start_recall_template_(r);
-    const int usual = r->trainer->usual_T < r->max_T ? r->trainer->usual_T : r->max_T;
-    r->T = data_seq_len(&r->data, o, r->table, r->n_options, usual);
+    r->T = run_row(r);
     if (r->T > r->max_T) {
         options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T);
     }
@@ -312,6 +311,8 @@ static inline void start_texts_(Run* r) {
     const int samples = run_is_training(r) && o->sample_every > 0;
     ErrorText error;
     start_questions_(r);
+    options_refuse(o->eval_only && o->sample_every > 0 && run_is_typed(r, "sample-every"), "sample-every",
+                   "is for training: with --eval-only leave it out; --generate TEXT writes one");
     r->prompts.longest = 1;
     if (!stop_texts_parse(&r->stop, o->stop, &error)) { options_fail("stop", "%s", error.text); }
     if (*o->stop && (samples || run_is_generating(r))) { task_need_text(r, "stop"); }

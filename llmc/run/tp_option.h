@@ -97,15 +97,19 @@ static inline void tp_begin(Run* r, int* size) {
     options_refuse(is_alone && *size > 1, "tp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of ranks that share matrices (--tp)", (uint64_t)*size);
     if (*size == 1) { return; }
+    if (obstacle) {
+        options_fail("tp", "%d: expected a number that divides %s: %s", *size, obstacle, tp_that_fit_(m).s);
+    }
+    if (P % *size != 0 && !tp_fits(m, *size)) {
+        options_fail("tp", "%d: expected a power of two that divides the %d experts: %s", *size, tp_experts(m),
+                     tp_that_fit_(m).s);
+    }
     if (P % *size != 0) {
         options_fail("tp", r->comm->size == 1
                                ? "%d: expected as many ranks or a multiple, found %d: start with %s"
                                : model_has_pp(m) ? "%d: expected a number that divides the ranks of a stage, %d: %s"
                                                  : "%d: expected a number that divides the ranks, %d: %s",
                      *size, P, run_ranks_remedy(r).s);
-    }
-    if (obstacle) {
-        options_fail("tp", "%d: expected a number that divides %s: %s", *size, obstacle, tp_that_fit_(m).s);
     }
     options_refuse(r->o.verify_every > 0, "verify-every", "is not for --tp");
     options_refuse(r->o.noise_scale > 0, "noise-scale", "is not for --tp");

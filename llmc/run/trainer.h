@@ -256,13 +256,24 @@ static inline ShortText run_ranks_remedy(const Run* r) {
         if (size[i] > 1) { on[n_on++] = names[i]; }
     }
     while (n % (size[0] * size[1] * size[2]) != 0 || n / size[0] % size[3] != 0) { n++; }
-    const char* start = comm_is_plan(r->comm) ? "--plan" : "launch -n";
-    size_t used = (size_t)snprintf(out.s, sizeof out.s, "%s %d, or leave out", start, n);
+    // launch, too, sets RANK; torchrun besides TORCHELASTIC_USE_AGENT_STORE
+    const int by_launch = r->comm->size == 1 || (strcmp(r->place.source, "RANK and WORLD_SIZE") == 0 &&
+                                                 getenv("TORCHELASTIC_RUN_ID") &&
+                                                 !getenv("TORCHELASTIC_USE_AGENT_STORE"));
+    const char* start = comm_is_plan(r->comm) ? "--plan %d, or leave out"
+                        : by_launch ? "launch -n %d, or leave out" : "%d ranks, or leave out";
+    size_t used = (size_t)snprintf(out.s, sizeof out.s, start, n);
     for (int i = 0; i < n_on; i++) {
         used += (size_t)snprintf(out.s + used, sizeof out.s - used, "%s --%s",
                                  i == 0 ? "" : i + 1 < n_on ? "," : " or", on[i]);
     }
     return out;
+}
+
+// positions of a row, once the model is known
+static inline int run_row(const Run* r) {
+    const int usual = r->trainer->usual_T < r->max_T ? r->trainer->usual_T : r->max_T;
+    return data_seq_len(&r->data, &r->o, r->table, r->n_options, usual);
 }
 
 static inline int run_is_typed(const Run* r, const char* option) {
