@@ -322,7 +322,8 @@ ranks() {
     together "--ep and --verify-every" "--verify-every: is not for --ep" 2 2 --ep 2 --verify-every 2
     together "--ep-room without --ep" "--ep-room: is for --ep 2 and more" 2 2 --ep-room 2
     together "--ep-room that can never be enough" "--ep-room: expected 0, or 1 and more" 2 2 --ep 2 --ep-room 0.5
-    together "more rows than --ep-room has room for" "--ep-room: " 2 2 --ep 2 --ep-room 1 --config '' --from lopsided --balance bias
+    together "--ep that does not divide the experts, on too few ranks" "--ep: 8: expected a number that divides the 4 experts: the nearest is 4" 2 4 --ep 8
+    together "more rows than --ep-room has room for" " or more, or 0, which has room for all that can come" 2 2 --ep 2 --ep-room 1 --config '' --from lopsided --balance bias
     each "--balance loss, answering examples" "0 1 2" "1 2 4" --verify-every 5 --hellaswag examples
     each "--balance bias, averaged weights" "0 1 2" "1 2 4" --balance bias --ema 0.9
     each "--balance none, frozen experts" "0 1 2" "2 4" --balance none --freeze '*.experts.1.*,first:1'

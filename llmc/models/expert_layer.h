@@ -161,7 +161,8 @@ static inline void expert_layers_open(ExpertLayers* x, const ExpertRanks* ranks,
     const RouterShape* router = &x->size.router;
     tensor_arena_open(&x->choices, "chosen experts");
     expert_rows_init(&x->rows, N, router->k, router->E);
-    ep_open(&x->ep, ranks, router->E, expert_rows_here_(&x->size, N, purpose), purpose == TO_GENERATE);
+    ep_open(&x->ep, ranks, router->E, expert_rows_here_(&x->size, N, purpose),
+            (double)experts_positions(&x->size.ep, N) * router->k, purpose == TO_GENERATE);
     if (x->n_scratch > 0) { x->scratch = (float*)device_alloc(sizeof(float) * x->n_scratch, "gradients of experts"); }
     if (x->size.cp) {
         x->counted = (float*)device_alloc(sizeof(float) * expert_counted_(&x->size), "what routers count");

@@ -34,6 +34,7 @@ typedef struct {
     const ExpertRanks* ranks;
     int E, n_held, first;  // experts of a layer; of them n_held, from number `first` on, are this rank's
     int most;              // rows that there is room for
+    double usual;          // of them those of --ep-room 1
     int is_same;           // all ranks of the group have the same tokens
     int n_sources, n_rows; // of the layer that is computed now
     ExpertSource* source;
@@ -53,15 +54,15 @@ static inline size_t ep_offsets_bytes_(const ExpertParallel* ep) {
     return sizeof(int) * (size_t)(ep->ranks->ep.size + n_leaves) * ((size_t)ep->n_held + 1);
 }
 
-// E: experts of a layer, of all ranks; most: rows that this rank can compute at once
-static inline void ep_open(ExpertParallel* ep, const ExpertRanks* ranks, int E, int most, int is_same) {
+// E: experts of a layer, of all ranks; most: rows that this rank can compute at once; usual: where all are equally busy
+static inline void ep_open(ExpertParallel* ep, const ExpertRanks* ranks, int E, int most, double usual, int is_same) {
     const size_t size = (size_t)ranks->ep.size;
     memset(ep, 0, sizeof *ep);
     ep->ranks = ranks;
     ep->E = E;
     ep->n_held = E / ranks->ep.size;
     ep->first = ranks->ep.place * ep->n_held;
-    ep->most = most;
+    ep->most = most, ep->usual = usual;
     ep->is_same = is_same;
     ep->parts = is_same ? 1 : expert_ranks_parts(ranks);
     ep->source = (ExpertSource*)malloc_check(sizeof(ExpertSource) * size, "rows of experts");
@@ -158,8 +159,9 @@ static inline void ep_find(ExpertParallel* ep, const ExpertRows* rows, const Dev
         for (int p = 0; p < ep->ranks->ep.size; p++) { ep_add_source_(ep, ep->counts + p * ep->n_held, NULL); }
     }
     if (ep->n_rows > ep->most) {
-        fail_input("--ep-room: %d rows chose the experts of this rank, there is room for %d: a larger one, or a "
-                   "smaller --batch-size", ep->n_rows, ep->most);
+        fail_input("--ep-room: %d rows chose the experts of this rank, there is room for %d: --ep-room %g or more, or "
+                   "0, which has room for all that can come", ep->n_rows, ep->most,
+                   ceil(10.0 * ep->n_rows / ep->usual) / 10.0);
     }
     ep->n_leaves = ep->n_sources / ep->parts;
     for (int i = 0, n = 0; i < ep->n_leaves && ep->parts > 1; i++) { n += ep_join_sources_(ep, i, n); }
