@@ -198,8 +198,9 @@ static inline void device_choose(int local_rank) {
     int n_gpus = 0;
     cudaError_t error = cudaGetDeviceCount(&n_gpus);
     if (error != cudaSuccess || n_gpus == 0) {
-        fail_run("no GPU here that CUDA can use (%s): `make train_gpt2` builds the CPU trainer",
-                 cudaGetErrorString(error));
+        const char* name = program_invocation_short_name;  // of further ranks "train_qwen3 [rank 1]"
+        fail_run("no GPU here that CUDA can use (%s): `make %.*s CPU=1` builds it for CPUs", cudaGetErrorString(error),
+                 (int)strcspn(name, " "), name);
     }
     if (local_rank >= n_gpus) {
         fail_run("rank %d of this machine has no GPU of its own: expected at most %d ranks here, one per GPU",
