@@ -384,6 +384,14 @@ sends qwen "  parts sent|  heads of keys" 4 --tp 4 --config bias.json --freeze '
 sends qwen "  parts sent|  keys sent" 8 --tp 4 --cp 2 --config dense.json
 sends qwen "  parts sent|  keys sent" 4 --tp 2 --cp 2 --cp-by heads --config one_key.json --recompute 3
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
+# of conversations a bound, for the head leaves out what is no target
+talks=("${run[@]}" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96 --tp 2 --eval-every 0 --sample-every 0 --save-every 0)
+COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" "${talks[@]}" --run sent >out 2>err </dev/null
+check "conversations: rank 0 sends no more than the box says, which says that it is a bound" \
+    awk -v a="$(kib 'sent per update *\| at most')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0.5 * a && b <= a) }'
+timeout 60 "$qwen" "${talks[@]}" --plan 2 >plan 2>err
+check "... so does --plan 2" test "$(grep -E 'sent per update|parts sent' plan)" = "$(grep -E 'sent per update|parts sent' out)" -a "$(grep -cE 'sent +[a-z |]*at most|sent per update +. at most' plan)" = 2
+rm -rf sent
 alone() { sends $1 "  parts sent|matrices" "${@:2}" --grad-accum 1 --batch-size 1 --seq-len 16; }  # of each line one micro-batch: its way back begins at once
 alone qwen 4 --tp 2 --pp 2 --config dense.json
 alone qwen 8 --tp 2 --cp 2 --pp 2 --config tied.json --recompute 3

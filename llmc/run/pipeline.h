@@ -187,6 +187,14 @@ static inline const char* pp_who(const Run* r) {
     return model_leaves(r->model, r->n_leaves) % model_sharing(r->model, r->comm)->size == 0 ? "each" : "rank 0";
 }
 
+// "at most ": of conversations a head that ranks share (--tp) leaves out stretches of positions without a target, and
+// which rows come when is not planned
+static inline const char* pp_at_most(const Run* r) {
+    const Model* m = r->model;
+    const int has_head = !model_has_pp(m) || pp_has_last(&m->pp);
+    return model_has_tp(m) && has_head && data_is_chat(&r->data) ? "at most " : "";
+}
+
 // micro-batches of an update of which this rank computes something
 static inline int pp_own_batches(const Run* r) {
     const Comm* sharing = model_sharing(r->model, r->comm);

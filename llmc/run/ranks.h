@@ -243,9 +243,9 @@ static inline double ranks_most_gradients_(Model* m, Comm* c, int n_leaves, int 
 }
 
 // and rows of the box. all: every gradient is asked for, as by a probe; stream: bytes of that of a micro-batch, for
-// --pp; more: bytes sent besides, with --ep, --tp and --cp
+// --pp; more: bytes sent besides, with --ep, --tp and --cp; at_most: "" where they are known, else these words
 static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves, int zero, double stream,
-                                  double more) {
+                                  double more, const char* at_most) {
     Model plan = *m;  // sizes only
     if (all) {
         plan.frozen = NULL;
@@ -274,7 +274,7 @@ static inline RanksCost ranks_box(Comm* c, const Model* m, int all, int n_leaves
             box_row("ranks", "%d over %s%s (%s), --zero %d", c->size, comm_device_kind(), comm_kind_name(c),
                     c->link->source, zero);
         }
-        box_row("  sent per update", "%s by rank 0", format_bytes(cost.data + cost.streams + more).s);
+        box_row("  sent per update", "%s%s by rank 0", at_most, format_bytes(cost.data + cost.streams + more).s);
     }
     return cost;
 }

@@ -668,7 +668,9 @@ static inline Needed start_box_memory_(Run* r) {
     const double parts_sent = t->parts_sent && trains ? pp_sum(r, t->parts_sent) : 0.0;
     const double keys_sent = t->keys_sent && trains ? pp_sum(r, t->keys_sent) : 0.0;
     const double sent = rows_sent + parts_sent + keys_sent;
-    if (backward) { cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r), sent); }
+    if (backward) {
+        cost = ranks_box(r->comm, m, !trains, r->n_leaves, o->zero, pp_stream_bytes(r), sent, pp_at_most(r));
+    }
     const double most_rows = start_most_sent_(r, t->rows_sent, rows_sent);
     const double most_parts = start_most_sent_(r, t->parts_sent, parts_sent);
     const double most_keys = start_most_sent_(r, t->keys_sent, keys_sent);

@@ -124,6 +124,7 @@ static inline void tp_box(const Run* r) {
     box_row("matrices", "each shared by %d ranks", m->tp.size);
     if (model_shares_keys(m)) { box_row("  heads of keys", "each shared by %d of them", m->keys.size); }
     if (!run_is_training(r)) { return; }
-    box_row("  parts sent", "%s per update by %s", format_bytes(pp_sum(r, r->trainer->parts_sent)).s, pp_who(r));
+    box_row("  parts sent", "%s%s per update by %s", pp_at_most(r), format_bytes(pp_sum(r, r->trainer->parts_sent)).s,
+            pp_who(r));
 }
 #endif  // LLMC_TP_OPTION_H
