@@ -301,6 +301,7 @@ begin 3 "${long[@]}" --steps 100000 --run several
 kill -TERM $pid
 wait $pid
 check "SIGTERM to launch: every rank stops, status 0, a checkpoint" test $? = 0 -a "$(grep -cE '^stopped after step [0-9]+, checkpoint in several/step_' out)" = 1
+check "... and a command that goes on with as many ranks" grep -qxF "to go on later: $launch -n 3 $trainer --run several --resume" out
 rm -rf several
 begin 3 "${long[@]}" --steps 100000 --run several
 kill -TERM "$(rank_pid 2)"

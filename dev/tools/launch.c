@@ -21,6 +21,7 @@ ranks, ssh with 255 when it is the connection that failed.
 --restarts: a run that ended otherwise than by status 0, a mistake (2, 126, 127) or a signal to launch begins again with
 --continue: from its newest checkpoint, or anew. LLMC_JOB tells rank 0 which run is meant: one whose last start, in
 settings.json, was by this launch. Hosts that do not answer then are left out.
+On one machine LLMC_LAUNCH is the name by which this program was called: ranks say by it how a run is gone on with.
 Explained in doc/ranks.md
 */
 #include "launch_grid.h"       // typed, fitting_ranks, grid
@@ -34,6 +35,7 @@ static void start_here(int start) {
     if (port == 0) { fail("no free port: %s", strerror(errno)); }
     n_children = (int)options.n;
     set_environment("127.0.0.1", port, start);
+    setenv("LLMC_LAUNCH", program_invocation_name, 1);
     set_local_environment(n_children, n_children);
     for (int i = 0; i < n_children; i++) { start_rank(i, i, ""); }
 }

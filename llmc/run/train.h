@@ -238,6 +238,16 @@ static inline void train_step(Run* r) {
     if (s->skips > o->max_skips) { train_fail_(r, &step); }
 }
 
+// a command that goes on with the run by as many ranks as now: with fewer, what they share may be given up
+static inline void train_say_resume_(const Run* r) {
+    const char* launch = getenv("LLMC_LAUNCH");  // by dev/tools/launch, on one machine
+    const int P = r->comm->size;
+    const char* program = program_invocation_name;
+    if (P == 1) { printf("to go on later: %s --run %s --resume\n", program, r->o.run); }
+    else if (launch) { printf("to go on later: %s -n %d %s --run %s --resume\n", launch, P, program, r->o.run); }
+    else { printf("to go on later, on %d ranks: %s --run %s --resume\n", P, program, r->o.run); }
+}
+
 // evaluate, sample, save, step, until --steps, a signal or --early-stop
 static inline void train(Run* r) {
     const RunOptions* o = &r->o;
@@ -285,9 +295,7 @@ static inline void train(Run* r) {
     if (r->comm->rank == 0) {
         run_summary(o, s, strcmp(outcome, "stopped early") == 0, r->trainer->summary ? r->trainer->summary(r) : NULL);
     }
-    if (stop && s->step < o->steps) {
-        printf("to go on later: %s --run %s --resume\n", program_invocation_name, o->run);
-    }
+    if (stop && s->step < o->steps) { train_say_resume_(r); }
     printf("%s after step %d, checkpoint in %s/step_%06d\n", outcome, s->step, o->run, s->step);
 }
 #endif  // LLMC_TRAIN_H
