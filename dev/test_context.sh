@@ -210,7 +210,7 @@ for to in "2 1 given_up" "2 1 typed --tp 1" "4 0 kept"; do
     rm -rf several && cp -r one several && rm -rf several/step_000020
     timeout 60 "$launch" -n $ranks "$qwen" --run several --resume $grid >out 2>err </dev/null
     status=$?
-    said=$(grep -cF -- "--cp-by heads: with --tp 2, with which the run began, the gradients of a head of keys were sums of 2 parts, with --tp 1 of 1:" err)
+    said=$(grep -cF -- "--cp-by heads: with --tp 2, as in the checkpoint, the gradients of a head of keys were sums of 2 parts, with --tp 1 of 1:" err)
     same_run one several
     test "$status $said $?" = "0 $warns $warns"
     verdict $? "--cp-by heads, two ranks for a head of keys, --tp 2 is $what: a line says whether digits are others, and they are" "status $status, $said: $(<err)"
@@ -219,10 +219,10 @@ rm -rf several
 timeout 60 "$launch" -n 4 "$qwen" "${run[@]}" --config tied.json --cp 2 --pp 2 --run several >out 2>err </dev/null
 rm -rf several/step_000020
 timeout 60 "$qwen" --run several --resume >out 2>err </dev/null
-check "one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near whole several >/dev/null 2>&1; echo $?)" = "0 1 0"
+check "one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, asked for earlier, does not fit' err) $(near whole several >/dev/null 2>&1; echo $?)" = "0 1 0"
 timeout 60 "$launch" -n 2 "$qwen" --run whole --resume --seq-len 18 --steps 21 >out 2>err </dev/null
 check "rows of another length that cannot be cut: whole rows, and a line" \
-    test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(grep -c '^| positions' out)" = "0 1 0"
+    test "$? $(grep -cF -- '--cp 2, asked for earlier, does not fit' err) $(grep -c '^| positions' out)" = "0 1 0"
 for to in 2/2 4/4 4/2; do
     timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --cp ${to#*/} >loss_several 2>err
     timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err
@@ -241,7 +241,7 @@ for grid in 2/2 4/2 4/2/--ep,2; do
 done
 rm -rf several/step_000020
 timeout 60 "$qwen36" --run several --resume >out 2>err </dev/null
-check "... one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near mixed several >/dev/null 2>&1; echo $?)" = "0 1 0"
+check "... one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, asked for earlier, does not fit' err) $(near mixed several >/dev/null 2>&1; echo $?)" = "0 1 0"
 for to in 2/2 4/4; do
     timeout 60 "$launch" -n ${to%/*} "$qwen36" --from mixed --eval-only --val text --seq-len 256 --batch-size 2 --cp ${to#*/} >loss_several 2>err
     timeout 60 "$qwen36" --from mixed --eval-only --val text --seq-len 256 --batch-size 2 >loss 2>err
@@ -257,7 +257,7 @@ same_run mixed several
 verdict $? "train_deepseek_v4, written by 4 ranks, --cp 2 --ep 4, resumed by 4, --cp 2 --pp 2" "status $status: $(tail -n 1 err)"
 rm -rf several/step_000020
 timeout 60 "$v4" --run several --resume --pp 1 >out 2>err </dev/null
-check "... one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, with which the run began, does not fit' err) $(near mixed several >/dev/null 2>&1; echo $?)" = "0 1 0"
+check "... one rank goes on from it, with a line, and near its losses" test "$? $(grep -cF -- '--cp 2, asked for earlier, does not fit' err) $(near mixed several >/dev/null 2>&1; echo $?)" = "0 1 0"
 timeout 60 "$launch" -n 4 "$v4" --from mixed --eval-only --val text --seq-len 32 --batch-size 2 --cp 4 >loss_several 2>err
 timeout 60 "$v4" --from mixed --eval-only --val text --seq-len 32 --batch-size 2 >loss 2>err
 check "... --eval-only by 4 ranks, --cp 4: the loss of one" test -n "$(grep 'val loss' loss)" -a "$(grep 'val loss' loss)" = "$(grep 'val loss' loss_several)"

@@ -488,5 +488,5 @@ rm -rf several
 timeout 60 "$launch" -n 2 "$qwen" "${go[@]}" --tp 2 --run several >out 2>err </dev/null
 timeout 60 "$launch" -n 3 "$qwen" --run several --resume --steps 5 >out 2>err </dev/null
 check "a run of --tp 2 goes on by 3 ranks with whole matrices, and a line says so" \
-    test "$? $(grep -cF -- '--tp 2, with which the run began, does not fit' err)" = "0 1"
+    test "$? $(grep -cF -- '--tp 2, asked for earlier, does not fit' err)" = "0 1"
 finish

@@ -220,9 +220,28 @@ timeout 60 "$qwen" --config tied.json "${run[@]}" --grad-accum 3 --plan 8 --tp 2
 check "a plan in which rank 0 has no micro-batch says what the busiest rank sends" \
     test "$(boxed '  parts sent' '0 B per update by rank 0') $(boxed '    at most' '[0-9.]* KiB by a rank with more micro-batches')" = "1 1"
 timeout 60 "$launch" -n 4 "$qwen" --config tied.json "${run[@]}" --tp 2 --pp 2 --run both >out 2>err </dev/null
-timeout 60 "$launch" -n 2 "$qwen" --run both --resume --steps 50 >out 2>err </dev/null
+timeout 60 "$launch" -n 2 "$qwen" --run both --resume --steps 5 >out 2>err </dev/null
 check "resumed by fewer ranks than --tp 2 --pp 2 take: stages stay, and a line says that matrices are whole" \
-    test "$? $(boxed stages '2: layers [0-9, -]*') $(grep -c -- '--tp 2, with which the run began, does not fit: each rank has whole matrices now' err)" = "0 1 1"
+    test "$? $(boxed stages '2: layers [0-9, -]*') $(grep -c -- '--tp 2, asked for earlier, does not fit: each rank has whole matrices now' err)" = "0 1 1"
+goes_on() { timeout 60 "$launch" -n "$1" "$qwen" --run both --resume "${@:2}" >out 2>err </dev/null; }  # RANKS OPTION...
+goes_on 4 --steps 6
+check "... by four again: the grid that was asked for, without a word" \
+    test "$? $(boxed stages '2: layers [0-9, -]*') $(boxed matrices 'each shared by 2 ranks') $(wc -l <err)" = "0 1 1 0"
+goes_on 2 --steps 7 --pp 1
+check "... --pp 1, typed: the two that are left share matrices, and no line says what nobody wants any more" test "$? $(boxed matrices 'each shared by 2 ranks') $(wc -l <err)" = "0 1 0"
+goes_on 4 --steps 8
+check "... nor do four have stages again" test "$? $(grep -c '^| stages' out) $(boxed matrices 'each shared by 2 ranks') $(wc -l <err)" = "0 0 1 0"
+timeout 60 "$qwen" --run both --resume --steps 9 >out 2>err </dev/null
+check "... one rank, with a line" test "$? $(grep -cx 'train_qwen3: --tp 2, asked for earlier, does not fit: each rank has whole matrices now' err)" = "0 1"
+check "... settings.json has what is in use, and what was asked for" test "$(grep -cE '^ +"tp": [12],?$' both/settings.json)" = 2
+rm -rf both
+timeout 60 "$launch" -n 4 "$qwen" --config wide.json "${run[@]}" --grad-accum 4 --ep 4 --run both >out 2>err </dev/null
+goes_on 2 --steps 5
+check "--ep 4, two ranks: a line" test "$? $(boxed '  of them' '2 on each of 2 ranks') $(grep -cx 'train_qwen3: --ep 4, asked for earlier, does not fit: 2 now' err)" = "0 1 1"
+goes_on 4 --steps 6 --grad-accum 5
+check "... four, and micro-batches that do not divide: a line" test "$? $(grep -cx 'train_qwen3: --ep 4, asked for earlier, does not fit: each rank has all experts now' err)" = "0 1"
+goes_on 4 --steps 7 --grad-accum 4
+check "... four: as it was, without a word" test "$? $(boxed '  of them' '1 on each of 4 ranks') $(wc -l <err)" = "0 1 0"
 COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --model tiny --batch-size 65536 --seq-len 256 --head-rows 2147483647 --grad-accum 2 --dry-run >out 2>err </dev/null
 check "ranks that do not fit say it once, as this machine's" test "$? $(wc -l <err) $(grep -c '^train_qwen3: 2 ranks of this machine need .* free: try --recompute 3, a smaller --batch-size' err)" = "1 1 1"
 refused "--plan-card of a trainer for CPUs names the one for GPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_gpt2cu;" "$gpt2" "${run[@]}" --config gpt2.json --plan 4 --plan-card H200

@@ -153,6 +153,7 @@ static inline RunState run_restore(Option* table, int n, const RunOptions* o, in
     if (run_continues(table, n, o)) { run_check_model_(table, n, o, json_object_get(manifest, "options")); }
     run_check_begun_(table, n, json_object_get(manifest, "options"));
     options_from_json(table, n, json_object_get(manifest, "options"));
+    options_from_json(table, n, json_object_get(manifest, "grid"));  // over what was in use
     run_restore_paths_(table, n, json_string_value(json_object_get(manifest, "folder")));
     if (options_given(table, n, "epochs") == 1 && options_given(table, n, "steps") != 1) {
         options_set(table, n, "steps", "0");
@@ -219,8 +220,9 @@ static inline void run_save_end(const char* temporary, const SavedFiles* files, 
     char folder[PATH_BYTES], path[PATH_BYTES];
     run_sync_records_(o);
     manifest_write(path_join(path, temporary, "manifest.json"),
-                   json_pack("{s:o, s:o, s:o, s:O*}", "state", run_state_to_json(s), "options",
-                             options_to_json(table, n), "folder", run_folder_json(), "data", data), files);
+                   json_pack("{s:o, s:o, s:o, s:o, s:O*}", "state", run_state_to_json(s), "options",
+                             options_to_json(table, n), "grid", run_grid_to_json(table, n, o), "folder",
+                             run_folder_json(), "data", data), files);
     checkpoint_publish(temporary, checkpoint_folder(folder, o->run, s->step));
     run_prune_(o, s);
 }

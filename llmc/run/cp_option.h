@@ -41,12 +41,6 @@ static inline Option cp_by_option(int* by) {
     return row;
 }
 
-static inline void cp_warn_(const Run* r, int was) {
-    if (r->comm->rank > 0 || !run_will_train(r)) { return; }
-    warn_line("--cp %d, with which the run began, does not fit: each rank has whole rows now, and sums over positions "
-              "have other last digits", was);
-}
-
 // rows of T positions, which have to be a multiple of `each`
 static inline void cp_check_rows_(const Run* r, int size, int each, int T) {
     if (T % each == 0) { return; }
@@ -58,13 +52,12 @@ static inline void cp_check_rows_(const Run* r, int size, int each, int T) {
                  T / each > 0 ? T / each * each : each);
 }
 
-// A number that was not typed but comes from an earlier run is given up where it does not fit
+// A number that was not typed but comes from an earlier start is given up where it does not fit (start_say_grid_)
 static inline void cp_begin(Run* r, int* size, int chunks) {
     Model* m = r->model;
-    const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "cp"), was = *size;
+    const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "cp");
     const int is_alone = run_is_generating(r) || *r->o.probe;
     if (!is_typed && (P % *size != 0 || is_alone || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
-    if (*size < was) { cp_warn_(r, was); }
     options_refuse(is_alone && *size > 1, "cp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of ranks that share positions (--cp)", (uint64_t)*size);
     if (*size == 1) { return; }
@@ -91,7 +84,6 @@ static inline void cp_check(Run* r, int* size, float dropout) {
     options_refuse(dropout > 0.0f, "cp", "is not for dropout");
     if (r->T % each == 0) { return; }
     if (run_is_typed(r, "cp")) { cp_check_rows_(r, *size, each, r->T); }
-    cp_warn_(r, *size);
     rank_group_free(&r->model->cp);
     *size = r->model->cp.chunks = r->model->cp.unit = 1;
 }
@@ -99,7 +91,7 @@ static inline void cp_check(Run* r, int* size, float dropout) {
 // --cp-by heads: parts of which gradients of a head of keys are sums, where --tp leaves a rank so many such heads
 static inline int cp_key_shares_(int NKV, int C) { return C > NKV ? C / NKV : 1; }
 
-// with another --tp than the run began with they may be others
+// with another --tp than the checkpoint was made with they may be others
 static inline void cp_warn_of_keys_(const Run* r, int NKV) {
     const Model* m = r->model;
     const int C = m->cp.size, T = m->tp.size, all = NKV * T / m->keys.size;
@@ -108,7 +100,7 @@ static inline void cp_warn_of_keys_(const Run* r, int NKV) {
     const int began = checkpoint_number(checkpoint_folder(folder, r->o.run, r->state.step), "tp", 1);
     const int was = cp_key_shares_(all > began ? all / began : 1, C), now = cp_key_shares_(NKV, C);
     if (was == now) { return; }
-    warn_line("--cp-by heads: with --tp %d, with which the run began, the gradients of a head of keys were sums of %d "
+    warn_line("--cp-by heads: with --tp %d, as in the checkpoint, the gradients of a head of keys were sums of %d "
               "part%s, with --tp %d of %d: they have other last digits now", began, was, was > 1 ? "s" : "", T, now);
 }
 

@@ -192,11 +192,11 @@ static inline void run_open(Log* log, const RunStart* start) {
     }
     log_open(log, o->run, resume_step, !s->interrupted);
     path_join(path, o->run, "settings.json");
-    json_t* settings = json_pack("{s:s, s:n, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i}", "trainer",
+    json_t* settings = json_pack("{s:s, s:n, s:o, s:o, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i}", "trainer",
                                  program_invocation_short_name, "command", "options", options_to_json(table, n),
-                                 "build", build_name(), "compiler", COMPILER, "flags", FLAGS, "commit", COMMIT, "cpu",
-                                 processor_name().s, "lanes", VLANES, "threads", start->n_threads, "ranks",
-                                 start->n_ranks);
+                                 "grid", run_grid_to_json(table, n, o), "build", build_name(), "compiler", COMPILER,
+                                 "flags", FLAGS, "commit", COMMIT, "cpu", processor_name().s, "lanes", VLANES,
+                                 "threads", start->n_threads, "ranks", start->n_ranks);
     json_object_update(settings, start->data);
     run_add_starts_(settings, run_old_settings_(path, resume_step >= 0), s, start->argc, start->argv);
     json_replace(path, settings);

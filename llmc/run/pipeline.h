@@ -68,12 +68,8 @@ static inline double pp_work_of_(const PpRanks* x, const double* cost, double he
 // once the stages are known to fit
 // pieces: of layers, into which stages can be cut; what: their name
 static inline void pp_begin_chunks_(Run* r, int size, int* n, int pieces, const char* what) {
-    const int most = (pieces < PP_MAX ? pieces : PP_MAX) / size, was = *n;
+    const int most = (pieces < PP_MAX ? pieces : PP_MAX) / size;
     if (!run_is_typed(r, "pp-chunks") && (size == 1 || *n > most)) { *n = 1; }
-    if (*n < was && size > 1 && r->comm->rank == 0) {
-        warn_line("--pp-chunks %d, with which the run began, does not fit: %d %s on %d ranks, one chunk on each now",
-                  was, pieces, what, size);
-    }
     options_refuse(*n > 1 && size == 1, "pp-chunks", "is for --pp 2 and more");
     ranks_same(r->comm, "number of chunks (--pp-chunks)", (uint64_t)*n);
     if (*n > most) {
@@ -91,13 +87,10 @@ static inline void pp_begin_between(Run* r, int* size, int* n_chunks, double hea
     Model* m = r->model;
     const int P = r->comm->size, is_typed = run_is_typed(r, "pp"), n = m->n_table;
     const int L = tensors_layers_between(m->table, n, 0), end = tensors_layers_between(m->table, n, 1);
-    const int is_alone = run_is_generating(r) || *r->o.probe, was = *size, pieces = pp_starts(starts, L);
+    const int is_alone = run_is_generating(r) || *r->o.probe, pieces = pp_starts(starts, L);
     const char* what = pieces < L ? "groups of layers" : "layers";
     const int fits = P / run_kept_cp(r, P) % *size == 0 && *size <= pieces && !is_alone;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
-    if (*size < was && P > 1 && r->comm->rank == 0) {
-        warn_line("--pp %d, with which the run began, does not fit: %d ranks, each with all layers now", was, P);
-    }
     options_refuse(is_alone && *size > 1, "pp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of stages (--pp)", (uint64_t)*size);
     if (*size > pieces) {
@@ -168,7 +161,7 @@ static inline void pp_check_batches(const Run* r) {
     const int P = r->model->pp.size, n_lines = pp_lines(r);
     if (r->model->pp.n_chunks == 1 || !run_is_training(r) || r->n_leaves % (P * n_lines) == 0) { return; }
     if (!run_is_typed(r, "pp-chunks")) {
-        options_fail("pp-chunks", "%d, with which the run began, needs a multiple of %d as micro-batches of an update, "
+        options_fail("pp-chunks", "%d, asked for earlier, needs a multiple of %d as micro-batches of an update, "
                      "found %d: give --pp-chunks 1, which changes no bit", r->model->pp.n_chunks, P * n_lines,
                      r->n_leaves);
     }

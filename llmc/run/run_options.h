@@ -4,6 +4,7 @@ The options that all trainers have, and what follows from them alone.
     run_plan_steps, run_leaves   --steps from --epochs; micro-batches in an update
     run_lr             the learning rate of a step: --lr, --schedule, --warmup, --final-lr, --lr-horizon
     run_prompt         the text that --generate goes on from
+    run_note_grid, run_grid_to_json   how ranks were asked to share, for the starts to come
 Errors: fail_input, with the option's name.
 */
 #ifndef LLMC_RUN_OPTIONS_H
@@ -20,6 +21,14 @@ typedef enum { EXPORT_FP32, EXPORT_BF16, EXPORT_AS_READ } ExportDtype;
 
 #define OPTIMIZER_NAMES "adamw|muon"  // what --optimizer takes
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
+
+// how ranks share a model, a row or its experts: options of some trainers (pipeline.h, tp_option.h, cp_option.h,
+// models/experts_run.h)
+enum { GRID_OPTIONS = 5 };
+static inline const char* grid_name(int i) {
+    static const char* const names[GRID_OPTIONS] = {"pp", "pp-chunks", "tp", "cp", "ep"};
+    return names[i];
+}
 
 typedef struct {
     const char *from, *config, *model;                                                    // model
@@ -48,6 +57,8 @@ typedef struct {
     int threads, dry_run, zero, comm_timeout, init_timeout, plan;
     const char* plan_card;
     float plan_rate;
+    int grid[GRID_OPTIONS];  // of each grid_name what was asked for, now or by an earlier start; its own option has
+                             // what is in use, less where the ranks of now cannot
 } RunOptions;
 
 // fills the table with the common rows; `presets` is what --model can name. Returns the number of rows.
@@ -350,6 +361,23 @@ static inline char* run_prompt(const RunOptions* o, size_t* n_bytes) {
     }
     if (ferror(stdin)) { fail_run("--generate: standard input: cannot be read: %s", strerror(errno)); }
     return text;
+}
+
+// before ranks are looked at, which may use less
+static inline void run_note_grid(const Option* table, int n, RunOptions* o) {
+    for (int i = 0; i < GRID_OPTIONS; i++) {
+        const Option* row = options_at(table, n, grid_name(i));
+        o->grid[i] = row ? *(const int*)row->value : 1;
+    }
+}
+
+// of the options that this trainer has
+static inline json_t* run_grid_to_json(const Option* table, int n, const RunOptions* o) {
+    json_t* grid = json_object();
+    for (int i = 0; i < GRID_OPTIONS; i++) {
+        if (options_at(table, n, grid_name(i))) { json_object_set_new(grid, grid_name(i), json_integer(o->grid[i])); }
+    }
+    return grid;
 }
 
 // a row of the box at the start

@@ -98,6 +98,7 @@ static inline void start_parse_(Run* r, int argc, char** argv) {
     const int goes_on = r->o.resume || (r->o.go_on && ranks_goes_on(r->comm, &r->o, begins));
     r->state = goes_on ? ranks_restore(r->comm, r->table, r->n_options, &r->o) : run_state_start(r->o.seed);
     if (goes_on) { options_set(r->table, r->n_options, "resume", "1"); }
+    run_note_grid(r->table, r->n_options, &r->o);
     if (t->parsed) { t->parsed(r); }
     if (!goes_on && r->comm->rank == 0 && begins && *r->o.run) { run_check_unused(&r->o); }
 }
@@ -376,12 +377,31 @@ static inline int start_keeps_text_(const Run* r) {
     return r->o.resume && (!is_typed || run_continues(r->table, r->n_options, &r->o));
 }
 
+// What an earlier start asked for and the ranks of now cannot share so, or not with what was typed now, is given up by
+// this start alone
+static inline void start_say_grid_(const Run* r) {
+    static const char* const now[GRID_OPTIONS] = {
+        "each rank has all layers now", "one chunk of layers on each rank now", "each rank has whole matrices now",
+        "each rank has whole rows now, and sums over positions have other last digits",
+        "each rank has all experts now"};
+    int no_stages = 0;
+    for (int i = 0; i < GRID_OPTIONS && r->comm->rank == 0 && run_is_training(r); i++) {
+        const Option* row = options_at(r->table, r->n_options, grid_name(i));
+        const int asked = r->o.grid[i], used = row ? *(const int*)row->value : asked;
+        if (used >= asked || (no_stages && strcmp(row->name, "pp-chunks") == 0)) { continue; }
+        no_stages = no_stages || strcmp(row->name, "pp") == 0;
+        if (used > 1) { warn_line("--%s %d, asked for earlier, does not fit: %d now", row->name, asked, used); }
+        else { warn_line("--%s %d, asked for earlier, does not fit: %s", row->name, asked, now[i]); }
+    }
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
     start_plan_rows_(r);
     start_check_outputs_(r, argc, argv);
     if (r->trainer->check) { r->trainer->check(r); }
+    start_say_grid_(r);
     if (run_is_training(r)) { start_check_names_(r); }
     assert(r->trainer->write_more || !r->exports_more);
     if (!start_keeps_text_(r)) { data_check_tokenizer(&r->data, o, &r->tokenizer, r->V, run_has_text(r)); }

@@ -82,18 +82,15 @@ static inline ShortText tp_that_fit_(const Model* m) {
     return out;
 }
 
-// A number that was not typed but comes from an earlier run is given up where it does not fit
+// A number that was not typed but comes from an earlier start is given up where it does not fit (start_say_grid_)
 static inline void tp_begin(Run* r, int* size) {
     Model* m = r->model;
     char text[TP_OBSTACLE_BYTES];
-    const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp"), was = *size;
+    const int P = model_sharing(m, r->comm)->size, is_typed = run_is_typed(r, "tp");
     const int is_alone = run_is_generating(r) || *r->o.probe;
     const char* obstacle = *size > 1 ? tp_obstacle(m, *size, text, sizeof text) : NULL;
     const int fits = P / run_kept_cp(r, P) % *size == 0 && !is_alone && !obstacle;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
-    if (*size < was && r->comm->size > 1 && r->comm->rank == 0) {
-        warn_line("--tp %d, with which the run began, does not fit: each rank has whole matrices now", was);
-    }
     options_refuse(is_alone && *size > 1, "tp", "is for training and --eval-only: all else is one rank's work");
     ranks_same(r->comm, "number of ranks that share matrices (--tp)", (uint64_t)*size);
     if (*size == 1) { return; }
