@@ -329,7 +329,10 @@ sed 's/257/300/' tiny.json >padded.json
 begun=(--config padded.json --train text --seq-len 16 --save-every 1 --run padded)
 run "${begun[@]}" --steps 1 && run "${begun[@]}" --steps 2 --continue
 check "--continue, as launch --restarts gives it, of text in bytes for a model of 300 tokens: it goes on" test $status = 0 -a -e padded/step_000002
-refuse "... --resume with other text" "--tokenizer: the model has 300 tokens, bytes has 257" --run padded --resume --train large.txt --steps 3
+check "... a line says that the schedule is of other --steps now" grep -qx "the learning rate is that of 2 steps now, not of 1 as before: --lr-horizon 1 keeps it" out
+run "${begun[@]}" --steps 3 --continue --lr-horizon 2
+check "... none with --lr-horizon as it was" test $status = 0 -a "$(grep -c 'learning rate is that of' out)" = 0
+refuse "... --resume with other text" "--tokenizer: the model has 300 tokens, bytes has 257" --run padded --resume --train large.txt --steps 4
 run "${start[@]}" --steps 1 --tokenizer bytes --run bytes && run "${start[@]}" --steps 2 --tokenizer bytes --run bytes --continue
 check "--continue with --tokenizer bytes, which is the model's own: without a word" test $status = 0 -a ! -s err
 run --from bytes --train text --seq-len 16 --steps 1 --tokenizer bytes --run other

@@ -395,6 +395,20 @@ static inline void start_say_grid_(const Run* r) {
     }
 }
 
+// A run that goes on with other --steps has another learning rate from here on, but for --schedule constant behind its
+// warm-up
+static inline void start_say_schedule_(const Run* r) {
+    const RunOptions* o = &r->o;
+    char folder[PATH_BYTES];
+    if (!o->resume || !run_is_training(r) || r->comm->rank > 0) { return; }
+    checkpoint_folder(folder, o->run, r->state.step);
+    const int horizon = checkpoint_number(folder, "lr-horizon", 0), now = run_horizon_(o);
+    const int was = horizon > 0 ? horizon : checkpoint_number(folder, "steps", now);
+    const int warmup = amount_of(o->warmup, was > now ? was : now);
+    if (was == now || (o->schedule == SCHEDULE_CONSTANT && r->state.step >= warmup)) { return; }
+    printf("the learning rate is that of %d steps now, not of %d as before: --lr-horizon %d keeps it\n", now, was, was);
+}
+
 // sizes that follow from the model and the data; conflicts
 static inline void start_plan_(Run* r, int argc, char** argv) {
     RunOptions* o = &r->o;
@@ -448,6 +462,7 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
         options_fail("freeze", "every tensor is frozen: nothing learns");
     }
     data_plan(&r->data, o, r->T, r->V, r->classes, r->n_leaves);
+    start_say_schedule_(r);
 }
 
 // A run that is over has nothing left to do, unless it is to write something, or a signal came before its last
