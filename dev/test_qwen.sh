@@ -54,7 +54,18 @@ SIZES
     edit moe.json windows.json num_hidden_layers 64 hidden_size 8192 moe_intermediate_size 32768
     timeout 60 "$trainer" --config windows.json --dry-run >out 2>err
     check "parameters that no memory holds: status 1, no smaller batch would help" \
-        test "$? $(grep -cE 'free: try (--recompute 3 with )?(--ep, )?(--tp or )?--pp on [0-9]+ machines or more \(--plan W says what W ranks take\), or a smaller model$|free: try a smaller model$' err)" = "1 1"
+        test "$? $(grep -cE 'free: try (.*--(ep|tp|pp|zero).* on (about )?[0-9]+ machines.*|a smaller model)$' err)" = "1 1"
+    # what the line names fits by the planner's numbers: "--recompute 3 with --tp 8 on 8 machines (one rank on each) or --pp 13 on 13"
+    edit moe.json many.json num_hidden_layers 32 hidden_size 8192 moe_intermediate_size 8192
+    timeout 60 "$trainer" --config many.json --dry-run >out 2>err
+    free=$(sed -nE 's/.* ([0-9.]+) GiB are free: try .*/\1/p' err)
+    sed -nE '/free: try --recompute 3 with/{s/.*free: try --recompute 3 with //; s/ machines \(one rank on each\)//; s/, or a smaller model$//; s/, | or /\n/g; p}' err >ways
+    check "32 layers that no machine holds: what to try is named" test -s ways
+    while read -r way; do
+        timeout 60 "$trainer" --config many.json --dry-run --recompute 3 --plan "${way##* }" ${way% on *} >out 2>err
+        check "${way% on *} on ${way##* } machines, which was named for $free GiB, fits" \
+            awk -v free="$free" -v took="$(sed -nE 's/.*memory of (rank 0 *\||each rank:) ([0-9.]+) GiB.*/\2/p' out)" 'BEGIN { exit !(took > 0 && took <= free) }'
+    done <ways
     timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
     check "a batch that no memory holds: status 1, a line with a remedy" \
         test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model$' err)" = "1 1"

@@ -9,12 +9,15 @@ Four cases, each with what would be enough:
                   many machines, GPUs or cards that a rank's part of them fits beside its parameters
     parameters    --zero 2 would leave them whole on every rank: --ep, --tp, --pp, with the least number of ranks on
                   which all of it, shared evenly, has room, that is what shares already times a power of two
-Numbers are divisions of what the box has; what is shared is never quite even, so --plan W has the last word.
+The last two and --cp are tried: the planner says what so many ranks take (trial_plan.h), of each option the least
+number of ranks that have room, the smallest first. Where it has no answer the line has an estimate, a division of what
+the box has; what is shared is never quite even.
 */
 #ifndef LLMC_REMEDY_H
 #define LLMC_REMEDY_H
 #include "tp_option.h"  // tp_fits, tp_experts
 #include "trainer.h"    // Run
+#include "trial_plan.h"  // trial_plan
 
 enum { REMEDY_BYTES = 512, REMEDY_MOST = 1024 };  // ranks: who lacks more memory than these have needs another model
 
@@ -90,24 +93,143 @@ static inline double remedy_ranks_(const Run* r, double W) {
     return n;
 }
 
+// ---- what the planner says ----
+
+enum { REMEDY_SECONDS = 3 };  // for all that is tried in one way
+typedef enum { REMEDY_ZERO, REMEDY_EP, REMEDY_TP, REMEDY_CP, REMEDY_PP, REMEDY_WAYS } RemedyWay;
+static const char* const remedy_ways_[REMEDY_WAYS] = {"zero", "ep", "tp", "cp", "pp"};
+
+typedef struct {
+    int size[REMEDY_WAYS];  // ranks that share in each way, 0: the trainer has none such; of --zero its level
+    RemedyWay way;          // which of them is another than now,
+    int has_zero;           // and --zero 2 besides
+    int ranks, grad_accum;  // in all; micro-batches of an update that these need, 0: as many as now
+} Proposal;
+
+// "--ep 8 --grad-accum 8", "--tp 8 --zero 2"
+static inline ShortText proposal_words_(const Proposal* p) {
+    ShortText out;
+    const size_t n = (size_t)snprintf(out.s, sizeof out.s, "--%s %d%s", remedy_ways_[p->way], p->size[p->way],
+                                      p->has_zero ? " --zero 2" : "");
+    if (p->grad_accum > 0) { snprintf(out.s + n, sizeof out.s - n, " --grad-accum %d", p->grad_accum); }
+    return out;
+}
+
+// of a way, no rank among none
+static inline int proposal_size_(const Proposal* p, RemedyWay way) { return p->size[way] > 1 ? p->size[way] : 1; }
+
+// W ranks or more, and as many as there are now: those that the grid needs, and the micro-batches
+static inline void proposal_place_(Proposal* p, const Run* r, int W) {
+    const int ep = proposal_size_(p, REMEDY_EP), tp = proposal_size_(p, REMEDY_TP);
+    const int line = tp * proposal_size_(p, REMEDY_CP), pp = proposal_size_(p, REMEDY_PP);
+    int stage = line;
+    while (stage % ep != 0) { stage += line; }
+    const int unit = stage * pp, least = W > r->comm->size ? W : r->comm->size;
+    p->ranks = (least + unit - 1) / unit * unit;
+    const int n_lines = p->ranks / pp / line, shares = tp_experts(r->model) > 0 && (ep > 1 || tp > 1);
+    p->grad_accum = shares && r->n_leaves % n_lines != 0 ? (r->n_leaves + n_lines - 1) / n_lines * n_lines : 0;
+}
+
+// the next larger number in this way that the model takes; 0: there is none
+static inline int proposal_next_(const Run* r, RemedyWay way, int size) {
+    const Model* m = r->model;
+    const int E = tp_experts(m), L = tensors_layers_between(m->table, m->n_table, 0), now = remedy_size_(r, "tp");
+    if (way == REMEDY_PP) {
+        const int most = L < PP_MAX ? L : PP_MAX, next = size + 1 + size / 16;
+        return size < most ? (next < most ? next : most) : 0;
+    }
+    if (run_is_training(r) && r->o.optimizer == OPTIMIZER_MUON) { return 0; }
+    if (way == REMEDY_EP) { return E > 0 && E % (2 * size) == 0 ? 2 * size : 0; }
+    if (way == REMEDY_CP) { return 2 * size <= RANK_GROUP_MAX && r->T % (2 * size) == 0 ? 2 * size : 0; }
+    for (int T = size + now; T <= 8 * now && T <= RANK_GROUP_MAX; T += now) {
+        if (tp_fits(m, T)) { return T; }
+    }
+    return 0;
+}
+
+// does it fit?
+static inline int proposal_fits_(const Proposal* p, const Shortage* s, const char* sparing, double deadline) {
+    char words[256];
+    size_t n = (size_t)snprintf(words, sizeof words, "%s --dry-run --plan %d", sparing ? sparing : "", p->ranks);
+    for (int i = 0; i < REMEDY_WAYS; i++) {
+        if (p->size[i] == 0 || (i == REMEDY_ZERO && p->way != REMEDY_ZERO && !p->has_zero)) { continue; }
+        n += (size_t)snprintf(words + n, sizeof words - n, " --%s %d", remedy_ways_[i], p->size[i]);
+    }
+    if (p->grad_accum > 0) { snprintf(words + n, sizeof words - n, " --grad-accum %d", p->grad_accum); }
+    return trial_plan(words, deadline) <= s->free;
+}
+
+// the least ranks that have room in this way, least or more; 0: there are none
+static inline int remedy_finds_(Proposal* p, const Run* r, const Shortage* s, const char* sparing, RemedyWay way,
+                                int least) {
+    const double deadline = trial_now_() + REMEDY_SECONDS;
+    const int can_zero = (way == REMEDY_TP || way == REMEDY_PP) && r->o.optimizer != OPTIMIZER_MUON && r->o.zero < 2;
+    memset(p, 0, sizeof *p);
+    if (r->comm->rank > 0 || !remedy_has_(r, remedy_ways_[way])) { return 0; }  // rank 0 speaks
+    for (int i = 0; i < REMEDY_WAYS; i++) { p->size[i] = remedy_size_(r, remedy_ways_[i]); }
+    p->way = way;
+    if (way == REMEDY_ZERO) { p->size[way] = 2; }
+    for (int W = least; trial_now_() < deadline; W = p->ranks + 1 + p->ranks / 16) {
+        const int next = way == REMEDY_ZERO || p->has_zero ? 0 : proposal_next_(r, way, p->size[way]);
+        if (next > 0) { W = 0, p->size[way] = next; }
+        else if (way != REMEDY_ZERO && !p->has_zero) {  // the most that can share so, and --zero 2 the rest
+            if (!can_zero || p->size[way] == remedy_size_(r, remedy_ways_[way])) { return 0; }
+            p->has_zero = 1, p->size[REMEDY_ZERO] = 2;
+        }
+        proposal_place_(p, r, W);
+        if (p->ranks > REMEDY_MOST) { return 0; }
+        if (p->ranks >= least && proposal_fits_(p, s, sparing, deadline)) { return 1; }
+    }
+    return 0;
+}
+
+// "--recompute 3 with --tp 8 on 8 machines (one rank on each), --zero 2 on 24 or --pp 12 on 12, or a smaller model";
+// returns how many there are. by_zero: ranks of --zero 2; 0: it does not help. least: of all others
+static inline int remedy_planned_(char* text, const Run* r, const Shortage* s, const char* sparing, int by_zero,
+                                  int least) {
+    Proposal found[REMEDY_WAYS];
+    int n = 0;
+    for (int way = 0; way < REMEDY_WAYS; way++) {
+        const int from = way == REMEDY_ZERO ? by_zero : least;
+        if (way == REMEDY_ZERO && by_zero == 0) { continue; }
+        if (!remedy_finds_(&found[n], r, s, sparing, (RemedyWay)way, from)) { continue; }
+        for (int i = n++; i > 0 && found[i].ranks < found[i - 1].ranks; i--) {
+            const Proposal p = found[i];
+            found[i] = found[i - 1], found[i - 1] = p;
+        }
+    }
+    size_t used = (size_t)snprintf(text, REMEDY_BYTES, "%s%s", sparing ? sparing : "", sparing ? " with " : "");
+    for (int i = 0; i < n; i++) {
+        const char* between = i == 0 ? "" : i + 1 < n ? ", " : " or ";
+        used += (size_t)snprintf(text + used, REMEDY_BYTES - used, "%s%s on %d", between, proposal_words_(&found[i]).s,
+                                 found[i].ranks);
+        if (i > 0) { continue; }
+        used += (size_t)snprintf(text + used, REMEDY_BYTES - used, " %ss%s", s->place,
+                                 strcmp(s->place, "machine") == 0 ? " (one rank on each)" : "");
+    }
+    if (n > 0) { snprintf(text + used, REMEDY_BYTES - used, ", or a smaller model"); }
+    return n;
+}
+
 // all but the batch fits
 static inline void remedy_of_batch_(char* text, const Run* r, const Shortage* s, const char* sparing) {
     const double fixed = s->parameters + s->gradients + s->moments + s->rest, spared = s->n_here * (fixed + s->spared);
     char with[160] = "";
     if (sparing && spared <= s->free) { snprintf(with, sizeof with, " (%s in all)", format_bytes(spared).s); }
-    const RankGroup* cp = &r->model->cp;
-    const int has_cp = run_is_training(r) && r->o.batch_size == 1 && remedy_has_(r, "cp") &&
-                       r->T % (4 * cp->size * (cp->unit > 1 ? cp->unit : 1)) == 0;
-    snprintf(text, REMEDY_BYTES, "%s%s%sa smaller %s--seq-len or --model%s%s%s%s", sparing ? sparing : "", with,
-             sparing ? ", " : "", r->o.batch_size > 1 ? "--batch-size, " : "",
-             !has_cp ? "" : cp->size > 1 ? ", or a larger --cp" : ", or --cp", has_cp ? " on more " : "",
-             has_cp ? s->place : "", has_cp ? "s" : "");
+    Proposal cp;
+    const int has_cp = run_is_training(r) && remedy_finds_(&cp, r, s, NULL, REMEDY_CP, 0);
+    const size_t n = (size_t)snprintf(text, REMEDY_BYTES, "%s%s%sa smaller %s--seq-len or --model",
+                                      sparing ? sparing : "", with, sparing ? ", " : "",
+                                      r->o.batch_size > 1 ? "--batch-size, " : "");
+    if (has_cp) {
+        snprintf(text + n, REMEDY_BYTES - n, ", or %s on %d %ss", proposal_words_(&cp).s, cp.ranks, s->place);
+    }
 }
 
-// W ranks: "4 GPUs or more"
+// W ranks, an estimate: "about 4 GPUs or more"
 static inline ShortText remedy_places_(const Shortage* s, double W) {
     ShortText out;
-    snprintf(out.s, sizeof out.s, "%.0f %ss or more", fmax(2.0, W), s->place);
+    snprintf(out.s, sizeof out.s, "about %.0f %ss or more", fmax(2.0, W), s->place);
     return out;
 }
 
@@ -141,14 +263,17 @@ static inline const char* remedy_of_memory(char* text, const Run* r, const Short
     }
     if (sparing) { snprintf(with, sizeof with, "%s with ", sparing); }
     const double parts = ceil(shared / (left - s->parameters));  // of gradients and moments
-    if (takes_zero_2 && left > s->parameters && parts <= (double)REMEDY_MOST && (zero < 2 || parts > P)) {
-        const int unit = remedy_unit_(r);
-        const ShortText places = remedy_places_(s, ceil(parts * grid / unit) * unit);
+    const int helps = takes_zero_2 && left > s->parameters && parts <= (double)REMEDY_MOST && (zero < 2 || parts > P);
+    const int unit = remedy_unit_(r), by_zero = helps ? (int)ceil(parts * grid / unit) * unit : 0;
+    const double all = (s->parameters + shared) * grid * (model_has_ep(m) ? m->ranks.ep.size : 1);
+    if (remedy_planned_(text, r, s, sparing, by_zero, (int)fmin(ceil(all / s->free), REMEDY_MOST))) { return text; }
+    if (helps) {
         if (parts <= P && s->n_here <= 1) { snprintf(text, REMEDY_BYTES, "%s--zero 2", with); }
-        else { snprintf(text, REMEDY_BYTES, "%s%s%s", with, zero < 2 ? "--zero 2 on " : "", places.s); }
+        else {
+            snprintf(text, REMEDY_BYTES, "%s%s%s", with, zero < 2 ? "--zero 2 on " : "", remedy_places_(s, by_zero).s);
+        }
         return text;
     }
-    const double all = (s->parameters + shared) * grid * (model_has_ep(m) ? m->ranks.ep.size : 1);
     const double W = remedy_ranks_(r, ceil(all / left));
     if (remedy_of_sharing_(ways, sizeof ways, r) == 0 || W > (double)REMEDY_MOST) { return "a smaller model"; }
     if (left <= 0.0) { snprintf(text, REMEDY_BYTES, "a smaller --batch-size or --seq-len, and then %s", ways); }

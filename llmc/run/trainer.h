@@ -256,10 +256,8 @@ static inline ShortText run_ranks_remedy(const Run* r) {
         if (size[i] > 1) { on[n_on++] = names[i]; }
     }
     while (n % (size[0] * size[1] * size[2]) != 0 || n / size[0] % size[3] != 0) { n++; }
-    // launch, too, sets RANK; torchrun besides TORCHELASTIC_USE_AGENT_STORE
-    const int by_launch = r->comm->size == 1 || (strcmp(r->place.source, "RANK and WORLD_SIZE") == 0 &&
-                                                 getenv("TORCHELASTIC_RUN_ID") &&
-                                                 !getenv("TORCHELASTIC_USE_AGENT_STORE"));
+    const char* id = getenv("TORCHELASTIC_RUN_ID");  // launch, too, sets RANK
+    const int by_launch = r->comm->size == 1 || (id && strncmp(id, "launch-", 7) == 0);
     const char* start = comm_is_plan(r->comm) ? "--plan %d, or leave out"
                         : by_launch ? "launch -n %d, or leave out" : "%d ranks, or leave out";
     size_t used = (size_t)snprintf(out.s, sizeof out.s, start, n);
