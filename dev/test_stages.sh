@@ -216,6 +216,10 @@ rows_of() { sed -nE 's/^ +([0-9] +[0-9-]+( +[0-9.]+){7})$/\1/p' "$1"; }
 check "doc/plan.md has the table that its command prints, with what this build needs as scratch within 2%" \
     awk '{ n++; for (i = 1; i <= 9; i++) bad += i == 7 || i == 8 ? $i / $(i + 9) > 1.02 || $(i + 9) / $i > 1.02 : $i != $(i + 9) } END { exit bad > 0 || n != 4 }' \
     <(paste <(rows_of out) <(rows_of "$root/doc/plan.md"))
+timeout 60 "$qwen" --model qwen3-0.6b --train text --seq-len 16 --steps 1 --plan 2 >out 2>err
+check "a plan of a preset with a text of bytes says that it is another model" test "$? $(grep -c -- '--model qwen3-0.6b has the 257 tokens of the tokenizer here, and 151936 without --train' err)" = "0 1"
+timeout 60 "$qwen" --model qwen3-0.6b --seq-len 16 --plan 2 >out 2>err
+check "... without data it is that model" test "$? $(grep -c 'without --train' err) $(boxed vocabulary '151936.*')" = "0 0 1"
 timeout 60 "$qwen" --config tied.json "${run[@]}" --grad-accum 3 --plan 8 --tp 2 >out 2>err
 check "a plan in which rank 0 has no micro-batch says what the busiest rank sends" \
     test "$(boxed '  parts sent' '0 B per update by rank 0') $(boxed '    at most' '[0-9.]* KiB by a rank with more micro-batches')" = "1 1"

@@ -201,6 +201,14 @@ static inline void plan_print_places_(const Run* r, const Planned* all, double m
     printf("memory of each rank: %s at most\n", format_bytes(most).s);
 }
 
+// a preset takes the vocabulary of its text's tokenizer: with bytes it is another model than the one of that name
+static inline void plan_warn_of_vocabulary_(const Run* r) {
+    const int usual = r->trainer->usual_V, is_ours = !strcmp(r->o.model, "tiny") || !strcmp(r->o.model, "small");
+    if (!*r->o.model || is_ours || r->V >= usual / 2) { return; }
+    warn_line("--model %s has the %d tokens of the tokenizer here, and %d without --train: leave that out, or give "
+              "shards of its tokens, or --tokenizer FILE", r->o.model, r->V, usual);
+}
+
 // once the box is printed. The process of a further place ends here
 static inline void plan_say(Run* r) {
     const int n = r->model->pp.size;
@@ -208,6 +216,7 @@ static inline void plan_say(Run* r) {
     Planned all[PP_MAX] = {r->planned};
     const Planned* largest = all;
     if (r->plan_out >= 0) { exit(write(r->plan_out, &r->planned, sizeof r->planned) != sizeof r->planned); }
+    plan_warn_of_vocabulary_(r);
     for (int s = 1; s < n; s++) {
         if (read(r->plan_in[s], &all[s], sizeof all[s]) != sizeof all[s]) {
             char why[512] = "";
