@@ -52,7 +52,7 @@ steady() {
     sed -E -e "s#train_gpt2_faults#train_gpt2#g" -e 's/^[a-z_0-9]+: //' -e 's/[|*]/\\&/g' -e 's/</\&lt;/g' -e "s/\`/'/g" \
         -e 's/[0-9.]+ [KMGT]iB of memory, [0-9.]+ [KMGT]iB are free/N GiB of memory, N GiB are free/' \
         -e 's/the disk has [0-9.]+ [KMGT]iB free/the disk has N GiB free/' -e 's/process \([0-9]+\)/process (N)/' \
-        -e 's/, [0-9.]+ [KMGT]iB are free: make room/, N GiB are free: make room/' -e 's/-nan/nan/g' -e 's/on [0-9]+ machines or more/on N machines or more/' \
+        -e 's/, [0-9.]+ [KMGT]iB are free: make room/, N GiB are free: make room/' -e 's/-nan/nan/g' -e 's/on [0-9]+ machines/on N machines/' \
         -e 's/stops in .* after step [0-9]+; newest checkpoint: .*/stops in ... after step N; newest checkpoint: .../'
 }
 

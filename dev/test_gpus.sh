@@ -275,9 +275,9 @@ tried() {  # PROMISE REMEDY OPTION...
 }
 tried "8 cards: --zero 1" '--zero 1 \([0-9.]+ GiB in all\)' --plan 8 --plan-card H200
 tried "with less memory --recompute 3 besides" '--recompute 3 with --zero 1 \([0-9.]+ GiB in all\)' --plan 8 --plan-card A100 --seq-len 32768 --recompute 1
-tried "beside --zero 2 more cards alone" '3 cards or more' --plan 2 --plan-card H100 --zero 2
-tried "of groups a multiple" '--zero 2 on 4 cards or more' --plan 2 --plan-card H100 --tp 2 --seq-len 32768
-tried "of stages more" 'a larger --pp on 6 cards or more \(--plan W says what W ranks take\), or a smaller model' --plan 3 --plan-card H100 --pp 3 --optimizer muon
+tried "beside --zero 2 more cards alone, or another grid" 'the same on 3 cards, .*, or a smaller model' --plan 2 --plan-card H100 --zero 2
+tried "of groups a multiple" '.*--zero 2 on 4( cards)?[, ].*or a smaller model' --plan 2 --plan-card H100 --tp 2 --seq-len 32768
+tried "of stages more" '--pp [4-6] on [4-6] cards, or a smaller model' --plan 3 --plan-card H100 --pp 3 --optimizer muon
 make -s -C "$root" build/simt-fast/bench/gemm_algorithms >&2
 row='^    \{"[^"]+", [0-9]+, [0-9]+, \{([0-9]+, ){10}[0-9]+\}, \{([0-9]+, ){8}[0-9]+\}\},  // '
 "$root/build/simt-fast/bench/gemm_algorithms" --small --all >out 2>err

@@ -201,8 +201,9 @@ static inline int remedy_planned_(char* text, const Run* r, const Shortage* s, c
     size_t used = (size_t)snprintf(text, REMEDY_BYTES, "%s%s", sparing ? sparing : "", sparing ? " with " : "");
     for (int i = 0; i < n; i++) {
         const char* between = i == 0 ? "" : i + 1 < n ? ", " : " or ";
-        used += (size_t)snprintf(text + used, REMEDY_BYTES - used, "%s%s on %d", between, proposal_words_(&found[i]).s,
-                                 found[i].ranks);
+        const int is_on = found[i].way == REMEDY_ZERO && r->o.zero == 2;
+        used += (size_t)snprintf(text + used, REMEDY_BYTES - used, "%s%s on %d", between,
+                                 is_on ? "the same" : proposal_words_(&found[i]).s, found[i].ranks);
         if (i > 0) { continue; }
         used += (size_t)snprintf(text + used, REMEDY_BYTES - used, " %ss%s", s->place,
                                  strcmp(s->place, "machine") == 0 ? " (one rank on each)" : "");
