@@ -66,6 +66,9 @@ SIZES
         check "${way% on *} on ${way##* } machines, which was named for $free GiB, fits" \
             awk -v free="$free" -v took="$(sed -nE 's/.*memory of (rank 0 *\||each rank:) ([0-9.]+) GiB.*/\2/p' out)" 'BEGIN { exit !(took > 0 && took <= free) }'
     done <ways
+    timeout 60 "$trainer" --model qwen3-0.6b --dry-run --batch-size 1 --seq-len 40960 >out 2>err
+    check "a row too long for this machine, if it is: --cp, with the machines that it takes" \
+        test $? = 0 -o "$(grep -cE 'free: try --recompute 3.*, a smaller --seq-len or --model, or --cp [0-9]+ on [0-9]+ machines$' err)" = 1
     timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
     check "a batch that no memory holds: status 1, a line with a remedy" \
         test "$? $(grep -c 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model$' err)" = "1 1"
