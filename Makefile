@@ -70,7 +70,7 @@ help:
 	@echo "make run-glm5    a small GLM-5: short vectors and chosen bytes, two minutes"
 	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
-	@echo "make test        build and run every test: a quarter of an hour on 2 cores"
+	@echo "make test        build and run every test: about ten minutes on 2 cores"
 	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: an hour"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"

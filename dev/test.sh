@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, a quarter of an hour on 2 cores
+#     dev/test.sh quick              `make test`: what a person waits for, about ten minutes on 2 cores
 #     dev/test.sh rest               `make test-all`: all the rest, about an hour. .ci/run does both
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
