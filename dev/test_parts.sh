@@ -386,6 +386,7 @@ sends qwen "  parts sent|  keys sent" 4 --tp 2 --cp 2 --cp-by heads --config one
 sends moe "  parts sent|matrices" 4 --tp 2 --ep 4 --recompute 3 --config all_experts.json --grad-accum 4
 # of conversations a bound, for the head leaves out what is no target
 talks=("${run[@]}" --config dense.json --train talks.jsonl --chat-template chatml --seq-len 96 --tp 2 --eval-every 0 --sample-every 0 --save-every 0)
+rm -rf sent
 COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" "${talks[@]}" --run sent >out 2>err </dev/null
 check "conversations: rank 0 sends no more than the box says, which says that it is a bound" \
     awk -v a="$(kib 'sent per update *\| at most')" -v b="$(kib 'rank 0 sent')" 'BEGIN { exit !(a > 0 && b > 0.5 * a && b <= a) }'

@@ -162,7 +162,7 @@ static inline int proposal_fits_(const Proposal* p, const Shortage* s, const cha
 // the least ranks that have room in this way, least or more; 0: there are none
 static inline int remedy_finds_(Proposal* p, const Run* r, const Shortage* s, const char* sparing, RemedyWay way,
                                 int least) {
-    const double deadline = trial_now_() + REMEDY_SECONDS;
+    const double deadline = trial_now_() + (double)REMEDY_SECONDS;
     const int can_zero = (way == REMEDY_TP || way == REMEDY_PP) && r->o.optimizer != OPTIMIZER_MUON && r->o.zero < 2;
     memset(p, 0, sizeof *p);
     if (r->comm->rank > 0 || !remedy_has_(r, remedy_ways_[way])) { return 0; }  // rank 0 speaks
