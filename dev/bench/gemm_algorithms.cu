@@ -12,6 +12,7 @@ the L2 may keep some, alike for all answers.
 #include "llmc/core/device.h"  // Device, device_alloc, device_upload, device_copy
 #include "llmc/core/floatx.h"  // floatX
 #include "llmc/core/rng.h"     // xorshift_float
+#include "llmc/test/device_time.h"  // device_time
 #include "llmc/ops/matmul.h"   // matmul_forward, matmul_gelu_forward, ..., CublasPlan, cublas_answers
 
 typedef struct {
@@ -60,23 +61,13 @@ static void ask_step(Bench* b, const Sizes* s) {
 
 // n calls, in milliseconds
 static double time_calls(Bench* b, CublasPlan* plan, const cublasLtMatmulAlgo_t* algo, int n) {
-    cudaEvent_t begin, end;
-    float ms = 0.0f, scale = 1.0f, from_old = 0.0f;
+    const float scale = 1.0f, from_old = 0.0f;
     void* workspace = device_workspace(&b->dev, CUBLAS_WORKSPACE);
-    cudaCheck(cudaEventCreate(&begin));
-    cudaCheck(cudaEventCreate(&end));
-    cudaCheck(cudaEventRecord(begin, b->dev.stream));
-    for (int i = 0; i < n; i++) {
+    return device_time(n, &b->dev, [&] {
         cublasCheck(cublasLtMatmul(b->dev.blas, &plan->product, &scale, b->right, &plan->left, b->left, &plan->right,
                                    &from_old, b->out, &plan->out, b->out, &plan->out, algo, workspace, CUBLAS_WORKSPACE,
                                    b->dev.stream));
-    }
-    cudaCheck(cudaEventRecord(end, b->dev.stream));
-    cudaCheck(cudaEventSynchronize(end));
-    cudaCheck(cudaEventElapsedTime(&ms, begin, end));
-    cudaCheck(cudaEventDestroy(begin));
-    cudaCheck(cudaEventDestroy(end));
-    return ms;
+    });
 }
 
 static void print_row(const Bench* b, const CublasPlan* plan, const CublasConfig* c, double ms, double first_ms) {

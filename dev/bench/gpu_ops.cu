@@ -22,6 +22,7 @@ between two events around at least 20 ms of calls. Like a trainer this is C: `cc
 #include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, ...
 #include "llmc/ops/residual.h"      // residual_forward
 #include "llmc/core/rng.h"          // xorshift_u32
+#include "llmc/test/device_time.h"  // device_time
 
 typedef struct {
     int B, T, C, NH, V;
@@ -345,18 +346,7 @@ static const Case ATTENTION[] = {{"attention_forward", run_attention}, {"attenti
 // of n calls, in milliseconds
 static double time_calls(Bench* b, const Case* c, const Shape* s, int n) {
 #ifdef __CUDACC__
-    cudaEvent_t begin, end;
-    float ms = 0.0f;
-    cudaCheck(cudaEventCreate(&begin));
-    cudaCheck(cudaEventCreate(&end));
-    cudaCheck(cudaEventRecord(begin, b->dev.stream));
-    for (int i = 0; i < n; i++) { c->run(b, s); }
-    cudaCheck(cudaEventRecord(end, b->dev.stream));
-    cudaCheck(cudaEventSynchronize(end));
-    cudaCheck(cudaEventElapsedTime(&ms, begin, end));
-    cudaCheck(cudaEventDestroy(begin));
-    cudaCheck(cudaEventDestroy(end));
-    return ms;
+    return device_time(n, &b->dev, [&] { c->run(b, s); });
 #else
     double begin = seconds_now(CLOCK_MONOTONIC);
     for (int i = 0; i < n; i++) { c->run(b, s); }

@@ -12,6 +12,7 @@ any failed. An argument on the command line runs only the promises whose name co
 #define LLMC_TEST_H
 #include "../core/device.h"  // Device, fail.h
 #include "../core/rng.h"     // xorshift_u32, xorshift_float
+#include "device_time.h"     // device_time
 #include <math.h>
 #include <stdint.h>
 #include <sys/wait.h>
@@ -219,19 +220,8 @@ static inline float* bf16_array(size_t n, float scale, uint64_t seed) {
 // of one call of run, on the device: the mean of n_runs, after three that warm up
 template <typename Run>
 static inline double device_milliseconds(int n_runs, const Device* dev, Run run) {
-    float ms = 0.0f;
-    cudaEvent_t start, stop;
-    cudaCheck(cudaEventCreate(&start));
-    cudaCheck(cudaEventCreate(&stop));
     for (int i = 0; i < 3; i++) { run(); }
-    cudaCheck(cudaEventRecord(start, dev->stream));
-    for (int i = 0; i < n_runs; i++) { run(); }
-    cudaCheck(cudaEventRecord(stop, dev->stream));
-    cudaCheck(cudaEventSynchronize(stop));
-    cudaCheck(cudaEventElapsedTime(&ms, start, stop));
-    cudaCheck(cudaEventDestroy(start));
-    cudaCheck(cudaEventDestroy(stop));
-    return (double)ms / n_runs;
+    return device_time(n_runs, dev, run) / n_runs;
 }
 #else
 static inline float* to_device(const float* x, size_t n, const Device* dev) {
