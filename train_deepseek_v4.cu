@@ -1012,7 +1012,7 @@ static double parts_sent(const Run* r) {
     n += vocabulary_sends(m, c->D, N);
     if (mtp) { n += vocabulary_sends_head(m, c->D, N) + vocabulary_sends_rows(m, c->D, N); }
     n += experts_parts_send(r, c->D, c->k) + (again ? experts_parts_again(r, c->D) : 0.0);
-    return n * cp_leaves(r);
+    return n * pp_own_batches(r);
 }
 
 // With --cp, floatX that the first rank sends of layer l in a micro-batch. index: of the indexer's entries too
@@ -1051,7 +1051,7 @@ static double deepseek_v4_keys_sent(const Run* r) {
         n += is_back * layer_entries_sent(r, l, learns);
     }
     const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
-    return sizeof(floatX) * n * cp_leaves(r) + (end - first) * experts_count_sent(r, c->E, sequences);
+    return sizeof(floatX) * n * pp_own_batches(r) + (end - first) * experts_count_sent(r, c->E, sequences);
 }
 
 static double deepseek_v4_rows_sent(const Run* r) {

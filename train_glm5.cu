@@ -907,7 +907,7 @@ static double parts_sent(const Run* r) {
     n += vocabulary_sends(m, c->D, N);
     if (mtp) { n += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }
     if (routers_of(glm) > 0) { n += experts_parts_send(r, c->D, c->k); }
-    return n * cp_leaves(r);
+    return n * pp_own_batches(r);
 }
 
 // with --cp, bytes in an update. Keys of the last layer of all are still there
@@ -925,7 +925,7 @@ static double glm5_keys_sent(const Run* r) {
         n += latent_keys_sent(&s, l, l >= m->lowest, again, r->o.batch_size, r->T);
         n_routers += has_experts(c, l);
     }
-    return sizeof(floatX) * n * cp_leaves(r) + n_routers * experts_count_sent(r, c->E, sequences);
+    return sizeof(floatX) * n * pp_own_batches(r) + n_routers * experts_count_sent(r, c->E, sequences);
 }
 
 static double glm5_rows_sent(const Run* r) {

@@ -475,7 +475,7 @@ static double parts_sent(const Run* r) {
     const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
     const double n = linear_layers_send(m, NULL, again, 1, C, N) +
                      streams_send(m, model_end_layer(m), again != TENSOR_NO_FIELD, C, N);
-    return (sizeof(floatX) * n + vocabulary_sends(m, C, N)) * cp_leaves(r);
+    return (sizeof(floatX) * n + vocabulary_sends(m, C, N)) * pp_own_batches(r);
 }
 
 // with --cp: what attention does

@@ -517,7 +517,7 @@ static void mamba_box(const Run* r) {
 // with --cp: what layers carry to the next positions. Rank 0 has the first ones, of which nobody asks back
 static double mamba_states_sent(const Run* r) {
     const Carried one = mamba_carried(config_of(r), 1, r->o.batch_size);
-    return model_has_cp(r->model) ? config_of(r)->L * carried_line_sends(&one) * cp_leaves(r) : 0.0;
+    return model_has_cp(r->model) ? config_of(r)->L * carried_line_sends(&one) * pp_own_batches(r) : 0.0;
 }
 
 // products of every matrix, forward and twice backward; of the scan, 9 flops for each state

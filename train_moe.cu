@@ -642,7 +642,7 @@ static double parts_sent(const Run* r) {
         const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_turns_back(m) && l + 1 == end);
         n += shared_keys_sends(m, workplace(r)->moe.config.NH, c->HS, N, 1 + again, is_back);
     }
-    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * pp_own_batches(r);
 }
 
 // with --cp: what attention and routers do

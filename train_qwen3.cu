@@ -655,7 +655,7 @@ static double parts_sent(const Run* r) {
         if (!is_back) { continue; }
         n += norm_sends(qwen, AT(q_norm), l, c->NH, &m->tp, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, &key_heads, N);
     }
-    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * pp_own_batches(r);
 }
 
 // with --cp: what attention and routers do

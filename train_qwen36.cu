@@ -1165,7 +1165,7 @@ static double states_sent(const Run* r) {
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const DeltaSizes delta = delta_sizes(c, &m->cp);
     const int n = tensor_kinds(c->kinds, model_first_layer(m), mtp_trunk_end(m, c->L), LINEAR_LAYER);
-    return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * cp_leaves(r) : 0.0;
+    return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * pp_own_batches(r) : 0.0;
 }
 
 // ... and what attention and routers do besides
@@ -1179,7 +1179,7 @@ static double keys_sent(const Run* r) {
     for (int l = model_first_layer(m); l < end; l++) {
         if (c->kinds[l] == FULL_LAYER) { n += cp_layer_sent(r, c->NH, c->NKV, c->HS, recomputes, l, end); }
     }
-    return sizeof(floatX) * n * cp_leaves(r) + states_sent(r) + experts_counts_sent(r, c->E, c->L);
+    return sizeof(floatX) * n * pp_own_batches(r) + states_sent(r) + experts_counts_sent(r, c->E, c->L);
 }
 
 static void qwen36_box(const Run* r) {
@@ -1290,7 +1290,7 @@ static double parts_sent(const Run* r) {
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end, N); }
     double vocabulary = vocabulary_sends(m, c->D, N);
     if (mtp) { vocabulary += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }  // twice
-    return (sizeof(floatX) * n + vocabulary + experts_parts_send(r, c->D, c->k)) * cp_leaves(r);
+    return (sizeof(floatX) * n + vocabulary + experts_parts_send(r, c->D, c->k)) * pp_own_batches(r);
 }
 
 static double qwen36_rows_sent(const Run* r) {

@@ -16,11 +16,11 @@ Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; packed so by DeepSeek-V4's 
 */
 #ifndef LLMC_FP4_H
 #define LLMC_FP4_H
-#include "fp8.h"  // FP8_BLOCK, FP8_FUNCTION
+#include "fp8.h"  // FP8_FUNCTION
 
 enum {
     FP4_GROUP = 32,           // columns that share a scale: a row has whole groups
-    FP4_LARGEST_SCALE = 252  // 2^125: 6 times that is a float
+    FP4_LARGEST_SCALE = 252   // 2^125: 6 times that is a float
 };
 #define FP4_LARGEST 6.0f
 

@@ -310,25 +310,29 @@ static inline int checkpoint_find(char folder[PATH_BYTES], const char* path) {
     return 1;
 }
 
-// what an option was when the checkpoint in this folder was made, on the heap; NULL: nobody has noted it
-static inline char* checkpoint_option(const char* folder, const char* name) {
+// what the manifest of a checkpoint says of an option, a new reference; NULL: nobody has noted it
+static inline json_t* checkpoint_noted_(const char* folder, const char* name) {
     char path[PATH_BYTES];
     if (!path_exists(path_join(path, folder, "manifest.json"))) { return NULL; }
     json_t* manifest = json_read(path);
-    const char* text = json_string_value(json_object_get(json_object_get(manifest, "options"), name));
-    char* copy = text ? string_copy(text) : NULL;
+    json_t* value = json_incref(json_object_get(json_object_get(manifest, "options"), name));
     json_decref(manifest);
+    return value;
+}
+
+// what an option was when the checkpoint in this folder was made, on the heap; NULL: nobody has noted it
+static inline char* checkpoint_option(const char* folder, const char* name) {
+    json_t* value = checkpoint_noted_(folder, name);
+    char* copy = json_is_string(value) ? string_copy(json_string_value(value)) : NULL;
+    json_decref(value);
     return copy;
 }
 
 // the same of an option that is an integer; nobody has noted it: `usual`
 static inline int checkpoint_number(const char* folder, const char* name, int usual) {
-    char path[PATH_BYTES];
-    if (!path_exists(path_join(path, folder, "manifest.json"))) { return usual; }
-    json_t* manifest = json_read(path);
-    const json_t* value = json_object_get(json_object_get(manifest, "options"), name);
+    json_t* value = checkpoint_noted_(folder, name);
     const int n = json_is_integer(value) ? (int)json_integer_value(value) : usual;
-    json_decref(manifest);
+    json_decref(value);
     return n;
 }
 

@@ -16,7 +16,7 @@ what was asked for now: the result does not depend on it.
 */
 #ifndef LLMC_EXPERTS_RUN_H
 #define LLMC_EXPERTS_RUN_H
-#include "../run/cp_option.h"  // cp_leaves
+#include "../run/pipeline.h"  // pp_own_batches, pp_sum, pp_who
 #include "../run/trainer.h"  // Run, run_is_typed
 #include "expert_layer.h"    // EpOptions, expert_most_positions
 
@@ -197,7 +197,7 @@ static inline void experts_box(const Run* r, int E) {
 // bytes in an update: with --cp, of what a router counts, of a micro-batch and of `sequences` of its rows
 static inline double experts_count_sent(const Run* r, int E, int sequences) {
     const double each = (r->model->cp.size - 1.0) * sizeof(float) * (double)router_statistics_length(E);
-    return each == 0.0 ? 0.0 : each * (1 + sequences) * cp_leaves(r);
+    return each == 0.0 ? 0.0 : each * (1 + sequences) * pp_own_batches(r);
 }
 
 // ... of the layers below L

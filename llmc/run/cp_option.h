@@ -8,8 +8,8 @@ rank: 2 of attention, as models/segment_attention.h has it; 1 of what goes along
     cp_check_by  behind it, of attention with so many heads
     cp_box       rows of the box, for attention; cp_halo_box, where keys come in one way alone, of which the first rank
                  has its own to send; cp_line_box, for what goes along rows alone
-    cp_leaves, cp_layer_sent, cp_sent   for Trainer.keys_sent: micro-batches; of attention with so many heads in a layer
-                 in one of them, floatX; in each layer in an update, bytes
+    cp_layer_sent, cp_sent   for Trainer.keys_sent: of attention with so many heads in a layer in one micro-batch,
+                 floatX; in all layers in an update, bytes
 */
 #ifndef LLMC_CP_OPTION_H
 #define LLMC_CP_OPTION_H
@@ -152,9 +152,6 @@ static inline void cp_line_box(const Run* r) {
             100.0 * (C - 1) / (L + C - 1));
 }
 
-// micro-batches of which this rank computes something in an update, or its share of them
-static inline double cp_leaves(const Run* r) { return pp_own_batches(r); }
-
 // recomputes: whole blocks are computed again on the way back, but for the last one, before layer `end`
 static inline double cp_layer_sent(const Run* r, int NH, int NKV, int HS, int recomputes, int l, int end) {
     const Model* m = r->model;
@@ -173,6 +170,6 @@ static inline double cp_sent(const Run* r, int NH, int NKV, int HS, int recomput
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = model_first_layer(m); l < end; l++) { n += cp_layer_sent(r, NH, NKV, HS, recomputes, l, end); }
-    return n * (double)r->trainer->stored_bytes * cp_leaves(r);
+    return n * (double)r->trainer->stored_bytes * pp_own_batches(r);
 }
 #endif  // LLMC_CP_OPTION_H

@@ -12,6 +12,7 @@ the options ask for, and the micro-batches of an update on their way through the
                  for streams, for all layers write theirs to one place
     pp_leaves    the micro-batches of this rank in the order of 1F1B (pipeline_schedule.h)
     pp_box       rows of the box
+    pp_own_batches   micro-batches of an update of which this rank computes something
     pp_sum       of all stages of this rank; pp_who: whose it is, "each" or "rank 0"
 A rank goes through its operations of the schedule, and between them through its messages: of those before the tick of
 an operation it waits for the one that this needs.
@@ -188,7 +189,7 @@ static inline const char* pp_at_most(const Run* r) {
     return model_has_tp(m) && has_head && data_is_chat(&r->data) ? "at most " : "";
 }
 
-// micro-batches of an update of which this rank computes something
+// micro-batches of an update of which this rank computes something, or with --cp its share of them
 static inline int pp_own_batches(const Run* r) {
     const Comm* sharing = model_sharing(r->model, r->comm);
     return dp_share_of_leaves(model_leaves(r->model, r->n_leaves), sharing->rank, sharing->size, r->o.zero);

@@ -162,14 +162,14 @@ static inline int proposal_fits_(const Proposal* p, const Shortage* s, const cha
 // the least ranks that have room in this way, least or more; 0: there are none
 static inline int remedy_finds_(Proposal* p, const Run* r, const Shortage* s, const char* sparing, RemedyWay way,
                                 int least) {
-    const double deadline = trial_now_() + (double)REMEDY_SECONDS;
+    const double deadline = seconds_now(CLOCK_MONOTONIC) + (double)REMEDY_SECONDS;
     const int can_zero = (way == REMEDY_TP || way == REMEDY_PP) && r->o.optimizer != OPTIMIZER_MUON && r->o.zero < 2;
     memset(p, 0, sizeof *p);
     if (r->comm->rank > 0 || !remedy_has_(r, remedy_ways_[way])) { return 0; }  // rank 0 speaks
     for (int i = 0; i < REMEDY_WAYS; i++) { p->size[i] = remedy_size_(r, remedy_ways_[i]); }
     p->way = way;
     if (way == REMEDY_ZERO) { p->size[way] = 2; }
-    for (int W = least; trial_now_() < deadline; W = p->ranks + 1 + p->ranks / 16) {
+    for (int W = least; seconds_now(CLOCK_MONOTONIC) < deadline; W = p->ranks + 1 + p->ranks / 16) {
         const int next = way == REMEDY_ZERO || p->has_zero ? 0 : proposal_next_(r, way, p->size[way]);
         if (next > 0) { W = 0, p->size[way] = next; }
         else if (way != REMEDY_ZERO && !p->has_zero) {  // the most that can share so, and --zero 2 the rest

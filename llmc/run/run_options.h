@@ -11,7 +11,7 @@ Errors: fail_input, with the option's name.
 #define LLMC_RUN_OPTIONS_H
 #include "../core/jsonfile.h"  // json_never_null
 #include "../core/options.h"   // Option, options_to_json
-#include "../files/checkpoint.h"   // checkpoint_newest
+#include "../files/checkpoint.h"  // checkpoint_newest
 #include "../ops/sampler.h"    // Sampling
 #include "../ranks/comm_launch.h"  // RANKS_MAX
 #include "schedule.h"          // schedule_lr, SCHEDULE_NAMES

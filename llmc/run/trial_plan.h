@@ -6,14 +6,14 @@ Cost: that of --plan W, which opens the data again.
 */
 #ifndef LLMC_TRIAL_PLAN_H
 #define LLMC_TRIAL_PLAN_H
-#include "../core/fail.h"  // malloc_check
+#include "../core/fail.h"   // malloc_check
+#include "../core/print.h"  // seconds_now
 #include <fcntl.h>
 #include <signal.h>
 #include <math.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { TRIAL_WORDS = 4096, TRIAL_BYTES = 1 << 18 };
@@ -75,12 +75,6 @@ static inline double trial_bytes_(const char* text) {
     return INFINITY;
 }
 
-static inline double trial_now_(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 // more: options, such as "--plan 8 --tp 8"; deadline: of CLOCK_MONOTONIC
 static inline double trial_plan(const char* more, double deadline) {
     int ends[2], status = 1;
@@ -98,7 +92,7 @@ static inline double trial_plan(const char* more, double deadline) {
         ssize_t got = 1;
         close(ends[1]);
         while (got > 0 && n < TRIAL_BYTES - 1) {
-            const double left = deadline - trial_now_();
+            const double left = deadline - seconds_now(CLOCK_MONOTONIC);
             if (left <= 0.0 || poll(&come, 1, (int)(1e3 * left) + 1) <= 0) {
                 kill(child, SIGKILL);
                 break;
