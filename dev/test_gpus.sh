@@ -295,7 +295,8 @@ declined "--plan-card without --plan" "--plan-card: is for --plan W" "$qwen_fast
 train fast "$fast"
 check "bf16: no product and no attention falls back to a plain kernel" test "$(grep -c '^slow: ' fast.out)" = 0
 sed 's/"n_embd": 32/"n_embd": 22/' tiny.json >odd.json
-train odd "$fast" --config odd.json
+odd() { local options=${options/tiny.json/odd.json}; train "$@"; }
+odd odd "$fast"
 check "bf16, rows of 44 bytes: the end says how many fell back" test "$(grep -cE '^slow: [0-9]+ (products|GELUs apart|attentions)' odd.out)" = 3
 check "bf16: the first line and the box name the build" test "$(head -n 1 fast.out | cut -c1-24) $(grep -c "^. build .*bf16" fast.out)" = "train_gpt2cu: fast build 1"
 close() {  # RUN RUN FALL: the losses within 1% of each other, and the third lower than the first by so much
