@@ -378,8 +378,11 @@ text() {
     go --config tiny.json --generate-file short.jsonl --generate-batch 1000 --dry-run
     check "... as many as there are" test "$(boxed '  texts' '11 side by side, of at most 48 positions')" = 1
     edit tiny.json vast.json max_position_embeddings 16000000 num_hidden_layers 40
-    timeout 60 "$trainer" --config vast.json --generate-file short.jsonl --samples 100 --max-new-tokens 15000000 --generate-batch 100 >out 2>err </dev/null
-    check "more texts than fit: status 1 before the model is read" test "$? $(grep -c 'free: try a smaller --generate-batch$' err)" = "1 1"
+    for i in "1500000 1000 a smaller --generate-batch" "15000000 8 a smaller --max-new-tokens"; do
+        timeout 60 "$trainer" --config vast.json --generate-file short.jsonl --samples 100 --max-new-tokens ${i%% *} --generate-batch $(cut -d' ' -f2 <<<"$i") \
+            >out 2>err </dev/null
+        check "more texts than fit: status 1 before the model is read, ${i#* * }" test "$? $(grep -c "free: try ${i#* * }\$" err)" = "1 1"
+    done
     refuse "more rows than a pass counts" "--generate-batch: 1024 texts of 15000041 positions are more than a pass" --config vast.json \
         --generate-file short.jsonl --samples 100 --max-new-tokens 15000000 --generate-batch 1024
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" --from book --train text --seq-len 96

@@ -125,9 +125,11 @@ options() {
     refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
     refuse "--pp of one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --pp 2
     refuse "--pp-chunks without --pp" "--pp-chunks: is for --pp 2 and more" "${start[@]}" --pp-chunks 2
-    refuse "--ep of one rank" "--ep: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --ep 2
+    refuse "--ep of a model with 5 experts" "--ep: 2: expected a number that divides the 5 experts: the nearest is 1" "${start[@]}" --ep 2
+    refuse "--ep of one rank" "--ep: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --config wide.json --ep 2
     refuse "--ep-room without --ep" "--ep-room: is for --ep 2 and more" "${start[@]}" --ep-room 2
-    refuse "--tp of one rank" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --tp 2
+    refuse "--tp of one rank" "--tp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --config wide.json --tp 2
+    refuse "--tp of a model with 5 experts" "--tp: 2: expected a power of two that divides the 5 experts: there is none" "${start[@]}" --tp 2
     for i in --pp --pp-chunks --ep --tp --cp; do refuse "$i 0" "$i: expected an integer 1.." "${start[@]}" $i 0; done
     refuse "--cp of one rank" "--cp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --cp 2
     tried[--tied]=1

@@ -618,13 +618,17 @@ typedef struct {
     double all, without_batch;
 } Needed;
 
+// tokens of the longest prompt, at most
+static inline int start_prompt_(const Run* r) {
+    const size_t n_bytes = strlen(r->o.generate);
+    const int fills = strcmp(r->o.generate, "-") == 0 || n_bytes > (size_t)r->max_T;
+    return run_is_typed(r, "generate") ? (fills ? r->max_T : (int)n_bytes + 1) : run_longest_prompt(r);
+}
+
 // Positions of a text that the run generates. A byte of the prompt is a token at most; what comes from standard input
 // may fill all positions
 static inline int start_room_(const Run* r) {
-    const size_t n_bytes = strlen(r->o.generate);
-    const int fills = strcmp(r->o.generate, "-") == 0 || n_bytes > (size_t)r->max_T;
-    const int n_prompt = run_is_typed(r, "generate") ? (fills ? r->max_T : (int)n_bytes + 1) : run_longest_prompt(r);
-    return run_is_chatting(r) ? run_chat_room(r) : generator_room(&r->o, n_prompt, r->max_T);
+    return run_is_chatting(r) ? run_chat_room(r) : generator_room(&r->o, start_prompt_(r), r->max_T);
 }
 
 // texts that could be made side by side
@@ -842,6 +846,10 @@ static inline double start_spared_(const Run* r, Stored kind) {
     return n_bytes;
 }
 
+static inline double start_texts_bytes_(const Run* r, int n_texts, int n_positions) {
+    return r->trainer->activation_bytes(r, TO_GENERATE, n_texts, n_positions, 0);
+}
+
 // Where texts, or what validates, do not fit in memory: what would make them fit; n_here: ranks whose bytes these are.
 // `text` has REMEDY_BYTES
 static inline const char* start_remedy_of_texts_(char* text, const Run* r, double needed, double available,
@@ -849,10 +857,13 @@ static inline const char* start_remedy_of_texts_(char* text, const Run* r, doubl
     static const struct { Stored kind; const char* name; } kinds[] = {{STORED_BF16, "bf16"}, {STORED_FP8, "fp8"}};
     double of_one = needed;  // with one text at a time
     if (r->n_rows > 1) {
-        of_one += r->trainer->activation_bytes(r, TO_GENERATE, 1, start_room_(r), 0) -
-                  r->trainer->activation_bytes(r, TO_GENERATE, r->n_rows, start_room_(r), 0);
+        of_one += start_texts_bytes_(r, 1, start_room_(r)) - start_texts_bytes_(r, r->n_rows, start_room_(r));
     }
     if (of_one <= available) { return "a smaller --generate-batch"; }
+    if (run_is_generating(r) && !run_is_chatting(r)) {
+        const double spared = start_texts_bytes_(r, 1, start_room_(r)) - start_texts_bytes_(r, 1, start_prompt_(r));
+        if (of_one - spared <= available) { return "a smaller --max-new-tokens"; }
+    }
     for (int i = 0; i < 2 && options_at(r->table, r->n_options, "weights"); i++) {
         const double spared = n_here * start_spared_(r, kinds[i].kind);
         if (of_one - spared > available) { continue; }

@@ -60,7 +60,7 @@ static inline const char* ncclGetErrorString(ncclResult_t result) {
 
 enum { SIMT_RING = 64 << 10, SIMT_RANKS = 64 };
 
-struct SimtMeeting {
+struct alignas(64) SimtMeeting {  // the rings come behind it
     int size;      // of the first rank that came
     int n_open;    // ranks that have the file open
     int n_ended;   // ranks that have called Finalize
