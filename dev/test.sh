@@ -103,11 +103,16 @@ build_and_run() {
     if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-# simt exact|fast [TEST...]: the CUDA kernels on this CPU, as their exact or their fast build, without these tests
+# simt exact|fast [TEST...]: the CUDA kernels on this CPU, as their exact or their fast build, without these tests. Whole
+# models and ranks run in one order of threads: races of kernels are found by the tests of their ops
 simt() {
-    local programs
-    programs=$(printf "build/simt-$1/%s " $(make -s simt_tests | tr ' ' '\n' | grep -vxF "$(printf '%s\n' "${@:2}")"))
-    if make_all "dev/simt, $1" $programs; then programs $programs; fi
+    local build=$1 long tests
+    shift
+    long=$(make -s simt_long_tests | tr ' ' '\n' | grep -vxF "$(printf '%s\n' "$@")")
+    tests=$(make -s simt_tests | tr ' ' '\n' | grep -vxF "$(printf '%s\n' "$@" $long)")
+    make_all "dev/simt, $build" $(printf "build/simt-$build/%s " $long $tests) || return
+    programs $(printf "build/simt-$build/%s " $tests)
+    SIMT_ORDERS=1 programs $(printf "build/simt-$build/%s " $long)
 }
 
 # make_all NAME ARGUMENT...: make them all, or say that something does not build
@@ -186,12 +191,16 @@ matrix() {
     build_and_run "" test_gpt2 $models
     models+=" test_selective_scan test_router"
     build_and_run "OMP=0 OPT=-Og" test_gpt2 test_matmul test_attention
-    for arch in x86-64-v3 x86-64; do build_and_run "ARCH=$arch OPT=-Og" $bits $models; done
+    if grep -qm1 avx512f /proc/cpuinfo; then build_and_run "ARCH=x86-64-v3 OPT=-Og" $bits $models; fi  # else native has its width
+    build_and_run "ARCH=x86-64 OPT=-Og" $bits $models
     for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
     need clang "clang" || return
-    build_and_run "CC=clang OPT=-O1" $bits $models
+    build_and_run "CC=clang OPT=-O1" $bits test_mamba_hpn test_qwen36 test_deepseek_v4  # the most ops; 40 s of compiler each
     build_and_run "CC=clang ARCH=x86-64 OPT=-O1" $bits
 }
+
+# commit_of N: a number 0 to N - 1, another one for most commits: which of N shares is tested where not all of them are
+commit_of() { echo $((16#$(git rev-parse --short=6 HEAD 2>/dev/null || echo 0) % $1)); }
 
 # what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests; last
 # what a slow machine may leave out
@@ -199,21 +208,23 @@ rest() {
     build_and_run "" $(op_tests)
     build_and_run "ASAN=1 OPT=-Og"
     simt exact
-    build_shared train_moe_faults train_glm5_faults
+    make_all "what ships" $(printf "$(make -s folder)/%s " train_gpt2 train_mamba_hpn train_gpt2_faults tools/inspect tools/tokenize launch)
     finish_parts  # scripts measure time and memory
     at_once=$((jobs + 1))
     part "headers: each alone as C11, all as C++17" dev/check_headers.sh
     part "golden files are what the reference writes" dev/check_golden.sh
     part "command line and runs" dev/test_cli.sh
-    part "checkpoints and faults" env STRIDE=3 dev/test_faults.sh  # all of them: dev/faults/campaign.sh
+    part "checkpoints and faults" env STRIDE=5 KILLS=100 dev/test_faults.sh  # all of them: dev/faults/campaign.sh
     part "attacks on a run" dev/attacks.sh
     part "several ranks" dev/test_ranks.sh
-    part "ranks on several machines" dev/test_machines.sh
     part "strangers at the ports of a run" $python dev/faults/strangers.py
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
+    export OPT=-Og  # of quick; their kernels at -O3 have their turn in matrix
+    build_shared train_moe_faults train_glm5_faults
+    part "ranks on several machines" dev/test_machines.sh
     part "train_moe, every option and file" dev/test_moe.sh
     part "conversations: training, answers, chat" dev/test_sft.sh
-    part "conversations: resuming, under sanitizers" env ASAN=1 OPT=-Og dev/test_sft.sh resume
+    part "conversations: resuming, under sanitizers" env ASAN=1 dev/test_sft.sh resume
     # the most that a trainer keeps beside its parameters: biases that count, indexers
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
     part "train_qwen3, every option and file" dev/test_qwen.sh
@@ -229,21 +240,25 @@ rest() {
     part "bases in fp8 on GPUs, on this CPU" dev/test_gpu_bases.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
     finish_parts
+    unset OPT
     if need_nvcc "CUDA programs"; then
         # each kernel in both builds: as trainers ship, and as tests ask for bits
         part "trainers for sm_90, bf16" make -s -j"$jobs" cuda_trainers CUDA_ARCH=sm_90 NVCC_OPT=-O0
         finish_parts
-        part "tests for sm_90, exact" make -s -j"$jobs" cuda_tests CUDA_ARCH=sm_90 PRECISION=exact NVCC_OPT=-O0
+        exact=(CUDA_ARCH=sm_90 PRECISION=exact NVCC_OPT=-O0)
+        part "a third of the tests for sm_90, exact" make -s -j"$jobs" "${exact[@]}" \
+            $(make -s simt_tests | tr ' ' '\n' | grep -v '^test_simt$' | sed -n "$(($(commit_of 3) + 1))~3s#^#$(make -s cuda_folder "${exact[@]}")/#p")
         finish_parts
         part "kernels for sm_90: none spills" make -s ptxas PTXAS_OPTIONS="--check --archs sm_90"
     fi
     matrix
-    simt fast test_moe test_qwen3 test_deepseek_v4 test_glm5  # which skip most: bits are of the exact build
+    # those which skip most, as bits are of the exact build, or compute nothing
+    simt fast test_moe test_qwen3 test_deepseek_v4 test_glm5 test_comm test_shared_matrices
     finish_parts
-    # a third of it, of each commit another one; it keeps every core busy by itself
-    part "broken on purpose" dev/mutate.sh --third $((16#$(git rev-parse --short=6 HEAD 2>/dev/null || echo 0) % 3))
+    # it keeps every core busy by itself
+    part "a sixth of what is broken on purpose" dev/mutate.sh --sixth $(commit_of 6)
     finish_parts
-    part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 2000
+    part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 1000
     part "images against Pillow and transformers" $python dev/ref/check_images.py --files 200
 }
 

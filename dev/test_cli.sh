@@ -719,7 +719,7 @@ own=(train_gpt2 train_gpt2cu train_mamba_hpn train_moe train_qwen3 train_qwen36 
 have() { grep -qE "^ +--$2 " "$1.help"; }
 if ! is_quick; then
     for name in "${own[@]}"; do
-        need_build program "CPU=1" $name
+        need_build program "CPU=1 OPT=-Og" $name  # what they say, not what they compute
         "$program" --help >$name.help
         printf -v "program_$name" '%s' "$program"
     done

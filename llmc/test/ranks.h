@@ -82,7 +82,7 @@ static inline void run_ranks(Test* t, int size, RankFunction f, int number) {
     Ranks r;
     r.n = 0;
     int port = free_port();
-    for (int rank = 0; rank < size; rank++) { start_rank(&r, place_at(rank, size, port), 20.0, 20.0, f, number); }
+    for (int rank = 0; rank < size; rank++) { start_rank(&r, place_at(rank, size, port), 120.0, 120.0, f, number); }
     end_ranks(&r);
     for (int i = 0; i < size; i++) {
         check(t, r.status[i] == 0, "rank %d of %d: status %d: %s", i, size, r.status[i], r.text[i]);
