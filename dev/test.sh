@@ -147,16 +147,16 @@ op_tests() {
 # every test, and of the scripts that show what a user meets their most telling promises: by programs that compile in a
 # quarter of the time and have the same bits, as test_gpt2 shows. What ships has its turn in make test-all
 quick() {
-    build_and_run "" test_gpt2
+    local shipped=$(make -s folder)/test_gpt2
     export OPT=-Og
     build_and_run ""
     build_shared
     at_once=$((jobs + 1))  # scripts wait for disks, for ranks and for what they have killed
     # the longest first, so that all cores are busy to the end
+    part "${shipped#build/}" bash -c 'make -s OPT=-O3 "$0" && "$0"' "$shipped"
     part "train_qwen36, quick" dev/test_qwen36.sh quick
     part "train_qwen3, quick" dev/test_qwen.sh quick
     part "train_deepseek_v4, quick" dev/test_deepseek_v4.sh quick
-    part "train_glm5, files" dev/test_glm5_files.sh
     part "train_glm5, quick" dev/test_glm5.sh quick
     part "several ranks, quick" dev/test_ranks.sh quick
     part "command line and runs, quick" dev/test_cli.sh quick
@@ -176,7 +176,7 @@ quick() {
     part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "data scripts write what the loaders read" $python dev/data/test_data.py
-    part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 100
+    part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 30
     part "what is broken on purpose finds its place" dev/mutate.sh --places
     part "documents name the right lines" $python dev/check_docs.py
     part "scripts parse" bash -c 'for script in .ci/run dev/*.sh dev/*/*.sh; do bash -n "$script" || exit 1; done'
@@ -223,7 +223,7 @@ rest() {
     build_shared train_moe_faults train_glm5_faults
     part "ranks on several machines" dev/test_machines.sh
     part "train_moe, every option and file" dev/test_moe.sh
-    part "conversations: training, answers, chat" dev/test_sft.sh
+    part "conversations: refusals, bits, resuming" dev/test_sft.sh refused bits resume
     part "conversations: resuming, under sanitizers" env ASAN=1 dev/test_sft.sh resume
     # the most that a trainer keeps beside its parameters: biases that count, indexers
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
@@ -231,6 +231,7 @@ rest() {
     part "train_qwen36, every option and file" dev/test_qwen36.sh
     part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "train_glm5, every option and file" dev/test_glm5.sh
+    part "train_glm5, files" dev/test_glm5_files.sh
     part "train_glm5, checkpoints and faults, quick" env TRAINER=train_glm5 dev/test_faults.sh quick
     part "layers on several ranks" dev/test_stages.sh
     part "matrices on several ranks" dev/test_parts.sh

@@ -12,7 +12,7 @@
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 1 || echo 8)}
-parts=${*:-$(is_quick && echo presets configs files learning bits ranks kills text || echo presets options configs files learning adapters bits ranks kills text)}
+parts=${*:-$(is_quick && echo presets configs learning bits ranks kills || echo presets options configs files learning adapters bits ranks kills text)}
 
 need_build trainer "CPU=1" train_deepseek_v4
 limit=120  # seconds of a run

@@ -12,8 +12,8 @@
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 1 || echo 6)}
-all_parts="presets configs files learning bits ranks kills text"
-is_quick || all_parts+=" options adapters talks typed"
+all_parts="presets configs learning bits ranks kills"
+is_quick || all_parts+=" options adapters files talks text typed"
 parts=${*:-$all_parts}
 
 need_build trainer "CPU=1" train_glm5

@@ -11,7 +11,7 @@
 export OMP_NUM_THREADS=1  # of a tiny model: more threads wait for each other
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 kills=${KILLS:-$(is_quick && echo 2 || echo 20)}
-parts=${*:-$(is_quick && echo presets configs files mtp vision eyes bits ranks kills text releases || echo presets options configs files mtp vision eyes bits ranks kills text releases)}
+parts=${*:-$(is_quick && echo presets configs mtp vision bits ranks kills || echo presets options configs files mtp vision eyes bits ranks kills text releases)}
 
 need_build trainer "CPU=1" train_qwen36
 limit=120  # seconds of a run
