@@ -11,8 +11,9 @@ unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LLMC_SECRET SSH_CONNECTION
 if [ -z "${MACHINES-}" ]; then
     need_build trainer "" train_gpt2
     need_build qwen "CPU=1" train_qwen3
+    need_build moe "CPU=1" train_moe
     need_build launch "" launch
-    export trainer qwen launch MACHINES=1
+    export trainer qwen moe launch MACHINES=1
     own=$([ "$(id -u)" = 0 ] && echo -nm || echo -rnm)  # sshd wants more users than a namespace of users gives
     if why=$(unshare $own sh -c 'ip link add x type bridge && ip link add y type veth peer name z' 2>&1); then exec unshare $own "$0" "$@"; fi
     skip "ranks on several machines: no network namespaces here: $(head -n 1 <<<"$why")"
@@ -249,6 +250,19 @@ begin --hosts machines --ssh "$work/ssh" --restarts 1 : --tp 2
 lose 10.9.0.2
 went_on "--tp 2 on 4 ranks, of which 3 are left"
 check "... 2 go on, and launch says why" grep -q '^launch: 3 ranks can run, of which 2 fit --tp 2' err
+find_again 10.9.0.2
+# four pairs share experts, too, and three would not divide the micro-batches: ranks find that out
+program=$moe
+echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":4,\"num_experts_per_tok\":2}" >experts.json
+options=("${start[@]}" "${long[@]}" --config experts.json --steps 200)
+rm -rf whole
+"$moe" "${options[@]}" --run whole >/dev/null 2>err
+printf '10.9.0.1 2\n10.9.0.2 2\n10.9.0.3 4\n' >machines
+begin --hosts machines --ssh "$work/ssh" --restarts 1 : --tp 2
+lose 10.9.0.2
+went_on "--tp 2 of a model with experts on 8 ranks, of which 6 are left"
+check "... which are refused, so that 4 go on" test "$(grep -E '^launch: [0-9]+ ranks (go on|are refused)' err | tr '\n' ' ')" = \
+    "launch: 6 ranks go on launch: 6 ranks are refused: a number that divides the 8 of the first start is tried launch: 4 ranks go on "
 find_again 10.9.0.2
 unset program options
 

@@ -206,28 +206,40 @@ static void add_continue(void) {
     options.command = longer;
 }
 
+// a start with n_now ranks, fewer than the first, was refused: may a divisor of n be better?
+static int tries_divisor(int status, int n_now, int n) {
+    if (status != 2 || signalled || needs_divisor || n % n_now == 0) { return 0; }
+    say("%d ranks are refused: a number that divides the %d of the first start is tried", n_now, n);
+    return needs_divisor = 1;
+}
+
 // start after start; returns the status of the last
 static int run_all(void) {
-    int status = 0, n = 0;
+    int status = 0, n = 0, n_now = 0, n_refused = 0;
     for (int start = 0;; start++) {
         if (role == ON_THIS_MACHINE) {
             start_here(start);
-            n = (int)options.n;
+            n = n_now = (int)options.n;
         } else {
-            const int n_now = start_on_hosts(start, n);
+            n_now = start_on_hosts(start, n);
             if (n_now == 0) { return status > 0 ? status : signalled ? 128 + signalled : 1; }
             if (start > 0) { say("%d ranks go on", n_now); }
             n = start == 0 ? n_now : n;
         }
         status = wait_for_all();
+        if (tries_divisor(status, n_now, n)) {
+            n_refused++;
+            continue;
+        }
         if (status == 0 || status == 2 || status == 126 || status == 127 || signalled) { return status; }
-        if (start == options.restarts) {
-            if (start > 0) { say("status %d after %d restarts: giving up", status, start); }
+        const int restart = start - n_refused;
+        if (restart == options.restarts) {
+            if (restart > 0) { say("status %d after %d restarts: giving up", status, restart); }
             return status;
         }
         add_continue();
         say("the run ended with status %d: restart %d of %ld, from its newest checkpoint if it has one", status,
-            start + 1, options.restarts);
+            restart + 1, options.restarts);
     }
 }
 
