@@ -248,6 +248,22 @@ goes_on 4 --steps 7 --grad-accum 4
 check "... four: as it was, without a word" test "$? $(boxed '  of them' '1 on each of 4 ranks') $(wc -l <err)" = "0 1 0"
 COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --model tiny --batch-size 65536 --seq-len 256 --head-rows 2147483647 --grad-accum 2 --dry-run >out 2>err </dev/null
 check "ranks that do not fit say it once, as this machine's" test "$? $(wc -l <err) $(grep -c '^train_qwen3: 2 ranks of this machine need .* free: try --recompute 3, a smaller --batch-size' err)" = "1 1 1"
+# 6.9B parameters on two ranks: what the line names fits as it stands there, and --ep on half as many ranks does not
+pairs=(--model 6.9b --batch-size 1 --grad-accum 2 --tp 2 --dry-run)
+timeout 60 "$launch" -n 2 "$moe" "${pairs[@]}" >out 2>err </dev/null
+free=$(sed -nE 's/.* ([0-9.]+) GiB are free: try .*/\1/p' err)
+sed -nE '/free: try --recompute 3 with/{s/.*free: try --recompute 3 with //; s/ machines \(one rank on each\)//; s/, or a smaller model$//; s/, | or /\n/g; s/the same and //; s/the same//; p}' err >ways
+takes() { timeout 60 "$moe" "${pairs[@]}" --recompute 3 "$@" 2>err | sed -nE 's/.*memory of (rank 0 *\||each rank:) ([0-9.]+) GiB.*/\2/p'; }
+fits() { awk -v free="$free" -v took="$(takes "$@")" 'BEGIN { exit !(took > 0 && took <= free) }'; }
+while IFS= read -r way; do
+    check "--tp 2 and ${way% on *} on ${way##* } machines, which was named for $free GiB, fits" fits ${way% on *} --plan ${way##* }
+    if [[ $way =~ ^--ep\ ([0-9]+)\ --grad-accum\ ([0-9]+)\ on\ ([0-9]+)$ ]]; then
+        fits --ep $((BASH_REMATCH[1] / 2)) --grad-accum $((BASH_REMATCH[2] / 2)) --plan $((BASH_REMATCH[3] / 2))
+        check "... --ep $((BASH_REMATCH[1] / 2)) on half as many does not" test $? != 0
+    fi
+done <ways
+timeout 60 "$launch" -n 2 "$qwen" --model qwen3-30b-a3b --seq-len 512 --grad-accum 2 --dry-run --comm-timeout 1 >out 2>err </dev/null
+check "... it is planned in a quarter of --comm-timeout: nobody gives rank 0 up meanwhile" test $? = 0 -o "$(grep -c 'free: try ' err) $(grep -c 'not answered' err)" = "1 0"
 refused "--plan-card of a trainer for CPUs names the one for GPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_gpt2cu;" "$gpt2" "${run[@]}" --config gpt2.json --plan 4 --plan-card H200
 refused "--plan-rate without --plan" "--plan-rate: is for --plan-card NAME" "$qwen" "${run[@]}" --config dense.json --plan-rate 0.5
 refused "--plan and --dry-run 0" "--dry-run: --plan W computes nothing: leave it out" "$qwen" "${run[@]}" --config dense.json --plan 4 --dry-run 0

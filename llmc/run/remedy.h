@@ -10,8 +10,9 @@ Four cases, each with what would be enough:
     parameters    --zero 2 would leave them whole on every rank: --ep, --tp, --pp, with the least number of ranks on
                   which all of it, shared evenly, has room, that is what shares already times a power of two
 The last two and --cp are tried: the planner says what so many ranks take (trial_plan.h), of each option the least
-number of ranks that have room, the smallest first. Where it has no answer the line has an estimate, a division of what
-the box has; what is shared is never quite even.
+number of ranks that have room, the smallest first. Where it has no answer in time the line has an estimate, a division
+of what the box has; what is shared is never quite even. Other ranks wait meanwhile, so that all of it ends after
+REMEDY_SECONDS or a quarter of --comm-timeout.
 */
 #ifndef LLMC_REMEDY_H
 #define LLMC_REMEDY_H
@@ -95,7 +96,7 @@ static inline double remedy_ranks_(const Run* r, double W) {
 
 // ---- what the planner says ----
 
-enum { REMEDY_SECONDS = 3 };  // for all that is tried in one way
+enum { REMEDY_SECONDS = 4 };  // for all that is tried
 typedef enum { REMEDY_ZERO, REMEDY_EP, REMEDY_TP, REMEDY_CP, REMEDY_PP, REMEDY_WAYS } RemedyWay;
 static const char* const remedy_ways_[REMEDY_WAYS] = {"zero", "ep", "tp", "cp", "pp"};
 
@@ -106,11 +107,12 @@ typedef struct {
     int ranks, grad_accum;  // in all; micro-batches of an update that these need, 0: as many as now
 } Proposal;
 
-// "--ep 8 --grad-accum 8", "--tp 8 --zero 2"
-static inline ShortText proposal_words_(const Proposal* p) {
+// "--ep 8 --grad-accum 8", "--tp 8 --zero 2"; is_on: of what is typed already "the same"
+static inline ShortText proposal_words_(const Proposal* p, int is_on) {
     ShortText out;
-    const size_t n = (size_t)snprintf(out.s, sizeof out.s, "--%s %d%s", remedy_ways_[p->way], p->size[p->way],
-                                      p->has_zero ? " --zero 2" : "");
+    size_t n = (size_t)snprintf(out.s, sizeof out.s, "--%s %d%s", remedy_ways_[p->way], p->size[p->way],
+                                p->has_zero ? " --zero 2" : "");
+    if (is_on) { n = (size_t)snprintf(out.s, sizeof out.s, "the same%s", p->grad_accum > 0 ? " and" : ""); }
     if (p->grad_accum > 0) { snprintf(out.s + n, sizeof out.s - n, " --grad-accum %d", p->grad_accum); }
     return out;
 }
@@ -159,10 +161,14 @@ static inline int proposal_fits_(const Proposal* p, const Shortage* s, const cha
     return trial_plan(words, deadline) <= s->free;
 }
 
-// the least ranks that have room in this way, least or more; 0: there are none
+// by CLOCK_MONOTONIC
+static inline double remedy_end_(const Run* r) {
+    return seconds_now(CLOCK_MONOTONIC) + fmin(REMEDY_SECONDS, 0.25 * r->o.comm_timeout);
+}
+
+// the least ranks that have room in this way, least or more; 0: there are none by the deadline
 static inline int remedy_finds_(Proposal* p, const Run* r, const Shortage* s, const char* sparing, RemedyWay way,
-                                int least) {
-    const double deadline = seconds_now(CLOCK_MONOTONIC) + (double)REMEDY_SECONDS;
+                                int least, double deadline) {
     const int can_zero = (way == REMEDY_TP || way == REMEDY_PP) && r->o.optimizer != OPTIMIZER_MUON && r->o.zero < 2;
     memset(p, 0, sizeof *p);
     if (r->comm->rank > 0 || !remedy_has_(r, remedy_ways_[way])) { return 0; }  // rank 0 speaks
@@ -184,15 +190,17 @@ static inline int remedy_finds_(Proposal* p, const Run* r, const Shortage* s, co
 }
 
 // "--recompute 3 with --tp 8 on 8 machines (one rank on each), --zero 2 on 24 or --pp 12 on 12, or a smaller model";
-// returns how many there are. by_zero: ranks of --zero 2; 0: it does not help. least: of all others
+// returns how many there are. by_zero: no fewer ranks can do by --zero 2; 0: it does not help. least: in all other ways
 static inline int remedy_planned_(char* text, const Run* r, const Shortage* s, const char* sparing, int by_zero,
                                   int least) {
     Proposal found[REMEDY_WAYS];
+    const double end = remedy_end_(r);
     int n = 0;
     for (int way = 0; way < REMEDY_WAYS; way++) {
         const int from = way == REMEDY_ZERO ? by_zero : least;
+        const double now = seconds_now(CLOCK_MONOTONIC), deadline = now + (end - now) / (REMEDY_WAYS - way);
         if (way == REMEDY_ZERO && by_zero == 0) { continue; }
-        if (!remedy_finds_(&found[n], r, s, sparing, (RemedyWay)way, from)) { continue; }
+        if (!remedy_finds_(&found[n], r, s, sparing, (RemedyWay)way, from, deadline)) { continue; }
         for (int i = n++; i > 0 && found[i].ranks < found[i - 1].ranks; i--) {
             const Proposal p = found[i];
             found[i] = found[i - 1], found[i - 1] = p;
@@ -203,7 +211,7 @@ static inline int remedy_planned_(char* text, const Run* r, const Shortage* s, c
         const char* between = i == 0 ? "" : i + 1 < n ? ", " : " or ";
         const int is_on = found[i].way == REMEDY_ZERO && r->o.zero == 2;
         used += (size_t)snprintf(text + used, REMEDY_BYTES - used, "%s%s on %d", between,
-                                 is_on ? "the same" : proposal_words_(&found[i]).s, found[i].ranks);
+                                 proposal_words_(&found[i], is_on).s, found[i].ranks);
         if (i > 0) { continue; }
         used += (size_t)snprintf(text + used, REMEDY_BYTES - used, " %ss%s", s->place,
                                  strcmp(s->place, "machine") == 0 ? " (one rank on each)" : "");
@@ -218,13 +226,22 @@ static inline void remedy_of_batch_(char* text, const Run* r, const Shortage* s,
     char with[160] = "";
     if (sparing && spared <= s->free) { snprintf(with, sizeof with, " (%s in all)", format_bytes(spared).s); }
     Proposal cp;
-    const int has_cp = run_is_training(r) && remedy_finds_(&cp, r, s, NULL, REMEDY_CP, 0);
+    const int has_cp = run_is_training(r) && remedy_finds_(&cp, r, s, NULL, REMEDY_CP, 0, remedy_end_(r));
     const size_t n = (size_t)snprintf(text, REMEDY_BYTES, "%s%s%sa smaller %s--seq-len or --model",
                                       sparing ? sparing : "", with, sparing ? ", " : "",
                                       r->o.batch_size > 1 ? "--batch-size, " : "");
     if (has_cp) {
-        snprintf(text + n, REMEDY_BYTES - n, ", or %s on %d %ss", proposal_words_(&cp).s, cp.ranks, s->place);
+        snprintf(text + n, REMEDY_BYTES - n, ", or %s on %d %ss", proposal_words_(&cp, 0).s, cp.ranks, s->place);
     }
+}
+
+// of all parameters, whoever has them
+static inline double remedy_parameters_(const Model* m) {
+    double n_bytes = 0.0;
+    for (int i = 0; i < m->n_table; i++) {
+        n_bytes += (double)tensor_stored_size(&m->table[i], tensor_elements(&m->table[i]));
+    }
+    return n_bytes;
 }
 
 // W ranks, an estimate: "about 4 GPUs or more"
@@ -241,7 +258,9 @@ static inline const char* remedy_of_memory(char* text, const Run* r, const Short
     const double batch = sparing ? s->spared : s->batch, left = s->free - s->rest - batch;
     const double each = s->parameters + s->gradients + s->moments + s->rest;
     const int P = model_sharing(m, r->comm)->size, grid = r->comm->size / P, zero = r->o.zero;
-    const double shared = s->gradients * (zero == 2 ? P : 1) + s->moments * (zero > 0 ? P : 1);  // by --zero 2
+    const double moments = s->moments * (zero > 0 ? P : 1), whole = remedy_parameters_(m);
+    const double shared = s->gradients * (zero == 2 ? P : 1) + moments;  // by --zero 2
+    const double level = moments / (2.0 + r->has_masters + (r->o.ema > 0.0f));  // one gradient: no grid has less
     const int takes_zero_2 = r->o.optimizer != OPTIMIZER_MUON;
     const double zero_1 = s->n_here * (each - s->moments + s->moments / P);  // without the batch
     char ways[64], with[64] = "";
@@ -266,8 +285,9 @@ static inline const char* remedy_of_memory(char* text, const Run* r, const Short
     const double parts = ceil(shared / (left - s->parameters));  // of gradients and moments
     const int helps = takes_zero_2 && left > s->parameters && parts <= (double)REMEDY_MOST && (zero < 2 || parts > P);
     const int unit = remedy_unit_(r), by_zero = helps ? (int)ceil(parts * grid / unit) * unit : 0;
-    const double all = (s->parameters + shared) * grid * (model_has_ep(m) ? m->ranks.ep.size : 1);
-    if (remedy_planned_(text, r, s, sparing, by_zero, (int)fmin(ceil(all / s->free), REMEDY_MOST))) { return text; }
+    const double all = whole + shared * grid, least = ceil((whole + (moments + level) * grid) / s->free);
+    const int least_zero = helps ? (int)ceil((moments + level) / (left - s->parameters)) * grid : 0;
+    if (remedy_planned_(text, r, s, sparing, least_zero, (int)fmin(least, REMEDY_MOST))) { return text; }
     if (helps) {
         if (parts <= P && s->n_here <= 1) { snprintf(text, REMEDY_BYTES, "%s--zero 2", with); }
         else {
