@@ -237,6 +237,9 @@ goes_on 4 --steps 8
 check "... nor do four have stages again" test "$? $(grep -c '^| stages' out) $(boxed matrices 'each shared by 2 ranks') $(wc -l <err)" = "0 0 1 0"
 timeout 60 "$qwen" --run both --resume --steps 9 >out 2>err </dev/null
 check "... one rank, with a line" test "$? $(grep -cx 'train_qwen3: --tp 2, asked for earlier, does not fit: each rank has whole matrices now' err)" = "0 1"
+timeout 60 "$launch" -n 2 "$qwen" --run both --resume --steps 9 --pp 4 >out 2>err </dev/null
+check "... a refusal names what is typed, and ranks that it needs: --tp 2 of earlier would give way" \
+    test "$? $(<err)" = "2 train_qwen3: --pp: 4: expected a number that divides the ranks, 2: launch -n 4, or leave out --pp"
 check "... settings.json has what is in use, and what was asked for" test "$(grep -cE '^ +"tp": [12],?$' both/settings.json)" = 2
 rm -rf both
 timeout 60 "$launch" -n 4 "$qwen" --config wide.json "${run[@]}" --grad-accum 4 --ep 4 --run both >out 2>err </dev/null
@@ -264,6 +267,7 @@ while IFS= read -r way; do
 done <ways
 timeout 60 "$launch" -n 2 "$qwen" --model qwen3-30b-a3b --seq-len 512 --grad-accum 2 --dry-run --comm-timeout 1 >out 2>err </dev/null
 check "... it is planned in a quarter of --comm-timeout: nobody gives rank 0 up meanwhile" test $? = 0 -o "$(grep -c 'free: try ' err) $(grep -c 'not answered' err)" = "1 0"
+check "... and a disk that is too small for its checkpoint is said once" test "$(grep -c 'the run keeps up to' err)" -le 1
 refused "--plan-card of a trainer for CPUs names the one for GPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_gpt2cu;" "$gpt2" "${run[@]}" --config gpt2.json --plan 4 --plan-card H200
 refused "--plan-rate without --plan" "--plan-rate: is for --plan-card NAME" "$qwen" "${run[@]}" --config dense.json --plan-rate 0.5
 refused "--plan and --dry-run 0" "--dry-run: --plan W computes nothing: leave it out" "$qwen" "${run[@]}" --config dense.json --plan 4 --dry-run 0

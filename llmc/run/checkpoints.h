@@ -259,8 +259,8 @@ static inline void box_checkpoints(const RunOptions* o, const RunState* s, doubl
     if (n_free < 0.0 || o->plan > 0) { return; }
     box_row("checkpoints", "%.0f at most, of %s; %s free", n_kept, format_bytes(n_bytes).s, format_bytes(n_free).s);
     if (n_kept * n_bytes > n_free) {
-        warn_line("the run keeps up to %.0f checkpoint%s of %s, the disk has %s free", n_kept, n_kept > 1.0 ? "s" : "",
-                  format_bytes(n_bytes).s, format_bytes(n_free).s);
+        warn_alike("the run keeps up to %.0f checkpoint%s of %s, the disk has %s free", n_kept, n_kept > 1.0 ? "s" : "",
+                   format_bytes(n_bytes).s, format_bytes(n_free).s);
     }
 }
 #endif  // LLMC_CHECKPOINTS_H
