@@ -265,6 +265,9 @@ while IFS= read -r way; do
         check "... --ep $((BASH_REMATCH[1] / 2)) on half as many does not" test $? != 0
     fi
 done <ways
+timeout 60 "$moe" --model 6.9b --train text --seq-len 64 --continue --noise-scale 2 --grad-accum 2 --run new >out 2>err </dev/null
+check "... with --continue, too; and what does not go with it is to be left out" \
+    test $? = 0 -o "$(grep -cE 'free: try --recompute 3 --noise-scale 0 with --(ep|pp) [0-9]+ .*on [0-9]+ machines' err)" = 1
 timeout 60 "$launch" -n 2 "$qwen" --model qwen3-30b-a3b --seq-len 512 --grad-accum 2 --dry-run --comm-timeout 1 >out 2>err </dev/null
 check "... it is planned in a quarter of --comm-timeout: nobody gives rank 0 up meanwhile" test $? = 0 -o "$(grep -c 'free: try ' err) $(grep -c 'not answered' err)" = "1 0"
 check "... and a disk that is too small for its checkpoint is said once" test "$(grep -c 'the run keeps up to' err)" -le 1

@@ -152,7 +152,8 @@ static inline int proposal_next_(const Run* r, RemedyWay way, int size) {
 // does it fit?
 static inline int proposal_fits_(const Proposal* p, const Shortage* s, const char* sparing, double deadline) {
     char words[256];
-    size_t n = (size_t)snprintf(words, sizeof words, "%s --dry-run --plan %d", sparing ? sparing : "", p->ranks);
+    size_t n = (size_t)snprintf(words, sizeof words, "%s --continue 0 --dry-run --plan %d", sparing ? sparing : "",
+                                p->ranks);  // as of a run that begins, as it would
     for (int i = 0; i < REMEDY_WAYS; i++) {
         if (p->size[i] == 0 || (i == REMEDY_ZERO && p->way != REMEDY_ZERO && !p->has_zero)) { continue; }
         n += (size_t)snprintf(words + n, sizeof words - n, " --%s %d", remedy_ways_[i], p->size[i]);
@@ -251,6 +252,19 @@ static inline ShortText remedy_places_(const Shortage* s, double W) {
     return out;
 }
 
+// What sharing among other ranks needs besides: "--recompute 3 --noise-scale 0"; NULL: nothing. The second is for --zero
+// alone
+static inline const char* remedy_besides_(char* text, size_t n_bytes, const Run* r, const char* sparing) {
+    size_t used = (size_t)snprintf(text, n_bytes, "%s", sparing ? sparing : "");
+    if (r->o.verify_every > 0) {
+        used += (size_t)snprintf(text + used, n_bytes - used, "%s--verify-every 0", used > 0 ? " " : "");
+    }
+    if (r->o.noise_scale > 0) {
+        used += (size_t)snprintf(text + used, n_bytes - used, "%s--noise-scale 0", used > 0 ? " " : "");
+    }
+    return used > 0 ? text : NULL;
+}
+
 // of training; `text` has REMEDY_BYTES
 static inline const char* remedy_of_memory(char* text, const Run* r, const Shortage* s) {
     const Model* m = r->model;
@@ -263,7 +277,7 @@ static inline const char* remedy_of_memory(char* text, const Run* r, const Short
     const double level = moments / (2.0 + r->has_masters + (r->o.ema > 0.0f));  // one gradient: no grid has less
     const int takes_zero_2 = r->o.optimizer != OPTIMIZER_MUON;
     const double zero_1 = s->n_here * (each - s->moments + s->moments / P);  // without the batch
-    char ways[64], with[64] = "";
+    char ways[64], options[64], with[72] = "";
     const int fits = zero_1 + s->n_here * s->batch <= s->free;  // as the batch is
     const int fits_spared = zero_1 + s->n_here * batch <= s->free && s->n_here * (each + batch) > s->free;
     if (zero == 0 && P > 1 && s->moments > 0.0 && (fits || (sparing && fits_spared))) {
@@ -281,13 +295,14 @@ static inline const char* remedy_of_memory(char* text, const Run* r, const Short
                  n > 1 ? "s" : "");
         return text;
     }
-    if (sparing) { snprintf(with, sizeof with, "%s with ", sparing); }
+    const char* besides = remedy_besides_(options, sizeof options, r, sparing);
+    if (besides) { snprintf(with, sizeof with, "%s with ", besides); }
     const double parts = ceil(shared / (left - s->parameters));  // of gradients and moments
     const int helps = takes_zero_2 && left > s->parameters && parts <= (double)REMEDY_MOST && (zero < 2 || parts > P);
     const int unit = remedy_unit_(r), by_zero = helps ? (int)ceil(parts * grid / unit) * unit : 0;
     const double all = whole + shared * grid, least = ceil((whole + (moments + level) * grid) / s->free);
     const int least_zero = helps ? (int)ceil((moments + level) / (left - s->parameters)) * grid : 0;
-    if (remedy_planned_(text, r, s, sparing, least_zero, (int)fmin(least, REMEDY_MOST))) { return text; }
+    if (remedy_planned_(text, r, s, besides, least_zero, (int)fmin(least, REMEDY_MOST))) { return text; }
     if (helps) {
         if (parts <= P && s->n_here <= 1) { snprintf(text, REMEDY_BYTES, "%s--zero 2", with); }
         else {
