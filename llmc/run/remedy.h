@@ -252,8 +252,7 @@ static inline ShortText remedy_places_(const Shortage* s, double W) {
     return out;
 }
 
-// What sharing among other ranks needs besides: "--recompute 3 --noise-scale 0"; NULL: nothing. The second is for --zero
-// alone
+// What it takes besides to share in other ways than --zero, "--recompute 3 --noise-scale 0"; NULL: nothing
 static inline const char* remedy_besides_(char* text, size_t n_bytes, const Run* r, const char* sparing) {
     size_t used = (size_t)snprintf(text, n_bytes, "%s", sparing ? sparing : "");
     if (r->o.verify_every > 0) {

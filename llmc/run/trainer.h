@@ -243,8 +243,8 @@ static inline int run_divisor(const Run* r, const char* option, int P) {
 // matrices, which change no bit, give way when a run goes on with other ranks
 static inline int run_kept_cp(const Run* r, int P) { return run_divisor(r, "cp", P); }
 
-// where these ranks cannot share in the ways that are typed: "launch -n 4, or leave out --tp or --cp", by the next larger
-// number of ranks, which can. What an earlier start asked for gives way by itself
+// where these ranks cannot share in the ways that are typed: "launch -n 4, or leave out --tp or --cp", by the next
+// larger number of ranks, which can. What an earlier start asked for gives way by itself
 static inline ShortText run_ranks_remedy(const Run* r) {
     static const char* const names[] = {"pp", "tp", "cp", "ep"};
     const char* on[4];
