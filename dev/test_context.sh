@@ -223,6 +223,12 @@ check "one rank goes on from it, with a line, and near its losses" test "$? $(gr
 timeout 60 "$launch" -n 2 "$qwen" --run whole --resume --seq-len 18 --steps 21 >out 2>err </dev/null
 check "rows of another length that cannot be cut: whole rows, and a line" \
     test "$? $(grep -cF -- '--cp 2, asked for earlier, does not fit' err) $(grep -c '^| positions' out)" = "0 1 0"
+rm -rf several
+timeout 60 "$launch" -n 2 "$gpt2" "${run[@]}" --config gpt2.json --cp 2 --steps 2 --run several >out 2>err </dev/null
+timeout 60 "$launch" -n 2 "$gpt2" --run several --resume --dropout 0.1 --steps 4 >out 2>err </dev/null
+check "--dropout, typed now: whole rows, and a line" \
+    test "$? $(grep -cF -- '--cp 2, asked for earlier, does not fit' err) $(grep -c '^| positions' out)" = "0 1 0"
+rm -rf several
 for to in 2/2 4/4 4/2; do
     timeout 60 "$launch" -n ${to%/*} "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 --cp ${to#*/} >loss_several 2>err
     timeout 60 "$qwen" --from whole --eval-only --val text --seq-len 16 --batch-size 2 >loss 2>err

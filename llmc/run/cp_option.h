@@ -79,11 +79,11 @@ static inline void cp_begin(Run* r, int* size, int chunks) {
 
 // once the length of rows is known. dropout: what it leaves out goes by positions of whole rows
 static inline void cp_check(Run* r, int* size, float dropout) {
-    const int each = cp_multiple(&r->model->cp);
+    const int each = cp_multiple(&r->model->cp), is_typed = run_is_typed(r, "cp");
     if (*size == 1) { return; }
-    options_refuse(dropout > 0.0f, "cp", "is not for dropout");
-    if (r->T % each == 0) { return; }
-    if (run_is_typed(r, "cp")) { cp_check_rows_(r, *size, each, r->T); }
+    options_refuse(dropout > 0.0f && is_typed, "cp", "is not for dropout");
+    if (r->T % each == 0 && dropout == 0.0f) { return; }
+    if (is_typed) { cp_check_rows_(r, *size, each, r->T); }
     rank_group_free(&r->model->cp);
     *size = r->model->cp.chunks = r->model->cp.unit = 1;
 }
