@@ -65,7 +65,9 @@ static int deal_ranks(int before) {
         hosts[i].n_ranks = here;
         left -= here;
     }
-    if (n != most) { say("%d ranks can run, of which %d fit %s", most, n, grid()); }
+    char divisor[48] = "";
+    if (before > 0 && by_divisor()) { snprintf(divisor, sizeof divisor, " and divide %d", before); }
+    if (n != most) { say("%d ranks can run, of which %d fit %s%s", most, n, grid(), divisor); }
     if (n == 0) { say("too few ranks are left: giving up"); }
     else if (n < options.min_ranks) {
         say("%d ranks can run, fewer than --min-ranks %ld: giving up", n, options.min_ranks);

@@ -50,15 +50,18 @@ static int typed_number(const char* name) {
 // a start with fewer ranks than before was refused
 static int needs_divisor;
 
-// How many of n ranks can train when `before` of them have begun: a multiple of what shares matrices, positions, layers
-// and experts. With --ep, and with several chunks of layers a rank, an update has a multiple of as many micro-batches,
-// so it is a divisor of what it was. With --tp of a model with experts, too, which only the ranks know
+// With --ep, and with several chunks of layers a rank, an update has a multiple of as many micro-batches as ranks, so
+// that their number is a divisor of what it was. With --tp of a model with experts, too, which only the ranks know
+static int by_divisor(void) { return needs_divisor || typed_number("--ep") > 1 || typed_number("--pp-chunks") > 1; }
+
+// how many of n ranks can train when `before` of them have begun: a multiple of what shares matrices, positions, layers
+// and experts
 static int fitting_ranks(int n, int before) {
     const long together = (long)typed_number("--tp") * typed_number("--cp"), ep = typed_number("--ep");
     long stage = together;
     while (stage % ep != 0) { stage += together; }
     const long unit = typed_number("--pp") * stage;
-    const int divides = needs_divisor || ep > 1 || typed_number("--pp-chunks") > 1;
+    const int divides = by_divisor();
     n = (int)(n - n % unit);
     while (n > 0 && divides && before % n != 0) { n -= (int)unit; }
     return n;
