@@ -19,7 +19,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
-#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/deepseek_v4.h"  // Config, Parameters, parameter_table
 #include "llmc/models/entry_attention.h"  // EntryPass, entry_attention_forward: attention of a layer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
@@ -498,7 +498,35 @@ static void experts_down(const DeepseekV4* v4, Activations* acts, int l, int N, 
     residual_forward(a.moe, a.moe, a.shared_out, (size_t)N * c->D, dev);
 }
 
-static void block_forward(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+// from streams X to what the output matrix reads
+static void collapse_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n,
+                             floatX* y, floatX* norm, float* rstd, int N, const Device* dev) {
+    const Config* c = &v4->config;
+    const HyperShape shape = hyper_shape(c, N);
+    const SiteParameters p = site(v4, field, 0);
+    hyper_head_forward(y, n.r, n.z, n.pre, X, p.fn, p.base, p.scale, &shape, dev);
+    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, 0), c->eps, N, c->D, dev);
+}
+
+// ---- the parts of a pass, which decoder_passes.h puts together ----
+
+// where the streams of layer l are
+static DecoderStreams streams(const Model* m, const Activations* acts, int l) {
+    const Config* c = &((const DeepseekV4*)m)->config;
+    const ActivationTensors a = layer_activations(acts, l);
+    const DecoderStreams x = {a.streams0, a.streams2, a.dstreams, c->hc * c->D};
+    return x;
+}
+
+static void embed_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    const Config* c = &((const DeepseekV4*)m)->config;
+    const ActivationTensors a = layer_activations(acts, 0);
+    vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
+    hyper_spread_forward(a.streams0, a.encoded, N, c->hc, c->D, dev);
+}
+
+static void block_forward(const Model* m, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+    const DeepseekV4* v4 = (const DeepseekV4*)m;
     const int S = v4->config.hc * v4->config.D;
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, l);
@@ -510,49 +538,26 @@ static void block_forward(const DeepseekV4* v4, Activations* acts, int l, const 
     layer_keep(acts, l, a.streams1, a.streams2, N, S, dev);
 }
 
-// from streams X to what the output matrix reads
-static void collapse_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n,
-                             floatX* y, floatX* norm, float* rstd, int N, const Device* dev) {
-    const Config* c = &v4->config;
-    const HyperShape shape = hyper_shape(c, N);
-    const SiteParameters p = site(v4, field, 0);
-    hyper_head_forward(y, n.r, n.z, n.pre, X, p.fn, p.base, p.scale, &shape, dev);
-    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, 0), c->eps, N, c->D, dev);
-}
-
-// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void deepseek_v4_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    const DeepseekV4* v4 = (const DeepseekV4*)m;
-    const Config* c = &v4->config;
+// the last sum over streams, and its norm
+static void end_forward(const Model* m, Activations* acts, const floatX* X, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, 0);
-    if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
-        hyper_spread_forward(a.streams0, a.encoded, N, c->hc, c->D, dev);
-    }
-    const floatX* X = a.streams0;
-    for (int l = model_first_layer(m); l < mtp_trunk_end(m, c->L); l++) {
-        block_forward(v4, acts, l, X, N, dev);
-        X = layer_activations(acts, l).streams2.x;
-    }
-    if (!model_has_head(m)) { return; }
     const Statistics s = layer_statistics(acts, 0);
-    collapse_forward(v4, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, a.norm, s.norm_rstd, N, dev);
+    collapse_forward((const DeepseekV4*)m, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, a.norm, s.norm_rstd, N, dev);
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
-    const DeepseekV4* v4 = (const DeepseekV4*)m;
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {layer_linear(acts, AT(head), 0), a.norm, a.dnorm, a.logits, layer_statistics(acts, 0).losses,
-                         acts->how.head_rows, v4->config.V, 0};
-    return head;
+    return layer_head(acts, AT(head), a.norm, a.dnorm, a.logits, layer_statistics(acts, 0).losses,
+                      ((const DeepseekV4*)m)->config.V);
 }
 
 // ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
 
 // What --recompute left out of layer l, what is never kept, and which rows its experts have: of the last layer all is
 // still there
-static void recompute_block(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+static void recompute_block(const Model* m, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+    const DeepseekV4* v4 = (const DeepseekV4*)m;
     const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -610,7 +615,8 @@ static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, co
 }
 
 // from dstreams, the gradient of the streams behind layer l, to that of X, which came into it
-static void block_backward(DeepseekV4* v4, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+static void block_backward(Model* m, Activations* acts, int l, const floatX* X, int N, const Device* dev) {
+    DeepseekV4* v4 = (DeepseekV4*)m;
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -637,22 +643,12 @@ static void collapse_backward(DeepseekV4* v4, Activations* acts, const floatX* X
                         dev);
 }
 
-// from dstreams behind the last layer of this stage to all of its gradients, down to the lowest layer that learns
-static void deepseek_v4_backward(DeepseekV4* v4, Activations* acts, int N, const Device* dev) {
-    const Config* c = &v4->config;
-    const Model* m = &v4->model;
+// from dstreams to the gradient of the embedding
+static void embed_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    const Config* c = &((DeepseekV4*)m)->config;
     const ActivationTensors a = layer_activations(acts, 0);
-    const int first = model_first_layer(m), S = c->hc * c->D;
-    for (int l = mtp_trunk_end(m, c->L) - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* X =
-            l > first ? layer_stream(acts, layer_activations(acts, l - 1).streams2, l - 1, N, S, dev) : a.streams0;
-        recompute_block(v4, acts, l, X, N, dev);
-        block_backward(v4, acts, l, X, N, dev);
-        model_layer_done(&v4->model, l, dev);
-    }
-    if (!model_has_embedding(m)) { return; }
     hyper_spread_backward(a.dbranch, a.dstreams, N, c->hc, c->D, dev);
-    vocabulary_embedding_backward(&v4->model, AT(embedding), m->learns_mtp, a.dbranch, acts->batch.tokens,
+    vocabulary_embedding_backward(m, AT(embedding), m->learns_mtp, a.dbranch, acts->batch.tokens,
                                   layer_linear(acts, AT(embedding), 0), N, dev);
 }
 
@@ -671,7 +667,7 @@ static void mtp_forward(const DeepseekV4* v4, Activations* acts, const floatX* X
     linear_forward(a.dstart, a.mtp_embedding_norm, layer_linear(acts, AT(mtp_e_proj), 0), N, dev);
     hyper_spread_forward(a.mtp_streams0, a.dstart, N, c->hc, D, dev);
     linear_forward_on(a.mtp_streams0, a.mtp_hidden_norm, layer_linear(acts, AT(mtp_h_proj), 0), rows, dev);
-    block_forward(v4, acts, l, a.mtp_streams0, N, dev);
+    block_forward(&v4->model, acts, l, a.mtp_streams0, N, dev);
     collapse_forward(v4, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y, a.mtp_norm,
                      s.mtp_norm_rstd, N, dev);
 }
@@ -695,8 +691,8 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, int N, const Device*
     const Linear e_proj = layer_linear(acts, AT(mtp_e_proj), 0), h_proj = layer_linear(acts, AT(mtp_h_proj), 0);
     collapse_backward(v4, acts, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y,
                       s.mtp_norm_rstd, N, dev);
-    recompute_block(v4, acts, l, a.mtp_streams0, N, dev);
-    block_backward(v4, acts, l, a.mtp_streams0, N, dev);
+    recompute_block(&v4->model, acts, l, a.mtp_streams0, N, dev);
+    block_backward(&v4->model, acts, l, a.mtp_streams0, N, dev);
     model_layer_done(&v4->model, l, dev);
     hyper_spread_backward(a.dstart, a.dstreams, N, c->hc, D, dev);
     linear_backward(a.dnorm, a.dstart, a.mtp_embedding_norm, e_proj, layer_gradients(acts, AT(mtp_e_proj), 0), 0, N,
@@ -730,25 +726,20 @@ static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, 
     device_copy(a.dstreams, a.dhidden, n_bytes, dev);
 }
 
-// ---- all of it ----
-
-// from the streams behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+// from the head's gradient to that of the streams behind the last layer
+static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
     DeepseekV4* v4 = (DeepseekV4*)m;
-    if (model_has_head(m)) {
-        const ActivationTensors a = layer_activations(acts, 0);
-        const Statistics s = layer_statistics(acts, 0);
-        const LmHead head = lm_head(m, acts);
-        const int last = mtp_trunk_end(m, v4->config.L) - 1, S = v4->config.hc * v4->config.D;
-        const Stream streams = layer_activations(acts, last).streams2;
-        const floatX* X = layer_stream(acts, streams, last, N, S, dev);
-        lm_head_losses(&head, &acts->batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
-        collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
-        if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
-    }
-    deepseek_v4_backward(v4, acts, N, dev);
+    const int last = mtp_trunk_end(m) - 1, S = v4->config.hc * v4->config.D;
+    const ActivationTensors a = layer_activations(acts, last);
+    const Statistics s = layer_statistics(acts, 0);
+    const floatX* X = layer_stream(acts, a.streams2, last, N, S, dev);
+    collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
+    if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
 }
+
+// for runs and tests
+static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
+                                     lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
 // ---- of an update, once dp_reduce is back ----
 
@@ -785,17 +776,6 @@ static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
                           c->bias_rate, 0, c->E, l, dev);
     }
 }
-
-// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
-
-static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
-    const DeepseekV4* v4 = (const DeepseekV4*)m;
-    const ActivationTensors a = layer_activations(acts, mtp_trunk_end(m, v4->config.L) - 1);
-    return pp_streams(a.streams0, a.streams2.x, a.dstreams,
-                      sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D));
-}
-
-static const DecoderPasses PASSES = {activations_layout, deepseek_v4_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.
@@ -1004,7 +984,7 @@ static double layer_sends(const Run* r, int l, int is_fresh) {
 static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, again = decoder_recomputes(r);
+    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m) + mtp, again = decoder_recomputes(r);
     const int N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
@@ -1041,7 +1021,7 @@ static double deepseek_v4_keys_sent(const Run* r) {
     const EntrySizes s = entry_sizes(v4, TO_TRAIN, &m->cp);
     const int replays = decoder_recomputes(r);
     const int scores = entry_scores(&s, r->T, TO_TRAIN), learns = entry_learns(&s, r->T, TO_TRAIN);
-    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
+    const int first = model_first_layer(m), end = mtp_trunk_end(m) + mtp_on_stage(m, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = first; l < end; l++) {

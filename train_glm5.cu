@@ -14,7 +14,7 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
-#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/glm5.h"         // Config, Parameters, parameter_table
 #include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
@@ -418,60 +418,57 @@ static void branch_down(const Glm5* glm, Activations* acts, int l, int N, const 
     layer_keep(acts, l, a.residual2, a.residual3, N, c->D, dev);
 }
 
-static void block_forward(const Glm5* glm, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+// what the indexer loses whose choice layer l is the last to see
+static void choice_loss(const Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
+    const Config* c = &glm->config;
+    const LatentPass p = latent_pass(glm, acts, config_source(c, l), N);
+    if (latent_learns(&p.size, p.purpose) && c->indexers[l + 1] != SHARED_INDEXER) { latent_index_loss(&p, dev); }
+}
+
+// ---- the parts of a pass, which decoder_passes.h puts together ----
+
+// where the stream of layer l is
+static DecoderStreams streams(const Model* m, const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const DecoderStreams x = {a.encoded, a.residual3, a.dresidual, ((const Glm5*)m)->config.D};
+    return x;
+}
+
+static void embed_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    floatX* encoded = layer_activations(acts, 0).encoded;
+    (void)m;
+    vocabulary_rows(encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
+}
+
+static void block_forward(const Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    const Glm5* glm = (const Glm5*)m;
     attend_forward(glm, acts, l, residual, 0, N, dev);
     branch_up(glm, acts, l, 0, N, dev);
     branch_down(glm, acts, l, N, dev);
+    choice_loss(glm, acts, l, N, dev);
 }
 
-// what the indexers of layers first .. end - 1 lose, once all that see their choices have been here
-static void indexers_forward(const Glm5* glm, Activations* acts, int first, int end, int N, const Device* dev) {
-    const LatentSizes s = latent_sizes(glm, acts->purpose, acts->how.cp);
-    for (int l = first; l < end && s.indexer != INDEXER_OFF; l++) {
-        if (glm->config.indexers[l] != FULL_INDEXER) { continue; }
-        const LatentPass p = latent_pass(glm, acts, l, N);
-        latent_index_loss(&p, dev);
-    }
-}
-
-// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void glm5_forward(const Model* m, Activations* acts, int N, const Device* dev) {
-    const Glm5* glm = (const Glm5*)m;
-    const Config* c = &glm->config;
-    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L);
+// the last norm
+static void end_forward(const Model* m, Activations* acts, const floatX* residual, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, 0);
-    const floatX* residual = a.encoded;
-    if (latent_sizes(glm, acts->purpose, NULL).absorbs) {
-        latent_forget_sinks(layer_statistics(acts, 0).attention.no_sinks, c->H, &acts->batch, dev);
-    }
-    if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
-    }
-    for (int l = first; l < end; l++) {
-        block_forward(glm, acts, l, residual, N, dev);
-        residual = layer_activations(acts, l).residual3.x;
-    }
-    indexers_forward(glm, acts, first, end, N, dev);
-    if (!model_has_head(m)) { return; }
-    norm_forward(glm, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
+    norm_forward((const Glm5*)m, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
-    const Glm5* glm = (const Glm5*)m;
     const ActivationTensors a = layer_activations(acts, 0);
     floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.dhidden : a.dbranch;
-    const LmHead head = {layer_linear(acts, AT(head), 0), a.norm, dhidden, a.logits, layer_statistics(acts, 0).losses,
-                         acts->how.head_rows, glm->config.V, 0};
-    return head;
+    return layer_head(acts, AT(head), a.norm, dhidden, a.logits, layer_statistics(acts, 0).losses,
+                      ((const Glm5*)m)->config.V);
 }
 
 // ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
 
 // What --recompute left out of layer l, what is never kept, and which rows its experts have: of the last layer all is
 // still there
-static void recompute_block(const Glm5* glm, Activations* acts, int l, const floatX* residual, int N,
+static void recompute_block(const Model* m, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
+    const Glm5* glm = (const Glm5*)m;
     const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -516,7 +513,8 @@ static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const D
 }
 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
-static void block_backward(Glm5* glm, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+static void block_backward(Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    Glm5* glm = (Glm5*)m;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const LatentPass p = latent_pass_back(glm, acts, l, N);
@@ -541,24 +539,13 @@ static void forget_padding(Glm5* glm, const Device* dev) {
     }
 }
 
-// From dresidual behind the last layer of this stage to all of its gradients, down to the lowest layer that learns.
-// Every parameter's gradient is written: one micro-batch is one leaf
-static void glm5_backward(Glm5* glm, Activations* acts, int N, const Device* dev) {
-    const Config* c = &glm->config;
-    const Model* m = &glm->model;
-    const ActivationTensors a = layer_activations(acts, 0);
-    const int first = model_first_layer(m);
-    for (int l = mtp_trunk_end(m, c->L) - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual =
-            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, c->D, dev) : a.encoded;
-        recompute_block(glm, acts, l, residual, N, dev);
-        block_backward(glm, acts, l, residual, N, dev);
-        model_layer_done(&glm->model, l, dev);
-    }
-    if (!model_has_embedding(m)) { return; }
-    if (m->learns_mtp && c->mtp_detach) { model_receive_shared(&glm->model, dev); }  // it comes, and counts for nothing
-    vocabulary_embedding_backward(&glm->model, AT(embedding), m->learns_mtp && !c->mtp_detach, a.dresidual,
-                                  acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
+// from dresidual to the gradient of the embedding
+static void embed_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    Glm5* glm = (Glm5*)m;
+    const int reaches = m->learns_mtp && !glm->config.mtp_detach;
+    if (m->learns_mtp && !reaches) { model_receive_shared(m, dev); }  // it comes, and counts for nothing
+    vocabulary_embedding_backward(m, AT(embedding), reaches, layer_activations(acts, 0).dresidual, acts->batch.tokens,
+                                  layer_linear(acts, AT(embedding), 0), N, dev);
     forget_padding(glm, dev);
 }
 
@@ -575,8 +562,7 @@ static void mtp_forward(const Glm5* glm, Activations* acts, int N, const Device*
     norm_forward(glm, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hnorm), 0, N, dev);
     mtp_join(a.mtp_joined, next, hidden, N, D, dev);
     linear_forward(a.mtp_encoded, a.mtp_joined, layer_linear(acts, AT(mtp_eh_proj), 0), N, dev);
-    block_forward(glm, acts, l, a.mtp_encoded, N, dev);
-    indexers_forward(glm, acts, l, l + 1, N, dev);
+    block_forward(&glm->model, acts, l, a.mtp_encoded, N, dev);
     norm_forward(glm, a.mtp_norm, s.mtp_norm_rstd, a.residual3.x, AT(mtp_norm), 0, N, dev);
 }
 
@@ -597,8 +583,8 @@ static void mtp_backward(Glm5* glm, Activations* acts, int N, const Device* dev)
     const Linear proj = layer_linear(acts, AT(mtp_eh_proj), 0);
     const Linear embedding = layer_linear(acts, AT(embedding), 0);
     norm_backward(glm, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, dev);
-    recompute_block(glm, acts, l, a.mtp_encoded, N, dev);
-    block_backward(glm, acts, l, a.mtp_encoded, N, dev);
+    recompute_block(&glm->model, acts, l, a.mtp_encoded, N, dev);
+    block_backward(&glm->model, acts, l, a.mtp_encoded, N, dev);
     model_layer_done(&glm->model, l, dev);
     linear_backward_weight(a.dresidual, a.mtp_joined, proj, layer_gradients(acts, AT(mtp_eh_proj), 0), N, dev);
     linear_backward_input(a.mtp_joined, a.dresidual, proj, 0, N, dev);
@@ -628,24 +614,20 @@ static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
     acts->numbers = counted;
 }
 
-// ---- all of it ----
-
-// from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
+// from the head's gradient to that of the stream behind the last layer
+static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
     Glm5* glm = (Glm5*)m;
-    const int last = mtp_trunk_end(m, glm->config.L) - 1;
+    const int last = mtp_trunk_end(m) - 1;
     const ActivationTensors a = layer_activations(acts, last);
-    if (model_has_head(m)) {
-        const LmHead head = lm_head(m, acts);
-        lm_head_losses(&head, &acts->batch, 1, gradient(glm, AT(head), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
-        if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
-        const floatX* residual = layer_stream(acts, a.residual3, last, N, glm->config.D, dev);
-        norm_backward(glm, a.dresidual, head.dnorm, residual, layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0, N,
-                      dev);
-    }
-    glm5_backward(glm, acts, N, dev);
+    if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
+    const floatX* residual = layer_stream(acts, a.residual3, last, N, glm->config.D, dev);
+    norm_backward(glm, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd, AT(norm), 0,
+                  0, N, dev);
 }
+
+// for runs and tests
+static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
+                                     lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
 // ---- of an update, once dp_reduce is back ----
 
@@ -683,16 +665,6 @@ static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
                           l, dev);
     }
 }
-
-// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
-
-static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
-    const Glm5* glm = (const Glm5*)m;
-    const ActivationTensors a = layer_activations(acts, mtp_trunk_end(m, glm->config.L) - 1);
-    return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)glm->config.D);
-}
-
-static const DecoderPasses PASSES = {activations_layout, glm5_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.
@@ -900,7 +872,7 @@ static double parts_sent(const Run* r) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m, c->L) + mtp, N = run_positions(r);
+    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m) + mtp, N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
     double n = sizeof(floatX) * streams_send(m, end, decoder_recomputes(r), c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end); }
@@ -916,7 +888,7 @@ static double glm5_keys_sent(const Run* r) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const LatentSizes s = latent_sizes(glm, TO_TRAIN, &m->cp);
-    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
+    const int first = model_first_layer(m), end = mtp_trunk_end(m) + mtp_on_stage(m, TO_TRAIN);
     const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
     double n = 0.0, n_routers = 0.0;
     if (!model_has_cp(m)) { return 0.0; }

@@ -257,9 +257,7 @@ static void gpt2_forward(const GPT2* gpt2, Activations* acts, const int* tokens,
 // is the embedding again
 static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {layer_linear(acts, AT(wte), 0), a.lnf, a.dbranch, a.logits, layer_statistics(acts, 0).losses,
-                         acts->how.head_rows, gpt2->config.V, 0};
-    return head;
+    return layer_head(acts, AT(wte), a.lnf, a.dbranch, a.logits, layer_statistics(acts, 0).losses, gpt2->config.V);
 }
 
 // what --recompute left out of layer l; the last layer's is still there

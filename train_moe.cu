@@ -19,7 +19,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
-#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
@@ -271,24 +271,33 @@ static void experts_down(const Moe* moe, Activations* acts, int l, int N, const 
     layer_keep(acts, l, a.residual2, a.residual3, N, moe->config.D, dev);
 }
 
-// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void moe_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+// ---- the parts of a pass, which decoder_passes.h puts together ----
+
+// where the stream of layer l is
+static DecoderStreams streams(const Model* m, const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const DecoderStreams x = {a.encoded, a.residual3, a.dresidual, ((const Moe*)m)->config.D};
+    return x;
+}
+
+static void embed_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    floatX* encoded = layer_activations(acts, 0).encoded;
+    (void)m;
+    vocabulary_rows(encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
+}
+
+static void block_forward(const Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
     const Moe* moe = (const Moe*)m;
-    const int D = moe->config.D;
-    ActivationTensors a = layer_activations(acts, 0);
-    if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
-    }
-    const floatX* residual = a.encoded;
-    for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
-        attention_block_forward(moe, acts, l, residual, N, dev);
-        experts_up(moe, acts, l, 0, N, dev);
-        experts_down(moe, acts, l, N, dev);
-        residual = layer_activations(acts, l).residual3.x;
-    }
-    if (!model_has_head(m)) { return; }
-    rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, gain(moe, AT(norm), 0), moe->config.eps, N,
-                    D, dev);
+    attention_block_forward(moe, acts, l, residual, N, dev);
+    experts_up(moe, acts, l, 0, N, dev);
+    experts_down(moe, acts, l, N, dev);
+}
+
+// the last norm
+static void end_forward(const Model* m, Activations* acts, const floatX* residual, int N, const Device* dev) {
+    const Moe* moe = (const Moe*)m;
+    rmsnorm_forward(layer_activations(acts, 0).norm, layer_statistics(acts, 0).norm_rstd, residual,
+                    gain(moe, AT(norm), 0), moe->config.eps, N, moe->config.D, dev);
 }
 
 // the field of the output matrix: the embedding where it is tied
@@ -296,16 +305,27 @@ static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : A
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
-    const Moe* moe = (const Moe*)m;
+    const Config* c = &((const Moe*)m)->config;
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {layer_linear(acts, output_field(&moe->config), 0), a.norm, a.dbranch, a.logits,
-                         layer_statistics(acts, 0).losses, acts->how.head_rows, moe->config.V, 0};
-    return head;
+    return layer_head(acts, output_field(c), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses, c->V);
+}
+
+// ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
+
+// from the head's gradient to that of the stream behind the last layer
+static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    Moe* moe = (Moe*)m;
+    const int last = model_end_layer(m) - 1, D = moe->config.D;
+    const ActivationTensors a = layer_activations(acts, last);
+    const floatX* residual = layer_stream(acts, a.residual3, last, N, D, dev);
+    rmsnorm_backward(a.dresidual, gradient(moe, AT(norm), 0), a.dbranch, residual, gain(moe, AT(norm), 0),
+                     layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
 }
 
 // what --recompute left out of layer l, and which rows its experts have; the last layer's is still there
-static void recompute_block(const Moe* moe, Activations* acts, int l, const floatX* residual, int N,
+static void recompute_block(const Model* m, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
+    const Moe* moe = (const Moe*)m;
     const Config* c = &moe->config;
     const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
@@ -363,39 +383,21 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
                      layer_statistics(acts, l).norm1_rstd, 1, N, moe->config.D, dev);
 }
 
-// Forward's calls upside down, after the head. Every parameter's gradient is written, but for what is frozen, whose
-// pointer is NULL: one micro-batch is one leaf.
-static void moe_backward(Moe* moe, Activations* acts, int N, const Device* dev) {
-    const Model* m = &moe->model;
-    const int D = moe->config.D, first = model_first_layer(m), end = model_end_layer(m);
-    ActivationTensors a = layer_activations(acts, end - 1);
-    if (model_has_head(m)) {
-        const floatX* residual = layer_stream(acts, a.residual3, end - 1, N, D, dev);
-        rmsnorm_backward(a.dresidual, gradient(moe, AT(norm), 0), a.dbranch, residual, gain(moe, AT(norm), 0),
-                         layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
-    }
-    for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual =
-            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, D, dev) : a.encoded;
-        recompute_block(moe, acts, l, residual, N, dev);
-        experts_backward(moe, acts, l, N, dev);
-        attention_block_backward(moe, acts, l, residual, N, dev);
-        model_layer_done(&moe->model, l, dev);
-    }
-    vocabulary_embedding_backward(&moe->model, AT(embedding), moe->config.tied, a.dresidual, acts->batch.tokens,
-                                  layer_linear(acts, AT(embedding), 0), N, dev);
+// dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
+static void block_backward(Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    experts_backward((Moe*)m, acts, l, N, dev);
+    attention_block_backward((Moe*)m, acts, l, residual, N, dev);
 }
 
-// from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    Moe* moe = (Moe*)m;
-    if (model_has_head(m)) {
-        const LmHead head = lm_head(m, acts);
-        lm_head_losses(&head, &acts->batch, 1, gradient(moe, output_field(&moe->config), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
-    }
-    moe_backward(moe, acts, N, dev);
+// from dresidual to the gradient of the embedding
+static void embed_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    vocabulary_embedding_backward(m, AT(embedding), ((Moe*)m)->config.tied, layer_activations(acts, 0).dresidual,
+                                  acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
 }
+
+// for runs and tests
+static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
+                                     lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
 // ---- what routers have counted in an update, once dp_reduce is back ----
 
@@ -420,16 +422,6 @@ static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
         expert_level_bias(bias, counts, rate, 1, c->E, l, dev);
     }
 }
-
-// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
-
-static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
-    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
-                      sizeof(floatX) * (size_t)N * (size_t)((const Moe*)m)->config.D);
-}
-
-static const DecoderPasses PASSES = {activations_layout, moe_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.

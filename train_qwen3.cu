@@ -16,7 +16,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
-#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_gather, heads_take: norms of heads with --tp
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
@@ -327,28 +327,38 @@ static void branch_down(const Qwen* qwen, Activations* acts, int l, int N, const
     layer_keep(acts, l, a.residual2, a.residual3, N, c->D, dev);
 }
 
-// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void qwen_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+// ---- the parts of a pass, which decoder_passes.h puts together ----
+
+// where the stream of layer l is
+static DecoderStreams streams(const Model* m, const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const DecoderStreams x = {a.encoded, a.residual3, a.dresidual, ((const Qwen*)m)->config.D};
+    return x;
+}
+
+static void embed_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    floatX* encoded = layer_activations(acts, 0).encoded;
+    (void)m;
+    vocabulary_rows(encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
+}
+
+static void block_forward(const Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    const Qwen* qwen = (const Qwen*)m;
+    attention_block_forward(qwen, acts, l, residual, N, dev);
+    branch_up(qwen, acts, l, 0, N, dev);
+    branch_down(qwen, acts, l, N, dev);
+}
+
+// the last norm; the routers of all layers have counted
+static void end_forward(const Model* m, Activations* acts, const floatX* residual, int N, const Device* dev) {
     const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
-    const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
-    if (model_has_embedding(m)) {
-        vocabulary_rows(a.encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
-    }
-    const floatX* residual = a.encoded;
-    for (int l = model_first_layer(m); l < model_end_layer(m); l++) {
-        attention_block_forward(qwen, acts, l, residual, N, dev);
-        branch_up(qwen, acts, l, 0, N, dev);
-        branch_down(qwen, acts, l, N, dev);
-        residual = layer_activations(acts, l).residual3.x;
-    }
-    if (!model_has_head(m)) { return; }
     if (acts->numbers) {
         router_pool(layer_numbers(acts, c, c->L), acts->numbers, config_expert_layers(c), &router, N, dev);
     }
-    rmsnorm_forward(a.norm, layer_statistics(acts, 0).norm_rstd, residual, gain(qwen, AT(norm), 0), c->eps, N, c->D,
-                    dev);
+    rmsnorm_forward(layer_activations(acts, 0).norm, layer_statistics(acts, 0).norm_rstd, residual,
+                    gain(qwen, AT(norm), 0), c->eps, N, c->D, dev);
 }
 
 // the field of the output matrix: the embedding where it is tied
@@ -356,21 +366,30 @@ static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : A
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
-    const Qwen* qwen = (const Qwen*)m;
+    const Config* c = &((const Qwen*)m)->config;
     const ActivationTensors a = layer_activations(acts, 0);
-    const LmHead head = {layer_linear(acts, output_field(&qwen->config), 0), a.norm, a.dbranch, a.logits,
-                         layer_statistics(acts, 0).losses, acts->how.head_rows, qwen->config.V, 0};
-    return head;
+    return layer_head(acts, output_field(c), a.norm, a.dbranch, a.logits, layer_statistics(acts, 0).losses, c->V);
 }
 
 // ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
 
+// from the head's gradient to that of the stream behind the last layer
+static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    Qwen* qwen = (Qwen*)m;
+    const int last = model_end_layer(m) - 1, D = qwen->config.D;
+    const ActivationTensors a = layer_activations(acts, last);
+    const floatX* residual = layer_stream(acts, a.residual3, last, N, D, dev);
+    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, residual, gain(qwen, AT(norm), 0),
+                     layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
+}
+
 // What --recompute left out of layer l, and which rows its experts have: of both the last layer's are still there
-static void recompute_block(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
+static void recompute_block(const Model* m, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
+    const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
     const int level = layer_is_fresh(acts, l) ? KEEP_ALL : acts->how.recompute;
-    const int is_last = tensor_kinds(c->kinds, l + 1, model_end_layer(&qwen->model), 'E') == 0;
+    const int is_last = tensor_kinds(c->kinds, l + 1, model_end_layer(m), 'E') == 0;
     const int has_rows = c->kinds[l] == 'M' || (acts->fresh >= 0 && is_last);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -445,7 +464,8 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
 }
 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
-static void block_backward(Qwen* qwen, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+static void block_backward(Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    Qwen* qwen = (Qwen*)m;
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -462,38 +482,15 @@ static void block_backward(Qwen* qwen, Activations* acts, int l, const floatX* r
                      s.norm1_rstd, 1, N, c->D, dev);
 }
 
-// After the head. Every parameter's gradient is written: one micro-batch is one leaf
-static void qwen_backward(Qwen* qwen, Activations* acts, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const Model* m = &qwen->model;
-    const int D = c->D, first = model_first_layer(m), end = model_end_layer(m);
-    const ActivationTensors a = layer_activations(acts, end - 1);
-    if (model_has_head(m)) {
-        const floatX* residual = layer_stream(acts, a.residual3, end - 1, N, D, dev);
-        rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, residual, gain(qwen, AT(norm), 0),
-                         layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
-    }
-    for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual =
-            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, D, dev) : a.encoded;
-        recompute_block(qwen, acts, l, residual, N, dev);
-        block_backward(qwen, acts, l, residual, N, dev);
-        model_layer_done(&qwen->model, l, dev);
-    }
-    vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied, a.dresidual, acts->batch.tokens,
-                                  layer_linear(acts, AT(embedding), 0), N, dev);
+// from dresidual to the gradient of the embedding
+static void embed_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    vocabulary_embedding_backward(m, AT(embedding), ((Qwen*)m)->config.tied, layer_activations(acts, 0).dresidual,
+                                  acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
 }
 
-// from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    Qwen* qwen = (Qwen*)m;
-    if (model_has_head(m)) {
-        const LmHead head = lm_head(m, acts);
-        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
-    }
-    qwen_backward(qwen, acts, N, dev);
-}
+// for runs and tests
+static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
+                                     lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
 // ---- what routers have counted in an update, once dp_reduce is back ----
 
@@ -501,16 +498,6 @@ static float routing_loss(const Qwen* qwen) {
     const Config* c = &qwen->config;
     return pooled_loss(&qwen->model, c->balance, c->k, config_expert_layers(c), c->E);
 }
-
-// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
-
-static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
-    const ActivationTensors a = layer_activations(acts, model_end_layer(m) - 1);
-    return pp_streams(a.encoded, a.residual3.x, a.dresidual,
-                      sizeof(floatX) * (size_t)N * (size_t)((const Qwen*)m)->config.D);
-}
-
-static const DecoderPasses PASSES = {activations_layout, qwen_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.

@@ -18,7 +18,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
-#include "llmc/models/decoder_passes.h"  // DecoderPasses: what a run or a test calls
+#include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/delta_layer.h"  // DeltaPass, delta_layer_forward: the linear mixer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_gather, swiglu_backward_gathered: sums over what ranks of --tp share
@@ -493,31 +493,38 @@ static void sights_forward(const Qwen36* qwen, const Activations* acts, floatX* 
     }
 }
 
+// ---- the parts of a pass, which decoder_passes.h puts together ----
+
+// where the stream of layer l is
+static DecoderStreams streams(const Model* m, const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const DecoderStreams x = {a.encoded, a.residual3, a.dresidual, ((const Qwen36*)m)->config.D};
+    return x;
+}
+
 // the rows of the embedding, and of images in place of their placeholders
-static void encode(const Qwen36* qwen, const Activations* acts, floatX* encoded, int N, const Device* dev) {
+static void embed_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+    const Qwen36* qwen = (const Qwen36*)m;
+    floatX* encoded = layer_activations(acts, 0).encoded;
     vocabulary_rows(encoded, acts->batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
     if (!has_images(qwen)) { return; }
     if (acts->batch.n_texts > 0) { sights_forward(qwen, acts, encoded, dev); }
-    else {
-        image_splice_forward(encoded, vision_tower_forward(&qwen->tower, dev), &qwen->images, qwen->config.D, dev);
-    }
+    else { image_splice_forward(encoded, vision_tower_forward(&qwen->tower, dev), &qwen->images, qwen->config.D, dev); }
 }
 
-// The N positions of the batch, up to the last norm; with --pp through the layers of this stage
-static void qwen36_forward(const Model* m, Activations* acts, int N, const Device* dev) {
+static void block_forward(const Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    const Qwen36* qwen = (const Qwen36*)m;
+    mixer_forward(qwen, acts, l, residual, 0, N, dev);
+    experts_up(qwen, acts, l, 0, N, dev);
+    experts_down(qwen, acts, l, N, dev);
+}
+
+// the last norm; the routers of all layers have counted
+static void end_forward(const Model* m, Activations* acts, const floatX* residual, int N, const Device* dev) {
     const Qwen36* qwen = (const Qwen36*)m;
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
-    if (model_has_embedding(m)) { encode(qwen, acts, a.encoded, N, dev); }
-    const floatX* residual = a.encoded;
-    for (int l = model_first_layer(m); l < mtp_trunk_end(m, c->L); l++) {
-        mixer_forward(qwen, acts, l, residual, 0, N, dev);
-        experts_up(qwen, acts, l, 0, N, dev);
-        experts_down(qwen, acts, l, N, dev);
-        residual = layer_activations(acts, l).residual3.x;
-    }
-    if (!model_has_head(m)) { return; }
     if (acts->numbers) { router_pool(pooled_layer(acts->numbers, c->L, c->E), acts->numbers, c->L, &router, N, dev); }
     norm_forward(qwen, acts, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, c->D, dev);
 }
@@ -525,14 +532,12 @@ static void qwen36_forward(const Model* m, Activations* acts, int N, const Devic
 // the field of the output matrix: the embedding where it is tied
 static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : AT(head); }
 
-// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient, dhidden
+// from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
-    const Qwen36* qwen = (const Qwen36*)m;
+    const Config* c = &((const Qwen36*)m)->config;
     const ActivationTensors a = layer_activations(acts, 0);
     floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.dhidden : a.dbranch;
-    const LmHead head = {layer_linear(acts, output_field(&qwen->config), 0), a.norm, dhidden, a.logits,
-                         layer_statistics(acts, 0).losses, acts->how.head_rows, qwen->config.V, 0};
-    return head;
+    return layer_head(acts, output_field(c), a.norm, dhidden, a.logits, layer_statistics(acts, 0).losses, c->V);
 }
 
 // ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
@@ -552,8 +557,9 @@ static void mixer_again(const Qwen36* qwen, const Activations* acts, int l, int 
 
 // What --recompute left out of layer l, what is never kept, and which rows its experts have: of the last layer all is
 // still there
-static void recompute_block(const Qwen36* qwen, Activations* acts, int l, const floatX* residual, int N,
+static void recompute_block(const Model* m, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
+    const Qwen36* qwen = (const Qwen36*)m;
     const Config* c = &qwen->config;
     const int is_there = layer_is_fresh(acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
@@ -645,7 +651,8 @@ static void mixer_backward(Qwen36* qwen, Activations* acts, int l, int N, const 
 }
 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
-static void block_backward(Qwen36* qwen, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+static void block_backward(Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
+    Qwen36* qwen = (Qwen36*)m;
     const int D = qwen->config.D;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -658,8 +665,7 @@ static void block_backward(Qwen36* qwen, Activations* acts, int l, const floatX*
 // From the gradient of the first layer's stream to those of the tower, if any of it learns; without images they are 0
 static void images_backward(Qwen36* qwen, Activations* acts, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, 0);
-    if (!qwen->config.has_vision || !model_has_embedding(&qwen->model)) { return; }
-    if (!vision_tower_learns(&qwen->tower)) { return; }
+    if (!qwen->config.has_vision || !vision_tower_learns(&qwen->tower)) { return; }
     if (has_images(qwen)) {
         image_splice_backward(a.branch, a.dresidual, &qwen->images, qwen->config.D, dev);
         vision_tower_backward(&qwen->tower, a.branch, dev);
@@ -668,27 +674,13 @@ static void images_backward(Qwen36* qwen, Activations* acts, const Device* dev) 
     }
 }
 
-// After the heads. Every parameter's gradient is written: one micro-batch is one leaf
-static void qwen36_backward(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const Model* m = &qwen->model;
-    const int first = model_first_layer(m), end = mtp_trunk_end(m, c->L);
-    const ActivationTensors a = layer_activations(acts, end - 1);
-    if (model_has_head(m)) {
-        const floatX* residual = layer_stream(acts, a.residual3, end - 1, N, c->D, dev);
-        norm_backward(qwen, acts, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd,
-                      AT(norm), 0, 0, N, c->D, dev);
-    }
-    for (int l = end - 1; l >= first && l >= m->lowest; l--) {
-        const floatX* residual =
-            l > first ? layer_stream(acts, layer_activations(acts, l - 1).residual3, l - 1, N, c->D, dev) : a.encoded;
-        recompute_block(qwen, acts, l, residual, N, dev);
-        block_backward(qwen, acts, l, residual, N, dev);
-        model_layer_done(&qwen->model, l, dev);
-    }
+// from dresidual to the gradients of the embedding and of the tower
+static void embed_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    Qwen36* qwen = (Qwen36*)m;
     const int* tokens = has_images(qwen) ? qwen->images.tokens : acts->batch.tokens;
-    vocabulary_embedding_backward(&qwen->model, AT(embedding), c->tied || m->learns_mtp, a.dresidual, tokens,
-                                  layer_linear(acts, AT(embedding), 0), N, dev);
+    vocabulary_embedding_backward(m, AT(embedding), qwen->config.tied || m->learns_mtp,
+                                  layer_activations(acts, 0).dresidual, tokens, layer_linear(acts, AT(embedding), 0), N,
+                                  dev);
     images_backward(qwen, acts, dev);
 }
 
@@ -714,9 +706,7 @@ static void mtp_forward(const Qwen36* qwen, Activations* acts, int N, const Devi
     norm_forward(qwen, acts, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hidden_norm), 0, N, D, dev);
     mtp_join(a.mtp_joined, next, hidden, N, D, dev);
     linear_forward(a.mtp_encoded, a.mtp_joined, layer_linear(acts, AT(mtp_fc), 0), N, dev);
-    mixer_forward(qwen, acts, l, a.mtp_encoded, 0, N, dev);
-    experts_up(qwen, acts, l, 0, N, dev);
-    experts_down(qwen, acts, l, N, dev);
+    block_forward(&qwen->model, acts, l, a.mtp_encoded, N, dev);
     norm_forward(qwen, acts, a.mtp_norm, s.mtp_norm_rstd, a.residual3.x, AT(mtp_norm), 0, N, D, dev);
 }
 
@@ -737,8 +727,8 @@ static void mtp_backward(Qwen36* qwen, Activations* acts, int N, const Device* d
     const Linear fc = layer_linear(acts, AT(mtp_fc), 0), embedding = layer_linear(acts, AT(embedding), 0);
     const int* next_tokens = has_images(qwen) ? qwen->images.next_tokens : acts->mtp.batch.tokens;
     norm_backward(qwen, acts, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, D, dev);
-    recompute_block(qwen, acts, l, a.mtp_encoded, N, dev);
-    block_backward(qwen, acts, l, a.mtp_encoded, N, dev);
+    recompute_block(&qwen->model, acts, l, a.mtp_encoded, N, dev);
+    block_backward(&qwen->model, acts, l, a.mtp_encoded, N, dev);
     model_layer_done(&qwen->model, l, dev);
     linear_backward_weight(a.dresidual, a.mtp_joined, fc, layer_gradients(acts, AT(mtp_fc), 0), N, dev);
     linear_backward_input(a.mtp_joined, a.dresidual, fc, 0, N, dev);
@@ -762,7 +752,22 @@ static void mtp_leaf(Qwen36* qwen, Activations* acts, int N, const Device* dev) 
     mtp_backward(qwen, acts, N, dev);
 }
 
-// ---- all of it ----
+// from the head's gradient to that of the stream behind the last layer
+static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
+    Qwen36* qwen = (Qwen36*)m;
+    const int last = mtp_trunk_end(m) - 1, D = qwen->config.D;
+    const ActivationTensors a = layer_activations(acts, last);
+    if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
+    const floatX* residual = layer_stream(acts, a.residual3, last, N, D, dev);
+    norm_backward(qwen, acts, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd,
+                  AT(norm), 0, 0, N, D, dev);
+}
+
+// for runs and tests
+static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
+                                     lm_head,            end_backward, recompute_block, block_backward, embed_backward};
+
+// ---- images of a batch, of texts ----
 
 // how its texts have images; axis has room for that of each pair
 static ImageText image_text(const Config* c, int* axis) {
@@ -814,18 +819,6 @@ static void qwen36_place_texts(Qwen36* qwen, const CachedText* texts, int n_text
     free(positions);
 }
 
-// from the stream behind the last layer of this stage to losses, and back to all gradients
-static void leaf_backward(Model* m, Activations* acts, float dloss, int N, const Device* dev) {
-    Qwen36* qwen = (Qwen36*)m;
-    if (model_has_head(m)) {
-        const LmHead head = lm_head(m, acts);
-        lm_head_losses(&head, &acts->batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
-        crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
-    }
-    if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
-    qwen36_backward(qwen, acts, N, dev);
-}
-
 // of an update: the mean over the targets that count for the MTP module
 static float mtp_loss(const Qwen36* qwen) {
     const Model* m = &qwen->model;
@@ -838,16 +831,6 @@ static float more_loss(const Qwen36* qwen) {
     const float balance = pooled_loss(&qwen->model, c->balance, c->k, c->L, c->E);
     return qwen->model.learns_mtp ? c->mtp_weight * mtp_loss(qwen) + balance : balance;
 }
-
-// ---- as a table of functions, for runs and tests (decoder_passes.h) ----
-
-static PpStreams stage_streams(const Model* m, const Activations* acts, int N) {
-    const Qwen36* qwen = (const Qwen36*)m;
-    const ActivationTensors a = layer_activations(acts, mtp_trunk_end(m, qwen->config.L) - 1);
-    return pp_streams(a.encoded, a.residual3.x, a.dresidual, sizeof(floatX) * (size_t)N * (size_t)qwen->config.D);
-}
-
-static const DecoderPasses PASSES = {activations_layout, qwen36_forward, lm_head, leaf_backward, stage_streams};
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. What a run asks of this model (llmc/run/trainer.h), and main.
@@ -1164,7 +1147,7 @@ static double states_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const DeltaSizes delta = delta_sizes(c, &m->cp);
-    const int n = tensor_kinds(c->kinds, model_first_layer(m), mtp_trunk_end(m, c->L), LINEAR_LAYER);
+    const int n = tensor_kinds(c->kinds, model_first_layer(m), mtp_trunk_end(m), LINEAR_LAYER);
     return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * pp_own_batches(r) : 0.0;
 }
 
@@ -1173,7 +1156,7 @@ static double keys_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
     const int recomputes = decoder_recomputes(r);
-    const int end = mtp_trunk_end(m, c->L) + mtp_on_stage(m, TO_TRAIN);
+    const int end = mtp_trunk_end(m) + mtp_on_stage(m, TO_TRAIN);
     double n = 0.0;
     if (!model_has_cp(m)) { return 0.0; }
     for (int l = model_first_layer(m); l < end; l++) {
@@ -1284,7 +1267,7 @@ static double parts_sent(const Run* r) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const int mtp = mtp_on_stage(m, TO_TRAIN);
-    const int N = run_positions(r), end = mtp_trunk_end(m, c->L) + mtp;
+    const int N = run_positions(r), end = mtp_trunk_end(m) + mtp;
     if (!model_has_tp(m)) { return 0.0; }
     double n = streams_send(m, end, decoder_recomputes(r), c->D, N);
     for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end, N); }

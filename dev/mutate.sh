@@ -573,7 +573,7 @@ mutation "vision: patches see those before them alone" test_qwen36 "golden visio
     's\.T = 2 \* f->n, s\.t0 = f->n, s\.keys = f->n;' ''
 mutation "vision: rows and columns turn the same pairs" test_qwen36 "golden vision, forward" vision_tower.h:vision_take_angles_ \
     'axis\[k\] = k / quarter;' 'axis[k] = k % 2;'
-mutation "vision: a placeholder's embedding learns" test_qwen36 "golden vision" train_qwen36.cu:qwen36_backward \
+mutation "vision: a placeholder's embedding learns" test_qwen36 "golden vision" train_qwen36.cu:embed_backward \
     'has_images\(qwen\) \? qwen->images\.tokens : ' ''
 mutation "vision: an image is a line of text for RoPE" test_qwen36 "golden vision, forward" image_splice.h:image_place_ \
     'now \+ k % \(h \* w\) / w' 'now + 0 * w'
@@ -639,7 +639,7 @@ mutation "absorbed: no score of the channels that turn" test_glm5 absorbed laten
     'latent_move_\(a->asked \+ s->r' 'latent_move_(a->by_head + s->r'
 mutation "absorbed: heads ask of values" test_glm5 absorbed latent_layer.h:latent_absorb_ 'a->q, Q, s->dn, NH' \
     'a->q, Q, s->dn + s->dr, NH'
-mutation "absorbed: every head has a sink" test_glm5 absorbed latent_layer.h:latent_forget_sinks '-INFINITY' '0.0f'
+mutation "absorbed: every head has a sink" test_glm5 absorbed latent_layer.h:latent_no_sinks_ '-INFINITY' '0.0f'
 
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test

@@ -28,7 +28,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #include "../run/pipeline.h"   // pp_option, pp_begin_between, pp_check_batches, pp_slots
 #include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
 #include "../run/trainer.h"    // Run, run_add_options
-#include "decoder_passes.h"    // DecoderPasses, Activations, LmHead
+#include "decoder_passes.h"    // DecoderPasses, decoder_passes_forward, Activations, LmHead
 #include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle
 
 typedef struct {
@@ -183,7 +183,7 @@ static inline void decoder_turn_(Run* r, int slot) { activations_turn(&decoder_o
 // what routers count goes with the stream in training alone
 static inline PpStreams decoder_streams_(const Run* r, int N) {
     const Decoder* d = decoder_of(r);
-    PpStreams e = d->passes->streams(r->model, &d->acts, N);
+    PpStreams e = decoder_passes_streams(d->passes, r->model, &d->acts, N);
     e.numbers = activations_counted(&d->acts);
     e.returned = d->acts.returned;
     e.n_number_bytes = sizeof(float) * (size_t)d->acts.how.numbers;
@@ -211,7 +211,7 @@ static inline void decoder_forward_leaf_(Run* r, int k, const int* inputs, const
     Decoder* d = decoder_of(r);
     decoder_dropout_(r, k, B, T);
     activations_take(&d->acts, inputs, targets, activations_counted(&d->acts), B, T, &r->dev);
-    d->passes->forward(r->model, &d->acts, d->acts.batch.n, &r->dev);
+    decoder_passes_forward(d->passes, r->model, &d->acts, d->acts.batch.n, &r->dev);
     decoder_no_dropout_(r);
 }
 
@@ -222,7 +222,7 @@ static inline void decoder_backward_leaf_(Run* r, int k, const int* inputs, cons
     (void)inputs, (void)targets;  // they are on the device
     decoder_dropout_(r, k, B, T);
     d->acts.numbers = activations_returned(&d->acts, dp_numbers(&m->dp), model_has_head(m), &r->dev);
-    d->passes->backward(m, &d->acts, dloss, d->acts.batch.n, &r->dev);
+    decoder_passes_backward(d->passes, m, &d->acts, dloss, d->acts.batch.n, &r->dev);
     d->acts.numbers = NULL;
     model_leaf_done(m, &r->dev);
     decoder_no_dropout_(r);
@@ -236,9 +236,9 @@ static inline void decoder_pass_(Run* r, Activations* acts, int N) {
     for (int c = 0; c < r->model->pp.n_chunks; c++) {
         model_turn_to(r->model, c);
         activations_turn_to_chunk(acts, c);
-        const PpStreams e = d->passes->streams(r->model, acts, N);
+        const PpStreams e = decoder_passes_streams(d->passes, r->model, acts, N);
         pp_receive(&r->model->pp, &e, &r->dev);
-        d->passes->forward(r->model, acts, N, &r->dev);
+        decoder_passes_forward(d->passes, r->model, acts, N, &r->dev);
         pp_send(&r->model->pp, &e, &r->dev);
     }
 }

@@ -439,18 +439,6 @@ static inline void latent_move_(floatX* to, int to_row, const floatX* from, int 
     device_copy_strips(to, size * (size_t)to_row, from, size * (size_t)from_row, size * (size_t)width, n, dev);
 }
 
-// The sinks of heads that have none, before the layers of a pass that absorbs. They stay: it is done where a text
-// begins
-static inline void latent_forget_sinks(float* no_sinks, int H, const TokenBatch* batch, const Device* dev) {
-    int begins = 0;
-    for (int i = 0; i < batch->n_texts; i++) { begins |= batch->texts[i].n_cached == 0; }
-    if (!begins) { return; }
-    float* none = (float*)malloc_check(sizeof(float) * (size_t)H, "sinks");
-    for (int h = 0; h < H; h++) { none[h] = -INFINITY; }
-    device_upload(no_sinks, none, sizeof(float) * (size_t)H, dev);
-    free(none);
-}
-
 // queries of short vectors, and these into their cache
 static inline void latent_absorb_(const LatentPass* p, const Device* dev) {
     const LatentSizes* s = &p->size;
@@ -467,6 +455,18 @@ static inline void latent_absorb_(const LatentPass* p, const Device* dev) {
     latent_keep_(a->keys, a->new_keys, R, p, dev);
 }
 
+// Heads have no sinks, where the operation asks for some. They stay: it is done where a text begins
+static inline void latent_no_sinks_(const LatentPass* p, const Device* dev) {
+    const int H = p->size.H;
+    int begins = 0;
+    for (int i = 0; i < p->batch->n_texts; i++) { begins |= p->batch->texts[i].n_cached == 0; }
+    if (!begins) { return; }
+    float* none = (float*)malloc_check(sizeof(float) * (size_t)H, "sinks");
+    for (int h = 0; h < H; h++) { none[h] = -INFINITY; }
+    device_upload(p->s.no_sinks, none, sizeof(float) * (size_t)H, dev);
+    free(none);
+}
+
 static inline void latent_attend_absorbed_(const LatentPass* p, const int* chosen, const Device* dev) {
     const LatentSizes* s = &p->size;
     const LatentTensors* a = &p->a;
@@ -475,6 +475,7 @@ static inline void latent_attend_absorbed_(const LatentPass* p, const int* chose
     const SparseShape shape = {N, s->H, R, 0, by_heads.topk, by_heads.scale, 0};
     const int NH = N * s->H;
     latent_absorb_(p, dev);
+    latent_no_sinks_(p, dev);
     sparse_attention_forward(a->mixed, p->s.att_max, p->s.att_inv, a->asked, a->keys, a->keys, p->s.no_sinks, chosen,
                              &shape, &p->batch->entries.places, latent_windows_(p), dev);
     latent_move_(a->by_head, s->r, a->mixed, R, s->r, NH, dev);

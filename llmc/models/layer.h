@@ -6,6 +6,7 @@ layers share; what is no layer's, as the embedding, stands at layer 0.
     layer_gradients, layer_gradients_biased   where gradients of these are to be written; NULL where they do not learn
     ExpertFields, layer_experts, layer_experts_back   its router and experts (expert_layer.h), without gradients; and
                      where these go
+    layer_head       the output matrix, behind all layers (lm_head.h)
     layer_keep       last in a layer's forward: its two streams (stream.h) are kept for backward
     layer_is_fresh   is what layers share (one buffer for all, scratch, rows of experts) still that of layer l?
     layer_stream     in backward, before a stream is read: it is whole
@@ -15,6 +16,7 @@ A trainer's own structs of pointers, its activations and statistics, are filled 
 #define LLMC_LAYER_H
 #include "activations.h"  // Activations, ExpertPass
 #include "linear.h"       // Linear, LinearGradients, linear_adapt, linear_adapt_gradients
+#include "lm_head.h"      // LmHead
 #include "stream.h"       // Stream, stream_keep, stream_bring
 
 static inline Linear layer_linear_biased(const Activations* acts, size_t weight, size_t bias, int l) {
@@ -60,6 +62,13 @@ static inline ExpertPass layer_experts(Activations* acts, ExpertFields fields, c
 static inline void layer_experts_back(ExpertPass* p, const Activations* acts, ExpertFields fields, int l) {
     p->drouter = layer_gradients(acts, fields.router, l);
     p->dgate_up = layer_gradients(acts, fields.gate_up, l), p->ddown = layer_gradients(acts, fields.down, l);
+}
+
+// of V tokens: from `norm`, what the last norm gives, to logits and losses, and back to its gradient, dnorm
+static inline LmHead layer_head(const Activations* acts, size_t field, floatX* norm, floatX* dnorm, floatX* logits,
+                                float* losses, int V) {
+    const LmHead head = {layer_linear(acts, field, 0), norm, dnorm, logits, losses, acts->how.head_rows, V, 0, field};
+    return head;
 }
 
 // C channels. Only training has a way back

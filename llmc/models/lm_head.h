@@ -23,6 +23,7 @@ typedef struct {
     float* losses;
     int rows, V;
     int goes_on;             // dweight has what other positions have written (MTP)
+    size_t field;            // of the weight in the trainer's table
 } LmHead;
 
 // positions first .. first + n - 1, of which there is room for; goes_on: dweight has those before

@@ -35,8 +35,8 @@ static inline int mtp_on_stage(const Model* m, Purpose purpose) {
 static inline int mtp_layers(const Model* m, int L, Purpose purpose) { return L + mtp_on_rank(m, purpose); }
 
 // behind the last layer of this stage, before that of the module
-static inline int mtp_trunk_end(const Model* m, int L) {
-    const int end = model_end_layer(m);
+static inline int mtp_trunk_end(const Model* m) {
+    const int end = model_end_layer(m), L = tensors_layers_between(m->table, m->n_table, 0);
     return end < L ? end : L;
 }
 

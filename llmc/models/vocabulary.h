@@ -118,7 +118,6 @@ static inline void vocabulary_embedding_share(Model* m, size_t field, int tied, 
 // The end of a backward pass, on the stage that has the embedding. goes_on: from what the last stage has written
 static inline void vocabulary_embedding_backward(Model* m, size_t field, int goes_on, const floatX* dout,
                                                  const int* tokens, Linear embedding, int N, const Device* dev) {
-    if (!model_has_embedding(m)) { return; }
     if (goes_on) { model_receive_shared(m, dev); }
     vocabulary_embedding_share(m, field, goes_on, dout, tokens, embedding, N, dev);
 }

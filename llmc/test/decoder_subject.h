@@ -16,7 +16,7 @@ do for it. A test has a struct that begins with a DecoderSubject, behind which t
 */
 #ifndef LLMC_DECODER_SUBJECT_H
 #define LLMC_DECODER_SUBJECT_H
-#include "../models/decoder_passes.h"  // DecoderPasses, decoder_leaf
+#include "../models/decoder_passes.h"  // DecoderPasses, decoder_passes_forward, decoder_leaf
 #include "subject.h"                   // Subject, SubjectCalls
 
 typedef struct {
@@ -55,7 +55,7 @@ static inline void decoder_subject_close(Subject* s) {
 static inline void decoder_subject_batch(Subject* s, const int* inputs, const int* targets, int B) {
     Activations* acts = &decoder_subject(s)->acts;
     token_batch_inputs(&acts->batch, inputs, targets, B, s->file.T, 0, &s->dev);
-    decoder_subject_passes_(s)->forward(s->model, acts, B * s->file.T, &s->dev);
+    decoder_passes_forward(decoder_subject_passes_(s), s->model, acts, B * s->file.T, &s->dev);
 }
 
 static inline const float* decoder_subject_evaluate(Subject* s, const int* targets, int B) {
@@ -77,7 +77,7 @@ static inline void decoder_subject_leaf(void* subject, const int* inputs, const 
 static inline void decoder_subject_texts(Subject* s, const CachedText* texts, int n) {
     Activations* cache = &decoder_subject(s)->cache;
     const int N = token_batch_texts(&cache->batch, texts, n, &s->dev);
-    decoder_subject_passes_(s)->forward(s->model, cache, N, &s->dev);
+    decoder_passes_forward(decoder_subject_passes_(s), s->model, cache, N, &s->dev);
 }
 
 static inline void decoder_subject_forward(Subject* s, Purpose purpose, const int* tokens, int T, int t0) {
@@ -88,7 +88,7 @@ static inline void decoder_subject_forward(Subject* s, Purpose purpose, const in
         return;
     }
     token_batch_inputs(&acts->batch, tokens, NULL, 1, T, 0, &s->dev);
-    decoder_subject_passes_(s)->forward(s->model, acts, T, &s->dev);
+    decoder_passes_forward(decoder_subject_passes_(s), s->model, acts, T, &s->dev);
 }
 
 static inline const floatX* decoder_subject_logits(Subject* s, Purpose purpose, int n) {
