@@ -875,6 +875,7 @@ static void deepseek_v4_choose(Run* r) {
     r->max_T = c.max_T;
     DecoderRanks ranks = decoder_ranks(c.Vp, c.D, AT(embedding), 0, c.E, c.k);
     ranks.C = c.hc * c.D;
+    ranks.says_again = 1;
     ranks.cp_unit = chunk_unit(&c, w->adapted.decoder.cp);
     decoder_begin_ranks(r, &ranks);
     w->v4.config = config_part(&c, r->model->tp.size);
@@ -964,39 +965,26 @@ static void deepseek_v4_load(Run* r, const SliceSink* sink) {
     mtp_load_model(r, &w->mtp, sink, w->v4.adapters.n_table, parameter_is_mtp, leave_rest);
 }
 
-// with --tp: what layer l needs of other ranks, bytes of a micro-batch. is_fresh: nothing of it is computed again
-static double layer_sends(const Run* r, int l, int is_fresh) {
+// with --tp: what layer l needs of other ranks; the MTP module the next tokens, and the head
+static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const DeepseekV4* v4 = &workplace(r)->v4;
     const Model* m = r->model;
     const EntrySizes entries = entry_sizes(v4, TO_TRAIN, &m->cp);
-    const size_t again[] = {AT(wo_b), AT(shared_down)};
-    const int N = run_positions(r), is_all = !is_fresh && decoder_recomputes(r);
-    const double once = linear_layer_sends(m, &v4->adapters, l, TENSOR_NO_FIELD, 1, v4->config.D, N);
+    const size_t once_more[] = {AT(wo_b), AT(shared_down)};
+    const int D = v4->config.D, N = run_positions(r), replays = again && decoder_recomputes(r);
+    const double once = linear_layer_sends(m, &v4->adapters, l, TENSOR_NO_FIELD, 1, D, N);
+    const double mtp = l < v4->config.L ? 0.0 : vocabulary_sends_head(m, D, N) + vocabulary_sends_rows(m, D, N);
     double n = once;
-    for (int i = 0; i < 2 && is_all; i++) {
-        n += linear_layer_sends(m, &v4->adapters, l, again[i], 1, v4->config.D, N) - once;
+    for (int i = 0; i < 2 && replays; i++) {
+        n += linear_layer_sends(m, &v4->adapters, l, once_more[i], 1, D, N) - once;
     }
-    return sizeof(floatX) * n + entry_attention_sends(&entries, v4->config.kinds[l], l >= m->lowest, r->o.batch_size,
-                                                      r->T, &m->tp);
+    return sizeof(floatX) * n + mtp + entry_attention_sends(&entries, v4->config.kinds[l], is_back, r->o.batch_size,
+                                                            r->T, &m->tp);
 }
 
-// ... in an update
-static double parts_sent(const Run* r) {
-    const Model* m = r->model;
-    const Config* c = config_of(r);
-    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m) + mtp, again = decoder_recomputes(r);
-    const int N = run_positions(r);
-    if (!model_has_tp(m)) { return 0.0; }
-    double n = sizeof(floatX) * streams_send(m, end, again, c->hc * c->D, N);
-    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end); }
-    n += vocabulary_sends(m, c->D, N);
-    if (mtp) { n += vocabulary_sends_head(m, c->D, N) + vocabulary_sends_rows(m, c->D, N); }
-    n += experts_parts_send(r, c->D, c->k) + (again ? experts_parts_again(r, c->D) : 0.0);
-    return n * pp_own_batches(r);
-}
-
-// With --cp, floatX that the first rank sends of layer l in a micro-batch. index: of the indexer's entries too
-static double layer_keys_sent(const Run* r, int l, int index) {
+// With --cp, floatX that the first rank sends of layer l before attention: keys for the window of the next rank, and
+// what its first entries overlap with. index: of the indexer's entries too
+static double layer_halos_sent(const Run* r, int l, int index) {
     const Config* c = config_of(r);
     const int B = r->o.batch_size, T = r->T, ratio = config_ratio(c, l), overlap = c->kinds[l] == CSA_LAYER;
     const RankGroup* cp = &r->model->cp;
@@ -1012,32 +1000,15 @@ static double layer_entries_sent(const Run* r, int l, int index) {
     return ratio == 0 ? 0.0 : entry_ranks_entries_sent(r->o.batch_size, r->T, ratio, channels, &r->model->cp);
 }
 
-// bytes in an update. Back, halos come to this rank alone; entries are gathered once more, but for those of the last
-// layer of all, which are still there
-static double deepseek_v4_keys_sent(const Run* r) {
+// ... and of all, with what its router counts. Back, halos come to this rank alone; entries are gathered once more
+static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = config_of(r);
-    const DeepseekV4* v4 = &workplace(r)->v4;
-    const Model* m = r->model;
-    const EntrySizes s = entry_sizes(v4, TO_TRAIN, &m->cp);
-    const int replays = decoder_recomputes(r);
+    const EntrySizes s = entry_sizes(&workplace(r)->v4, TO_TRAIN, &r->model->cp);
     const int scores = entry_scores(&s, r->T, TO_TRAIN), learns = entry_learns(&s, r->T, TO_TRAIN);
-    const int first = model_first_layer(m), end = mtp_trunk_end(m) + mtp_on_stage(m, TO_TRAIN);
-    double n = 0.0;
-    if (!model_has_cp(m)) { return 0.0; }
-    for (int l = first; l < end; l++) {
-        const int is_back = l >= m->lowest, again = is_back && !(model_turns_back(m) && l + 1 == end);
-        n += layer_keys_sent(r, l, scores) + layer_entries_sent(r, l, scores);
-        n += again * (layer_entries_sent(r, l, learns) + (replays ? layer_keys_sent(r, l, learns) : 0.0));
-        n += is_back * layer_entries_sent(r, l, learns);
-    }
-    const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
-    return sizeof(floatX) * n * pp_own_batches(r) + (end - first) * experts_count_sent(r, c->E, sequences);
-}
-
-static double deepseek_v4_rows_sent(const Run* r) {
-    const Config* c = config_of(r);
-    const double again = decoder_recomputes(r) ? experts_sent_again(r, c->D, c->k) : 0.0;
-    return experts_sent_bytes(r, c->E, c->D, c->k) + again;
+    const int replays = again && decoder_recomputes(r), sequences = c->balance > 0.0f ? r->o.batch_size : 0;
+    double n = layer_halos_sent(r, l, scores) + layer_entries_sent(r, l, scores);
+    n += replays * layer_halos_sent(r, l, learns) + (again + is_back) * layer_entries_sent(r, l, learns);
+    return sizeof(floatX) * n + experts_count_sent(r, c->E, sequences);
 }
 
 // entries of r tokens that stand before a position of a row of T, on average
@@ -1189,9 +1160,8 @@ static Trainer deepseek_v4_trainer(void) {
     t.freeze = deepseek_v4_freeze;
     t.check = deepseek_v4_check;
     t.box = deepseek_v4_box;
-    t.rows_sent = deepseek_v4_rows_sent;
-    t.parts_sent = parts_sent;
-    t.keys_sent = deepseek_v4_keys_sent;
+    t.layer_parts_sent = layer_parts_sent;
+    t.layer_keys_sent = layer_keys_sent;
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;

@@ -854,55 +854,27 @@ static void glm5_load(Run* r, const SliceSink* sink) {
     mtp_load_model(r, &w->mtp, sink, w->glm.adapters.n_table, parameter_is_mtp, leave_rest);
 }
 
-// with --tp: what layer l needs of other ranks, bytes of a micro-batch. is_fresh: nothing of it is computed again
-static double layer_sends(const Run* r, int l, int is_fresh) {
+// with --tp: what layer l needs of other ranks; the MTP module twice the next tokens, and the head
+static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
     const LatentSizes latent = latent_sizes(glm, TO_TRAIN, model_has_cp(m) ? &m->cp : NULL);
-    const size_t again = decoder_recomputes(r) && !is_fresh ? AT(o) : TENSOR_NO_FIELD;
-    const int N = run_positions(r), kv_b = model_row(m, AT(kv_b), l);
+    const size_t once_more = again && decoder_recomputes(r) ? AT(o) : TENSOR_NO_FIELD;
+    const int D = glm->config.D, N = run_positions(r), kv_b = model_row(m, AT(kv_b), l);
     const double of_keys = linear_sends(m, kv_b, N * m->cp.size) - linear_sends(m, kv_b, N);  // of whole rows
-    return sizeof(floatX) * (linear_layer_sends(m, &glm->adapters, l, again, 1, glm->config.D, N) +
-                             (l >= m->lowest ? of_keys : 0.0)) +
-           latent_layer_sends(&latent, l, l >= m->lowest, N, r->T, &m->tp);
+    const double mtp = l < glm->config.L ? 0.0
+                                         : vocabulary_sends_head(m, D, N) + 2.0 * vocabulary_sends_rows(m, D, N);
+    return sizeof(floatX) * (linear_layer_sends(m, &glm->adapters, l, once_more, 1, D, N) + is_back * of_keys) +
+           latent_layer_sends(&latent, l, is_back, N, r->T, &m->tp) + mtp;
 }
 
-// ... in an update
-static double parts_sent(const Run* r) {
-    const Glm5* glm = &workplace(r)->glm;
-    const Model* m = r->model;
+// with --cp: what its attention and its router do
+static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = config_of(r);
-    const int mtp = mtp_on_stage(m, TO_TRAIN), end = mtp_trunk_end(m) + mtp, N = run_positions(r);
-    if (!model_has_tp(m)) { return 0.0; }
-    double n = sizeof(floatX) * streams_send(m, end, decoder_recomputes(r), c->D, N);
-    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end); }
-    n += vocabulary_sends(m, c->D, N);
-    if (mtp) { n += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }
-    if (routers_of(glm) > 0) { n += experts_parts_send(r, c->D, c->k); }
-    return n * pp_own_batches(r);
-}
-
-// with --cp, bytes in an update. Keys of the last layer of all are still there
-static double glm5_keys_sent(const Run* r) {
-    const Config* c = config_of(r);
-    const Glm5* glm = &workplace(r)->glm;
-    const Model* m = r->model;
-    const LatentSizes s = latent_sizes(glm, TO_TRAIN, &m->cp);
-    const int first = model_first_layer(m), end = mtp_trunk_end(m) + mtp_on_stage(m, TO_TRAIN);
+    const LatentSizes s = latent_sizes(&workplace(r)->glm, TO_TRAIN, &r->model->cp);
     const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
-    double n = 0.0, n_routers = 0.0;
-    if (!model_has_cp(m)) { return 0.0; }
-    for (int l = first; l < end; l++) {
-        const int again = !(model_turns_back(m) && l + 1 == end);
-        n += latent_keys_sent(&s, l, l >= m->lowest, again, r->o.batch_size, r->T);
-        n_routers += has_experts(c, l);
-    }
-    return sizeof(floatX) * n * pp_own_batches(r) + n_routers * experts_count_sent(r, c->E, sequences);
-}
-
-static double glm5_rows_sent(const Run* r) {
-    const Config* c = config_of(r);
-    return experts_sent_bytes(r, c->E, c->D, c->k);
+    return sizeof(floatX) * latent_keys_sent(&s, l, is_back, again, r->o.batch_size, r->T) +
+           (has_experts(c, l) ? experts_count_sent(r, c->E, sequences) : 0.0);
 }
 
 // positions that one sees, on average; of what an indexer chooses all of them while that learns so
@@ -1089,9 +1061,8 @@ static Trainer glm5_trainer(void) {
     t.check = glm5_check;
     t.check_device = check_device;
     t.box = glm5_box;
-    t.rows_sent = glm5_rows_sent;
-    t.parts_sent = parts_sent;
-    t.keys_sent = glm5_keys_sent;
+    t.layer_parts_sent = layer_parts_sent;
+    t.layer_keys_sent = layer_keys_sent;
     t.flops_per_token = glm5_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = glm5_load;

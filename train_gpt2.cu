@@ -35,6 +35,7 @@ There are no kernels here. Every op's are in its header in llmc/ops/, behind the
 #include "llmc/ops/matmul.h"         // matmul_gelu_forward
 #ifndef TESTING                     // a test includes this file for the model alone
 #include "llmc/models/gpt2_run.h"  // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
+#include "llmc/models/sent_run.h"  // sent_parts, sent_keys: what ranks send each other, of all layers
 #include "llmc/run/cp_option.h"  // cp_option, cp_begin, cp_check, cp_box
 #include "llmc/run/graph_option.h"  // graph_option, graph_check
 #include "llmc/run/tp_option.h"  // tp_option, tp_begin, tp_box
@@ -466,20 +467,25 @@ static void box(const Run* r) {
     cp_box(r);
 }
 
-// with --tp: what the products of a micro-batch need of other ranks, in an update
-static double parts_sent(const Run* r) {
-    const Model* m = r->model;
-    const int N = run_positions(r), C = gpt2_of(r)->config.C;
-    const size_t again = workplace(r)->how.recompute == RECOMPUTE_BLOCKS ? AT(attprojw) : TENSOR_NO_FIELD;
-    const double n = linear_layers_send(m, NULL, again, 1, C, N) +
-                     streams_send(m, model_end_layer(m), again != TENSOR_NO_FIELD, C, N);
-    return (sizeof(floatX) * n + vocabulary_sends(m, C, N)) * pp_own_batches(r);
+static int recomputes(const Run* r) { return workplace(r)->how.recompute == RECOMPUTE_BLOCKS; }
+
+// with --tp: what the products of layer l need of other ranks
+static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
+    const size_t once_more = again && recomputes(r) ? AT(attprojw) : TENSOR_NO_FIELD;
+    (void)is_back;
+    return sizeof(floatX) * linear_layer_sends(r->model, NULL, l, once_more, 1, gpt2_of(r)->config.C, run_positions(r));
 }
 
-// with --cp: what attention does
-static double keys_sent(const Run* r) {
+static double parts_sent(const Run* r) {
+    const int C = gpt2_of(r)->config.C;
+    return sent_parts(r, recomputes(r), C, C);
+}
+
+// with --cp: what its attention does
+static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = &gpt2_of(r)->config;  // of --tp own heads
-    return cp_sent(r, c->NH, c->NH, c->HC / c->NH, workplace(r)->how.recompute == RECOMPUTE_BLOCKS);
+    (void)l;
+    return cp_layer_sent(r, c->NH, c->NH, c->HC / c->NH, is_back, again && recomputes(r));
 }
 
 static double workspace_bytes(const Run* r, int B) { return gpt2_workspace_bytes(r, B, workplace(r)->how.head_rows); }
@@ -573,7 +579,9 @@ static Trainer gpu_trainer(void) {
     t.check = check_options;
     t.box = box;
     t.parts_sent = parts_sent;
-    t.keys_sent = keys_sent;
+    t.keys_sent = sent_keys;
+    t.layer_parts_sent = layer_parts_sent;
+    t.layer_keys_sent = layer_keys_sent;
     t.activation_bytes = activation_bytes;
     t.workspace_bytes = workspace_bytes;
     t.open = open_activations;

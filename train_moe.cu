@@ -622,31 +622,20 @@ static void moe_box(const Run* r) {
     cp_box(r);
 }
 
-// with --tp: what the products of a micro-batch need of other ranks, in an update
-static double parts_sent(const Run* r) {
-    const Model* m = r->model;
-    const Config* c = config_of(r);
-    const int N = run_positions(r), recomputes = decoder_recomputes(r);
-    const int end = model_end_layer(m);
-    double n = linear_layers_send(m, NULL, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
-               streams_send(m, end, recomputes, c->D, N);
-    for (int l = model_first_layer(m); l < end; l++) {
-        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_turns_back(m) && l + 1 == end);
-        n += shared_keys_sends(m, workplace(r)->moe.config.NH, c->HS, N, 1 + again, is_back);
-    }
-    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * pp_own_batches(r);
+// with --tp: what the products of layer l need of other ranks
+static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
+    const Config* c = &workplace(r)->moe.config;
+    const int N = run_positions(r), replays = again && decoder_recomputes(r);
+    return sizeof(floatX) * (linear_layer_sends(r->model, NULL, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
+                             shared_keys_sends(r->model, c->NH, c->HS, N, 1 + replays, is_back));
 }
 
-// with --cp: what attention and routers do
-static double keys_sent(const Run* r) {
-    const Config* c = &workplace(r)->moe.config;  // of --tp own heads
-    const int recomputes = decoder_recomputes(r);
-    return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + experts_counts_sent(r, c->E, c->L);
-}
-
-static double moe_rows_sent(const Run* r) {
-    const Config* c = config_of(r);
-    return experts_sent_bytes(r, c->E, c->D, c->k);
+// with --cp: what its attention and its router do
+static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
+    const Config* c = &workplace(r)->moe.config;
+    (void)l;
+    return cp_layer_sent(r, c->NH, c->NKV, c->HS, is_back, again && decoder_recomputes(r)) +
+           experts_count_sent(r, c->E, 0);
 }
 
 static double moe_flops_per_token(const Run* r) {
@@ -703,9 +692,8 @@ static Trainer moe_trainer(void) {
     t.freeze = moe_freeze;
     t.check = moe_check;
     t.box = moe_box;
-    t.rows_sent = moe_rows_sent;
-    t.parts_sent = parts_sent;
-    t.keys_sent = keys_sent;
+    t.layer_parts_sent = layer_parts_sent;
+    t.layer_keys_sent = layer_keys_sent;
     t.flops_per_token = moe_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;

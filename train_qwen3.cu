@@ -623,38 +623,29 @@ static void qwen_box(const Run* r) {
 
 // floatX that a norm of the heads of these ranks sends on the way back
 static double norm_sends(const Qwen* qwen, size_t field, int l, int heads, const RankGroup* x, int N) {
-    return model_field_learns(&qwen->model, field, l) ? heads_sends(N, heads, qwen->whole.HS, x) : 0.0;
+    return model_field_learns(&qwen->model, field, l) ? heads_sends(N, heads, qwen->config.HS, x) : 0.0;
 }
 
-// with --tp: what the products of a micro-batch need of other ranks, in an update
-static double parts_sent(const Run* r) {
+// with --tp: what the products of layer l and the norms of its heads need of other ranks
+static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Qwen* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int N = run_positions(r), recomputes = decoder_recomputes(r);
-    const int end = model_end_layer(m);
+    const int N = run_positions(r), replays = again && decoder_recomputes(r);
     const RankGroup key_heads = model_key_heads(m);
-    double n = linear_layers_send(m, &qwen->adapters, recomputes ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
-    n += streams_send(m, end, recomputes, c->D, N);
-    for (int l = model_first_layer(m); l < end && model_has_tp(m); l++) {
-        const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_turns_back(m) && l + 1 == end);
-        n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + again, is_back);
-        if (!is_back) { continue; }
+    double n = linear_layer_sends(m, &qwen->adapters, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
+    n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + replays, is_back);
+    if (is_back) {
         n += norm_sends(qwen, AT(q_norm), l, c->NH, &m->tp, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, &key_heads, N);
     }
-    return (sizeof(floatX) * n + vocabulary_sends(m, c->D, N) + experts_parts_send(r, c->D, c->k)) * pp_own_batches(r);
+    return sizeof(floatX) * n;
 }
 
-// with --cp: what attention and routers do
-static double keys_sent(const Run* r) {
-    const Config* c = &workplace(r)->qwen.config;  // of --tp own heads
-    const int recomputes = decoder_recomputes(r);
-    return cp_sent(r, c->NH, c->NKV, c->HS, recomputes) + (c->E > 0 ? experts_counts_sent(r, c->E, c->L) : 0.0);
-}
-
-static double qwen_rows_sent(const Run* r) {
-    const Config* c = config_of(r);
-    return experts_sent_bytes(r, c->E, c->D, c->k);
+// with --cp: what its attention and its router do
+static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
+    const Config* c = &workplace(r)->qwen.config;
+    return cp_layer_sent(r, c->NH, c->NKV, c->HS, is_back, again && decoder_recomputes(r)) +
+           (c->kinds[l] == 'E' ? experts_count_sent(r, c->E, 0) : 0.0);
 }
 
 static double qwen_flops_per_token(const Run* r) {
@@ -716,9 +707,8 @@ static Trainer qwen_trainer(void) {
     t.choose = qwen_choose;
     t.check = qwen_check;
     t.box = qwen_box;
-    t.rows_sent = qwen_rows_sent;
-    t.parts_sent = parts_sent;
-    t.keys_sent = keys_sent;
+    t.layer_parts_sent = layer_parts_sent;
+    t.layer_keys_sent = layer_keys_sent;
     t.flops_per_token = qwen_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = qwen_load;

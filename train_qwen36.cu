@@ -1142,27 +1142,22 @@ static double qwen36_activation_bytes(const Run* r, Purpose purpose, int B, int 
            vision_run_bytes(&workplace(r)->images, &config_of(r)->vision, patches);
 }
 
-// with --cp, of rank 0, which has the first positions: what linear layers hand on in an update
-static double states_sent(const Run* r) {
-    const Model* m = r->model;
-    const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
-    const DeltaSizes delta = delta_sizes(c, &m->cp);
-    const int n = tensor_kinds(c->kinds, model_first_layer(m), mtp_trunk_end(m), LINEAR_LAYER);
-    return model_has_cp(m) ? n * delta_layer_hands_on(&delta, r->o.batch_size, 0) * pp_own_batches(r) : 0.0;
+// with --cp, of rank 0, which has the first positions: what a linear layer hands on
+static double layer_states_sent(const Run* r, int l, int is_back, int again) {
+    const Config* c = &workplace(r)->qwen.config;
+    const DeltaSizes delta = delta_sizes(c, &r->model->cp);
+    (void)is_back, (void)again;
+    return c->kinds[l] == LINEAR_LAYER ? delta_layer_hands_on(&delta, r->o.batch_size, 0) : 0.0;
 }
 
-// ... and what attention and routers do besides
-static double keys_sent(const Run* r) {
-    const Model* m = r->model;
-    const Config* c = &workplace(r)->qwen.config;  // of this rank's heads
-    const int recomputes = decoder_recomputes(r);
-    const int end = mtp_trunk_end(m) + mtp_on_stage(m, TO_TRAIN);
-    double n = 0.0;
-    if (!model_has_cp(m)) { return 0.0; }
-    for (int l = model_first_layer(m); l < end; l++) {
-        if (c->kinds[l] == FULL_LAYER) { n += cp_layer_sent(r, c->NH, c->NKV, c->HS, recomputes, l, end); }
-    }
-    return sizeof(floatX) * n * pp_own_batches(r) + states_sent(r) + experts_counts_sent(r, c->E, c->L);
+static double states_sent(const Run* r) { return sent_layers(r, layer_states_sent) * pp_own_batches(r); }
+
+// ... and what attention and the router do besides, but for the MTP module's
+static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
+    const Config* c = &workplace(r)->qwen.config;
+    const double counts = l < c->L ? experts_count_sent(r, c->E, 0) : 0.0;
+    if (c->kinds[l] == LINEAR_LAYER) { return counts + layer_states_sent(r, l, is_back, again); }
+    return counts + cp_layer_sent(r, c->NH, c->NKV, c->HS, is_back, again && decoder_recomputes(r));
 }
 
 static void qwen36_box(const Run* r) {
@@ -1244,41 +1239,24 @@ static void qwen36_close(Run* r) {
     decoder_close(r);
 }
 
-// with --tp: what a layer needs of other ranks, of N positions, floatX. is_fresh: nothing of it is computed again
-static double layer_sends(const Run* r, int l, int is_fresh, int N) {
+// with --tp: what layer l needs of other ranks; the MTP module twice the next tokens, and the head
+static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Qwen36* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int is_linear = c->kinds[l] == LINEAR_LAYER, is_all = !is_fresh && decoder_recomputes(r);
-    double n = linear_layer_sends(m, &qwen->adapters, l, !is_all ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo),
-                                  is_linear ? 4 : 3, c->D, N);
-    const int is_back = l >= m->lowest;
-    if (!is_linear) { n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + (is_back && is_all), is_back); }
-    if (!is_back) { return n; }
     const RankGroup key_heads = model_key_heads(m);
-    n += swiglu_sends(N, c->FS, &m->tp);
-    n += model_field_learns(m, AT(q_norm), l) ? heads_sends(N, c->NH, c->HS, &m->tp) : 0.0;
-    n += model_field_learns(m, AT(k_norm), l) ? heads_sends(N, c->NKV, c->HS, &key_heads) : 0.0;
-    return n + (model_field_learns(m, AT(o_norm), l) ? heads_sends(N, c->Hv, c->DV, &m->tp) : 0.0);
-}
-
-// ... in an update
-static double parts_sent(const Run* r) {
-    const Model* m = r->model;
-    const Config* c = config_of(r);
-    const int mtp = mtp_on_stage(m, TO_TRAIN);
-    const int N = run_positions(r), end = mtp_trunk_end(m) + mtp;
-    if (!model_has_tp(m)) { return 0.0; }
-    double n = streams_send(m, end, decoder_recomputes(r), c->D, N);
-    for (int l = model_first_layer(m); l < end; l++) { n += layer_sends(r, l, model_turns_back(m) && l + 1 == end, N); }
-    double vocabulary = vocabulary_sends(m, c->D, N);
-    if (mtp) { vocabulary += vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N); }  // twice
-    return (sizeof(floatX) * n + vocabulary + experts_parts_send(r, c->D, c->k)) * pp_own_batches(r);
-}
-
-static double qwen36_rows_sent(const Run* r) {
-    const Config* c = config_of(r);
-    return experts_sent_bytes(r, c->E, c->D, c->k);
+    const int N = run_positions(r), is_linear = c->kinds[l] == LINEAR_LAYER, replays = again && decoder_recomputes(r);
+    const size_t once_more = !replays ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo);
+    const double mtp = l < c->L ? 0.0 : vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N);
+    double n = linear_layer_sends(m, &qwen->adapters, l, once_more, is_linear ? 4 : 3, c->D, N);
+    if (!is_linear) { n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + replays, is_back); }
+    if (is_back) {
+        n += swiglu_sends(N, c->FS, &m->tp);
+        n += model_field_learns(m, AT(q_norm), l) ? heads_sends(N, c->NH, c->HS, &m->tp) : 0.0;
+        n += model_field_learns(m, AT(k_norm), l) ? heads_sends(N, c->NKV, c->HS, &key_heads) : 0.0;
+        n += model_field_learns(m, AT(o_norm), l) ? heads_sends(N, c->Hv, c->DV, &m->tp) : 0.0;
+    }
+    return sizeof(floatX) * n + mtp;
 }
 
 static double qwen36_flops_per_token(const Run* r) {
@@ -1355,9 +1333,8 @@ static Trainer qwen36_trainer(void) {
     t.close = qwen36_close;
     t.check = qwen36_check;
     t.box = qwen36_box;
-    t.rows_sent = qwen36_rows_sent;
-    t.parts_sent = parts_sent;
-    t.keys_sent = keys_sent;
+    t.layer_parts_sent = layer_parts_sent;
+    t.layer_keys_sent = layer_keys_sent;
     t.flops_per_token = qwen36_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = qwen36_load;

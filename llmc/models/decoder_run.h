@@ -29,7 +29,20 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
 #include "../run/trainer.h"    // Run, run_add_options
 #include "decoder_passes.h"    // DecoderPasses, decoder_passes_forward, Activations, LmHead
-#include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle
+#include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle, experts_sent_bytes
+#include "sent_run.h"          // sent_parts, sent_keys
+
+// what the model is divided by
+typedef struct {
+    int Vp, D;           // of the output matrix
+    size_t embedding;    // its field of the table
+    int is_tied;         // it is the output matrix, too
+    int C;               // channels of the stream from layer to layer
+    int E, k;            // experts of a layer, of which a position takes k; E 0: there are none
+    int says_again;      // --recompute 3 computes what experts say, too
+    const char* starts;  // (layers) before which a stage may begin, until decoder_begin_ranks is back; NULL: all
+    int cp_unit;         // with --cp: a chunk of a row has a multiple of so many positions
+} DecoderRanks;
 
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
@@ -40,6 +53,7 @@ typedef struct {
     const DecoderPasses* passes;
     Dropout (*dropout)(const Run* r, int k, int B, int T);  // or NULL: of the k-th micro-batch
     int recompute_most;       // the level of --recompute that keeps least: whole blocks are computed again
+    DecoderRanks ranks;
 } Decoder;
 
 // passes must outlive the run
@@ -89,17 +103,6 @@ static inline void decoder_options(Run* r, const char* recompute, const char* he
 
 // ---- which ranks have what ----
 
-// what the model is divided by
-typedef struct {
-    int Vp, D;           // of the output matrix
-    size_t embedding;    // its field of the table
-    int is_tied;         // it is the output matrix, too
-    int C;               // channels of the stream from layer to layer
-    int E, k;            // experts of a layer, of which a position takes k; E 0: there are none
-    const char* starts;  // (layers) before which a stage may begin; NULL: all
-    int cp_unit;         // with --cp: a chunk of a row has a multiple of so many positions
-} DecoderRanks;
-
 // the output matrix, the field of the embedding, experts; what else a model has to say is for the caller to set
 static inline DecoderRanks decoder_ranks(int Vp, int D, size_t embedding, int is_tied, int E, int k) {
     DecoderRanks x;
@@ -121,6 +124,7 @@ static inline void decoder_begin_ranks(Run* r, const DecoderRanks* x) {
     const double head = (double)x->Vp * x->D, behind = m->learns_mtp ? head + 2.0 * x->D * x->D : 0.0;
     const double active = x->E > 0 ? (double)x->k / x->E : 1.0;
     const size_t shared = x->is_tied || m->learns_mtp ? x->embedding : TENSOR_NO_FIELD;
+    d->ranks = *x;
     pp_begin_between(r, &d->pp, &d->pp_chunks, head + behind, x->C, active, shared, x->starts);
     tp_begin(r, &d->tp);
     cp_begin(r, &d->cp, d->cp_chunks);
@@ -139,6 +143,21 @@ static inline void decoder_check_ranks(Run* r, const char* varies, int NH, int N
     if (NH > 0) { cp_check_by(r, d->cp_by, NH, NKV); }
     if (k > 0) { experts_check(r, &d->how.ep, k); }
     graph_check(r, &d->graph, varies ? varies : experts_obstacle(r));
+}
+
+// ---- what ranks send each other in an update: sent_run.h ----
+
+static inline int decoder_says_again_(const Run* r) { return decoder_recomputes(r) && decoder_of(r)->ranks.says_again; }
+
+static inline double decoder_rows_sent_(const Run* r) {
+    const DecoderRanks* x = &decoder_of(r)->ranks;
+    return experts_sent_bytes(r, x->E, x->D, x->k, decoder_says_again_(r));
+}
+
+static inline double decoder_parts_sent_(const Run* r) {
+    const DecoderRanks* x = &decoder_of(r)->ranks;
+    return sent_parts(r, decoder_recomputes(r), x->C, x->D) +
+           experts_parts_sent(r, x->D, x->k, decoder_says_again_(r)) * pp_own_batches(r);
 }
 
 // ---- memory ----
@@ -299,6 +318,9 @@ static inline Trainer decoder_trainer(size_t decoder) {
     t.usual_T = 1024;
     t.takes_conversations = 1;
     t.activation_bytes = decoder_activation_bytes;
+    t.rows_sent = decoder_rows_sent_;
+    t.parts_sent = decoder_parts_sent_;
+    t.keys_sent = sent_keys;
     t.open = decoder_open;
     t.forward = decoder_forward;
     t.logits = decoder_logits_;

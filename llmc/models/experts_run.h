@@ -7,10 +7,10 @@
                          micro-batches?
     experts_obstacle     why a micro-batch is no graph (graph_check), or NULL
     experts_box          rows of the box: which ranks have them, what travels
-    experts_sent_bytes   of rows, by each rank in an update where experts are equally busy
-    experts_sent_again   ... where whole layers are computed again on the way back: of outputs besides
-    experts_parts_send   with --tp: of positions, in a micro-batch; experts_parts_again likewise
-    experts_counts_sent, experts_count_sent  with --cp: of what routers, or one, count, in an update
+    experts_sent_bytes   of rows, by each rank in an update where experts are equally busy; says_again: backward
+                         computes outputs again
+    experts_parts_sent   with --tp: of positions, in a micro-batch
+    experts_count_sent   with --cp: of what a router counts, in a micro-batch
 A number that was not typed but comes from an earlier run is given up where it does not fit these ranks, this update, or
 what was asked for now: the result does not depend on it.
 */
@@ -147,37 +147,27 @@ static inline double experts_rows_back_(const Run* r) {
 
 // Inputs and outputs of experts in all layers of this rank; on the way back, as far down as anything learns, inputs
 // again (but for the last layer of all, where they are still there), gradients of outputs and inputs, and weights of
-// rows there and back. Before inputs go how many there are for each expert
-static inline double experts_sent_bytes(const Run* r, int E, int D, int k) {
+// rows there and back. Before inputs go how many there are for each expert. says_again: outputs again, too
+static inline double experts_sent_bytes(const Run* r, int E, int D, int k, int says_again) {
     const Model* m = r->model;
     if (!model_has_ep(m)) { return 0.0; }
     const double G = m->ranks.ep.size, width = (double)r->trainer->stored_bytes * D;
     const double up = experts_layers_(m, 0), down = experts_layers_(m, m->lowest), again = experts_layers_again_(m);
     const double there = experts_rows_there_(r), back = experts_rows_back_(r);
-    const double rows = k * ((up + again) * there * width + up * back * width +
+    const double rows = k * ((up + again) * there * width + (up + says_again * again) * back * width +
                              down * (there + back) * (width + sizeof(float)));
     const double counts = (up + again) * sizeof(int) * E * (G - 1.0) / G;
     return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * (rows + counts);
 }
 
-static inline double experts_sent_again(const Run* r, int D, int k) {
-    const Model* m = r->model;
-    const double rows = experts_rows_back_(r) * k * experts_layers_again_(m) * (double)r->trainer->stored_bytes * D;
-    return (double)model_leaves(m, r->n_leaves) / model_sharing(m, r->comm)->size * rows;
-}
-
 // bytes: what experts say forward; back the gradients of their inputs and of the weights that rows have
-static inline double experts_parts_send(const Run* r, int D, int k) {
+static inline double experts_parts_sent(const Run* r, int D, int k, int says_again) {
     const Model* m = r->model;
     const double T = m->tp.size, width = (double)r->trainer->stored_bytes * D;
     if (!model_has_ep(m)) { return 0.0; }
-    const double each = experts_layers_(m, 0) * width + experts_layers_(m, m->lowest) * (width + 4.0 * k);
-    return (T - 1.0) * tp_own_rows(run_positions(r), &m->tp) * each;
-}
-
-static inline double experts_parts_again(const Run* r, int D) {
-    const double T = r->model->tp.size, width = (double)r->trainer->stored_bytes * D;
-    return (T - 1.0) * tp_own_rows(run_positions(r), &r->model->tp) * experts_layers_again_(r->model) * width;
+    const double up = experts_layers_(m, 0) + says_again * experts_layers_again_(m);
+    const double down = experts_layers_(m, m->lowest);
+    return (T - 1.0) * tp_own_rows(run_positions(r), &m->tp) * (up * width + down * (width + 4.0 * k));
 }
 
 static inline const char* experts_obstacle(const Run* r) {
@@ -194,15 +184,8 @@ static inline void experts_box(const Run* r, int E) {
     box_row("  rows sent", "%s per update by %s", format_bytes(pp_sum(r, r->trainer->rows_sent)).s, pp_who(r));
 }
 
-// bytes in an update: with --cp, of what a router counts, of a micro-batch and of `sequences` of its rows
+// bytes of a micro-batch: with --cp, of what a router counts there and in `sequences` of its rows
 static inline double experts_count_sent(const Run* r, int E, int sequences) {
-    const double each = (r->model->cp.size - 1.0) * sizeof(float) * (double)router_statistics_length(E);
-    return each == 0.0 ? 0.0 : each * (1 + sequences) * pp_own_batches(r);
-}
-
-// ... of the layers below L
-static inline double experts_counts_sent(const Run* r, int E, int L) {
-    const int layers = experts_layers_(r->model, 0) - experts_layers_(r->model, L);
-    return layers * experts_count_sent(r, E, 0);
+    return (r->model->cp.size - 1.0) * sizeof(float) * (double)router_statistics_length(E) * (1 + sequences);
 }
 #endif  // LLMC_EXPERTS_RUN_H

@@ -246,8 +246,8 @@ static inline double latent_keys_sent(const LatentSizes* s, int l, int is_back, 
     const int scores = is_full && latent_scores(s, T, TO_TRAIN);
     const double short_vectors = cp_sends(s->cp, B, T, s->r) + cp_sends(s->cp, B, T, s->dr);
     const double index = cp_sends(s->cp, B, T, s->dI);
-    return (1 + is_back + (is_back && again)) * short_vectors +
-           (scores + learns * (1 + is_back + (is_back && again))) * index;  // choose, lose, sum, bring
+    return (1 + is_back + again) * short_vectors +
+           (scores + learns * (1 + is_back + again)) * index;  // choose, lose, sum, bring
 }
 
 // ---- a layer ----

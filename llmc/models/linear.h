@@ -15,7 +15,7 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_blocks_forward, linear_blocks_backward   in G groups: inputs (N, G C), weight (OC, C), of which OC / G rows
                             are a group's; dinp is written
     linear_blocks_backward_input   dinp alone
-    linear_room_elements, linear_blocks_room, linear_sends, linear_layer_sends, linear_layers_send   of --tp: scratch,
+    linear_room_elements, linear_blocks_room, linear_sends, linear_layer_sends   of --tp: scratch,
                             and what travels
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
@@ -258,16 +258,6 @@ static inline double linear_layer_sends(const Model* m, const Adapters* x, int l
         const int forward = 1 + (is_back && t->field == again);
         n += (t->split == SPLIT_COLUMNS ? forward : is_back) * linear_sends(m, i, N);
         n += linear_adapter_sends_(m, x, i, l, forward, is_back, N);
-    }
-    return n;
-}
-
-// ... and of all layers of this rank. again: but in a last one, where it is still there
-static inline double linear_layers_send(const Model* m, const Adapters* x, size_t again, int n_chained, int C, int N) {
-    double n = 0.0;
-    for (int l = model_first_layer(m), end = model_end_layer(m); l < end; l++) {
-        const int is_fresh = model_turns_back(m) && l + 1 == end;
-        n += linear_layer_sends(m, x, l, is_fresh ? TENSOR_NO_FIELD : again, n_chained, C, N);
     }
     return n;
 }

@@ -6,7 +6,7 @@ positions for every layer (tp_gather_rows), and one buffer serves all layers.
     stream_rows     its lines of the table
     stream_keep     once forward has written it, in training: this rank's rows of this layer
     stream_bring    before backward reads it: whole again; alone it is
-    streams_send    floatX that a rank sends for all that backward brings
+    stream_sends    what a rank sends for that
 */
 #ifndef LLMC_STREAM_H
 #define LLMC_STREAM_H
@@ -48,14 +48,8 @@ static inline const floatX* stream_bring(Stream s, int N, int C, const RankGroup
     return s.x;
 }
 
-// of N positions of a micro-batch that goes through the layers of this rank below `end`: the stream before each layer
-// and, where it is not computed again, that between its halves; of the last layer of all it is still there
-static inline double streams_send(const Model* m, int end, int recomputes, int C, int N) {
-    const int first = model_first_layer(m);
-    double n = 0.0;
-    for (int l = m->lowest > first ? m->lowest : first; l < end; l++) {
-        n += (l > first) + (!recomputes && !(model_turns_back(m) && l + 1 == end));
-    }
-    return (m->tp.size - 1.0) * tp_own_rows(N, &m->tp) * C * n;
+// floatX of (N, C)
+static inline double stream_sends(int N, int C, const RankGroup* x) {
+    return (x->size - 1.0) * tp_own_rows(N, x) * C;
 }
 #endif  // LLMC_STREAM_H

@@ -8,8 +8,7 @@ rank: 2 of attention, as models/segment_attention.h has it; 1 of what goes along
     cp_check_by  behind it, of attention with so many heads
     cp_box       rows of the box, for attention; cp_halo_box, where keys come in one way alone, of which the first rank
                  has its own to send; cp_line_box, for what goes along rows alone
-    cp_layer_sent, cp_sent   for Trainer.keys_sent: of attention with so many heads in a layer in one micro-batch,
-                 floatX; in all layers in an update, bytes
+    cp_layer_sent   for Trainer.layer_keys_sent: of attention with so many heads
 */
 #ifndef LLMC_CP_OPTION_H
 #define LLMC_CP_OPTION_H
@@ -152,24 +151,14 @@ static inline void cp_line_box(const Run* r) {
             100.0 * (C - 1) / (L + C - 1));
 }
 
-// recomputes: whole blocks are computed again on the way back, but for the last one, before layer `end`
-static inline double cp_layer_sent(const Run* r, int NH, int NKV, int HS, int recomputes, int l, int end) {
+// is_back: on the way back, too; again: which computes the layer once more
+static inline double cp_layer_sent(const Run* r, int NH, int NKV, int HS, int is_back, int again) {
     const Model* m = r->model;
-    const int is_back = l >= m->lowest, again = is_back && recomputes && !(model_turns_back(m) && l + 1 == end);
     const double forward = cp_attention_sends(&m->cp, NH, NKV, HS, 0, r->o.batch_size, r->T);
     double back = is_back ? cp_attention_sends(&m->cp, NH * m->keys.size, NKV, HS, 1, r->o.batch_size, r->T) : 0.0;
     if (is_back && model_shares_keys(m) && m->cp.by == CP_BY_HEADS) {  // shared_keys_repeats
         back += cp_attention_sends(&m->cp, NH * m->keys.size, NKV, HS, 0, r->o.batch_size, r->T);
     }
-    return (1.0 + again) * forward + back;
-}
-
-static inline double cp_sent(const Run* r, int NH, int NKV, int HS, int recomputes) {
-    const Model* m = r->model;
-    const int end = model_end_layer(m);
-    double n = 0.0;
-    if (!model_has_cp(m)) { return 0.0; }
-    for (int l = model_first_layer(m); l < end; l++) { n += cp_layer_sent(r, NH, NKV, HS, recomputes, l, end); }
-    return n * (double)r->trainer->stored_bytes * pp_own_batches(r);
+    return ((1.0 + again) * forward + back) * (double)r->trainer->stored_bytes;
 }
 #endif  // LLMC_CP_OPTION_H

@@ -73,6 +73,9 @@ typedef struct {
     double (*rows_sent)(const Run* r);             // or NULL: to ranks that share experts
     double (*parts_sent)(const Run* r);            // or NULL: to ranks that share matrices
     double (*keys_sent)(const Run* r);             // or NULL: to ranks that share positions
+    // ... those of layer l in a micro-batch, out of which models/sent_run.h makes them
+    double (*layer_parts_sent)(const Run* r, int l, int is_back, int again);
+    double (*layer_keys_sent)(const Run* r, int l, int is_back, int again);
 
     // ---- the model ----
     // or NULL, the table says all: parameters from r->weights or start values, slice by slice; where the stored ones
