@@ -1066,17 +1066,10 @@ static double deepseek_v4_flops_per_token(const Run* r) {
 }
 
 static double workspace_bytes(const Run* r, int B) {
-    const Config* c = config_of(r);
-    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
-    const int outputs[] = {c->H * c->d, c->hc * c->D, c->G * c->R, 2 * c->F};
-    int wide = c->D;
-    for (int i = 0; i < 4; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
     const Purpose purpose = run_purpose(r);
-    const ExpertSizes experts = expert_sizes(&workplace(r)->v4, B, purpose, how);
     const EntrySizes entries = entry_sizes(&workplace(r)->v4, purpose, NULL);
     const int N = B * r->T / r->model->cp.size;
-    return fmax(entry_workspace_bytes(&entries, N, B, r->T, purpose, &r->dev),
-                decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, &experts));
+    return fmax(entry_workspace_bytes(&entries, N, B, r->T, purpose, &r->dev), decoder_workspace_bytes(r, B));
 }
 
 static float losses_beside(Run* r, float* grads) {

@@ -916,20 +916,12 @@ static double glm5_flops_per_token(const Run* r) {
 }
 
 static double workspace_bytes(const Run* r, int B) {
-    const Config* c = config_of(r);
-    const Glm5* glm = &workplace(r)->glm;
-    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
-    const int outputs[] = {c->rq, c->H * (c->dn + c->dr), c->r + c->dr, c->H * (c->dn + c->dv), c->nI * c->dI,
-                           routers_of(glm) > 0 ? 2 * c->FS : 0, 2 * c->FD};
-    int wide = c->D;
-    for (int i = 0; i < 7; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
+    const RankGroup* cp = &r->model->cp;
     const Purpose purpose = run_purpose(r);
-    ExpertSizes experts = expert_sizes(glm, B, purpose, how);
-    if (routers_of(glm) == 0) { experts.router.k = 0; }
-    const LatentSizes latent = latent_sizes(glm, purpose, model_has_cp(r->model) ? &r->model->cp : NULL);
+    const LatentSizes latent = latent_sizes(&workplace(r)->glm, purpose, cp->size > 1 ? cp : NULL);
     const int n_keys = B * r->T;
-    return fmax(latent_layer_workspace_bytes(&latent, n_keys / r->model->cp.size, n_keys, r->T, purpose, &r->dev),
-                decoder_workspace_bytes(r, B, how->head_rows, c->Vp, wide, &experts));
+    return fmax(latent_layer_workspace_bytes(&latent, n_keys / cp->size, n_keys, r->T, purpose, &r->dev),
+                decoder_workspace_bytes(r, B));
 }
 
 static float losses_beside(Run* r, float* grads) {

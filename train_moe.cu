@@ -647,11 +647,7 @@ static double moe_flops_per_token(const Run* r) {
 
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const Tradeoffs* how = &workplace(r)->decoder.how;
-    const int HQ = c->NH * c->HS, wide = c->D > HQ ? c->D : HQ;
-    const ExpertSizes experts = expert_sizes(c, how);
-    return fmax(decoder_attention_bytes(r, B, HQ, c->NH),
-                decoder_workspace_bytes(r, B, how->head_rows, workplace(r)->moe.config.Vp, wide, &experts));
+    return fmax(decoder_attention_bytes(r, B, c->NH * c->HS, c->NH), decoder_workspace_bytes(r, B));
 }
 
 static float routers_loss(Run* r, float* grads) {

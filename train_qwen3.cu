@@ -660,12 +660,7 @@ static double qwen_flops_per_token(const Run* r) {
 
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
-    const int HQ = c->NH * c->HS, F = config_has_mlps(c) ? 2 * c->F : 0, widest = c->D > HQ ? c->D : HQ;
-    const ExpertSizes experts = expert_sizes(&workplace(r)->qwen, how);
-    const int own_Vp = workplace(r)->qwen.config.Vp, wide = F > widest ? F : widest;
-    return fmax(decoder_attention_bytes(r, B, HQ, c->NH),
-                decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, &experts));
+    return fmax(decoder_attention_bytes(r, B, c->NH * c->HS, c->NH), decoder_workspace_bytes(r, B));
 }
 
 static float routers_loss(Run* r, float* grads) {

@@ -1274,17 +1274,9 @@ static double qwen36_flops_per_token(const Run* r) {
 
 static double workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
-    const Tradeoffs* how = &workplace(r)->adapted.decoder.how;
-    const int HQ = c->NH * c->HS;
-    int wide = c->D;
-    const int outputs[] = {2 * HQ, config_channels(c), 2 * c->FS};
-    for (int i = 0; i < 3; i++) { wide = outputs[i] > wide ? outputs[i] : wide; }
-    const ExpertSizes experts = expert_sizes(&workplace(r)->qwen, TO_TRAIN, how);
     const DeltaShape rule = {B, r->T / r->model->cp.size, c->Hk, c->Hv, c->DK, c->DV, NULL};
-    const int own_Vp = workplace(r)->qwen.config.Vp;
-    const double products = decoder_workspace_bytes(r, B, how->head_rows, own_Vp, wide, &experts);
-    const double attention = decoder_attention_bytes(r, B, HQ, c->NH);
-    return fmax(fmax(products, attention), (double)delta_workspace_bytes(&rule, r->dev.n_threads));
+    const double attention = decoder_attention_bytes(r, B, c->NH * c->HS, c->NH);
+    return fmax(fmax(decoder_workspace_bytes(r, B), attention), (double)delta_workspace_bytes(&rule, r->dev.n_threads));
 }
 
 static float losses_beside(Run* r, float* grads) {

@@ -375,20 +375,37 @@ static inline double decoder_count(const Model* m, int (*is_one)(const Tensor* t
     return n;
 }
 
-// Scratch of products: of the head, of layers whose widest output is `wide`, of experts (k 0: there are none). Those of
-// gradients of matrices are what a pass without gradients has not
-static inline double decoder_workspace_bytes(const Run* r, int B, int head_rows, int Vp, int wide,
-                                             const ExpertSizes* experts) {
-    const int n = r->dev.n_threads, E = experts->router.E, k = experts->router.k;
-    if ((double)B * r->T > expert_most_positions(k)) { return INFINITY; }
-    const int N = B * r->T, n_head = N < head_rows ? N : head_rows;
+// of all layers the widest input or output of a matrix, but for those of experts and of a stack before layer 0
+static inline int decoder_widest_(const Model* m) {
+    int wide = 0;
+    for (int i = 0; i < m->n_table; i++) {
+        const Tensor* t = &m->table[i];
+        const int most = t->rows > t->columns ? t->rows : t->columns;
+        if (!tensor_is_matrix(t) || t->experts > 0 || t->is_before || t->split == SPLIT_VOCABULARY) { continue; }
+        wide = most > wide ? most : wide;
+    }
+    return wide;
+}
+
+// Scratch of products: of the head, of layers, of experts. Those of gradients of matrices are what a pass without
+// gradients has not
+static inline double decoder_workspace_bytes(const Run* r, int B) {
+    const Decoder* d = decoder_of(r);
+    const DecoderRanks* x = &d->ranks;
+    const int n = r->dev.n_threads, wide = decoder_widest_(r->model), Vp = x->Vp / r->model->tp.size;
+    if ((double)B * r->T > expert_most_positions(x->k)) { return INFINITY; }
+    const int N = B * r->T, n_head = N < d->how.head_rows ? N : d->how.head_rows;
     double most = (double)gemm_workspace_bytes(N, wide, n);
     if (run_purpose(r) == TO_TRAIN) {
         most = fmax(most, (double)gemm_workspace_bytes(wide, N, n));
         most = fmax(most, (double)gemm_workspace_bytes(n_head, Vp, n));
         most = fmax(most, (double)gemm_workspace_bytes(Vp, n_head, n));
     }
-    if (k > 0) { most = fmax(most, (double)grouped_matmul_workspace_bytes(E, N * k, experts->D, 2 * experts->F, n)); }
+    for (int i = 0; i < r->model->n_table; i++) {
+        const Tensor* t = &r->model->table[i];
+        if (t->experts == 0 || !tensor_is_matrix(t)) { continue; }
+        most = fmax(most, (double)grouped_matmul_workspace_bytes(x->E, N * x->k, t->columns, t->rows, n));
+    }
     return most;
 }
 
