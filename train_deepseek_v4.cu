@@ -24,10 +24,12 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/entry_attention.h"  // EntryPass, entry_attention_forward: attention of a layer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
+#include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_balance: routers kept busy, each by itself
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp.h"          // mtp_on_stage, mtp_trunk_end: the token after the next
+#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss, index_loss
 #include "llmc/models/stream.h"       // Stream: streams, where backward asks for them
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
@@ -244,19 +246,8 @@ static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Pu
 
 static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
-// ---- numbers that a leaf counts: of each router, MTP's last; the losses of the indexers; that of MTP ----
-
-static int routers_of(const DeepseekV4* v4) { return v4->config.L + v4->model.learns_mtp; }
-
+// of what a leaf counts, where that of a router begins; other_losses.h has what stands behind
 static size_t router_number(const DeepseekV4* v4, int l) { return (size_t)l * router_statistics_length(v4->config.E); }
-
-static size_t index_number(const DeepseekV4* v4, int l) {
-    return router_number(v4, routers_of(v4)) + (size_t)tensor_kinds(v4->config.kinds, 0, l, CSA_LAYER);
-}
-
-static size_t mtp_number(const DeepseekV4* v4) {
-    return index_number(v4, v4->model.learns_index ? v4->config.L : 0);
-}
 
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
 // learns_mtp: of a model that has the module; trains_index: its indexers learn
@@ -270,7 +261,7 @@ static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* 
     m->learns_index = trains_index, m->index_ratio = c->csa;
     model_layout(m, n + parameter_table(m->table + n, &v4->whole));
     if (n > 0) { model_save_rows(m, n); }
-    m->n_numbers = (int)mtp_number(v4) + learns_mtp;
+    other_losses_layout(m, (int)router_number(v4, c->L + learns_mtp), config_layers(c, CSA_LAYER), 0);
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
@@ -377,7 +368,9 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     if (p.kind != CSA_LAYER) { return p; }
     p.entries = compressor(v4, acts, AT(csa), l), p.index = compressor(v4, acts, AT(index), l);
     p.index_wq_b = layer_linear(acts, AT(index_wq_b), l), p.index_proj = layer_linear(acts, AT(index_proj), l);
-    if (v4->model.learns_index && acts->numbers) { p.index_number = acts->numbers + index_number(v4, l); }
+    if (v4->model.learns_index && acts->numbers) {
+        p.index_number = acts->numbers + v4->model.index_number + tensor_kinds(c->kinds, 0, l, CSA_LAYER);
+    }
     return p;
 }
 
@@ -594,14 +587,6 @@ static void site_backward(DeepseekV4* v4, Activations* acts, const floatX* X, si
                         p.base, p.scale, &shape, dev);
 }
 
-// of the balance of each sequence in the gradient of a router: a mean over those of all leaves
-static float balance_weight(const DeepseekV4* v4, const Activations* acts, int l) {
-    const Config* c = &v4->config;
-    const int rows = acts->experts.size.sequences * v4->model.dp.n_leaves;
-    const int has_one = c->balance > 0.0f && c->routers[l] == CHOICE_LAYER && l < c->L;
-    return has_one ? c->balance * (1.0f / (float)rows) : 0.0f;
-}
-
 // from dbranch, the gradient of what the experts of layer l say, to that of norm2, dnorm: by way of the router, then of
 // the shared expert, then of rows
 static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, const Device* dev) {
@@ -609,7 +594,9 @@ static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, co
     const MlpPass shared = shared_pass(v4, acts, l, N);
     ExpertPass p = expert_pass(v4, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
-    expert_backward_router(&p, a.dnorm, a.dbranch, NULL, balance_weight(v4, acts, l), 0.0f, dev);
+    const int is_balanced = v4->config.routers[l] == CHOICE_LAYER && l < v4->config.L;  // not that of the MTP module
+    const float balance = levelled_weight(&v4->model, v4->config.balance, acts->experts.size.sequences);
+    expert_backward_router(&p, a.dnorm, a.dbranch, NULL, is_balanced ? balance : 0.0f, 0.0f, dev);
     mlp_backward(&shared, a.dnorm, a.dbranch, a.norm2, 1, dev);
     expert_backward_rows(&p, a.dnorm, dev);
 }
@@ -720,7 +707,7 @@ static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, 
     const LmHead head = mtp_head(v4, acts);
     const float dloss = v4->config.mtp_weight * (1.0f / v4->model.mtp_counted);
     lm_head_losses(&head, &acts->mtp.batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
-    crossentropy_losses_sum(dp_numbers(&v4->model.dp) + mtp_number(v4), head.losses, N, dev);
+    crossentropy_losses_sum(dp_numbers(&v4->model.dp) + v4->model.mtp_number, head.losses, N, dev);
     mtp_backward(v4, acts, N, dev);
     acts->numbers = counted;
     device_copy(a.dstreams, a.dhidden, n_bytes, dev);
@@ -743,18 +730,8 @@ static const DecoderPasses PASSES = {activations_layout, streams,      embed_for
 
 // ---- of an update, once dp_reduce is back ----
 
-// the mean over the targets that count for the MTP module
-static float mtp_loss(const DeepseekV4* v4) { return dp_sums(&v4->model.dp)[mtp_number(v4)] / v4->model.mtp_counted; }
-
-// the balance of sequences, or without it of leaves: means over leaves, summed over the layers whose routers choose
 static float balance(const DeepseekV4* v4) {
-    const Config* c = &v4->config;
-    float sum = 0.0f;
-    for (int l = 0; l < c->L; l++) {
-        const float of_layer = dp_sums(&v4->model.dp)[router_number(v4, l) + 2 * (size_t)c->E + ROUTER_BALANCE];
-        if (c->routers[l] == CHOICE_LAYER) { sum += of_layer / (float)v4->model.dp.n_leaves; }
-    }
-    return sum;
+    return levelled_balance(&v4->model, AT(router), AT(router_bias), v4->config.E);
 }
 
 // what is added to the loss: the MTP module's, and the balance. What indexers lose is no part of it: they share no
@@ -762,19 +739,13 @@ static float balance(const DeepseekV4* v4) {
 static float more_loss(const DeepseekV4* v4) {
     const Config* c = &v4->config;
     const float of_balance = c->balance > 0.0f ? c->balance * balance(v4) : 0.0f;
-    if (!v4->model.learns_mtp) { return of_balance; }
-    return c->balance > 0.0f ? c->mtp_weight * mtp_loss(v4) + of_balance : c->mtp_weight * mtp_loss(v4);
+    return v4->model.learns_mtp ? c->mtp_weight * mtp_loss(&v4->model) + of_balance : of_balance;
 }
 
-// the biases of routers follow their counts. stays (layers): those that --freeze keeps
+// stays (layers): those that --freeze keeps
 static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
     const Config* c = &v4->config;
-    for (int l = 0; l < routers_of(v4); l++) {
-        const int row = c->routers[l] == CHOICE_LAYER ? model_row(&v4->model, AT(router_bias), l) : -1;
-        if (row < 0 || (stays && stays[l]) || !tensor_is_held(&v4->model.held[row], l)) { continue; }
-        expert_level_bias(floats(v4, AT(router_bias), l), dp_sums(&v4->model.dp) + router_number(v4, l),
-                          c->bias_rate, 0, c->E, l, dev);
-    }
+    levelled_biases(&v4->model, AT(router), AT(router_bias), c->bias_rate, stays, c->E, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1077,41 +1048,6 @@ static float losses_beside(Run* r, float* grads) {
     return more_loss(&workplace(r)->v4);
 }
 
-// of the indexer of CSA layer l: the mean over the positions that see an entry
-static float index_loss(const DeepseekV4* v4, int l) {
-    return dp_sums(&v4->model.dp)[index_number(v4, l)] / v4->model.index_counted;
-}
-
-// the mean over the layers that have one
-static double indexers_loss(const DeepseekV4* v4) {
-    const Config* c = &v4->config;
-    double sum = 0.0;
-    for (int l = 0; l < c->L; l++) { sum += c->kinds[l] == CSA_LAYER ? (double)index_loss(v4, l) : 0.0; }
-    return sum / config_layers(c, CSA_LAYER);
-}
-
-static float probed_mtp_loss(const Run* r, int i) {
-    (void)i;
-    return mtp_loss(&workplace(r)->v4);
-}
-
-// i: of the CSA layers
-static float probed_index_loss(const Run* r, int i) {
-    const Config* c = config_of(r);
-    int l = 0;
-    while (c->kinds[l] != CSA_LAYER || tensor_kinds(c->kinds, 0, l, CSA_LAYER) < i) { l++; }
-    return index_loss(&workplace(r)->v4, l);
-}
-
-static int probed_losses(const Run* r, OtherLoss* others) {
-    const OtherLoss of_mtp = {"mtp_loss", 1, probed_mtp_loss};
-    const OtherLoss of_indexers = {"index_loss", config_layers(config_of(r), CSA_LAYER), probed_index_loss};
-    int n = 0;
-    if (r->model->learns_mtp) { others[n++] = of_mtp; }
-    if (r->model->learns_index) { others[n++] = of_indexers; }
-    return n;
-}
-
 static void deepseek_v4_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
@@ -1123,8 +1059,8 @@ static void deepseek_v4_stepped(Run* r, const Step* s) {
         save_let_change(r);
         level_biases(&w->v4, w->balance.stays, &r->dev);
     }
-    if (m->learns_mtp) { mtp_log(r, mtp_loss(&w->v4)); }
-    if (m->learns_index) { indexer_log(r, indexers_loss(&w->v4)); }
+    mtp_log(r);
+    indexer_log(r);
 }
 
 static json_t* deepseek_v4_summary(const Run* r) {
@@ -1162,7 +1098,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
-    t.other_losses = probed_losses;
+    t.other_losses = indexer_losses;
     t.write_config = write_config;
     t.summary = deepseek_v4_summary;
     return t;

@@ -19,10 +19,12 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/glm5.h"         // Config, Parameters, parameter_table
 #include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
+#include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_balance: routers kept busy, each by itself
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
+#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss, index_loss
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
@@ -212,19 +214,9 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
 
 static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
-// ---- numbers that a leaf counts: of each router, MTP's last; the losses of the indexers, MTP's last; that of MTP ----
-
+// of what a leaf counts, where that of a router begins; other_losses.h has what stands behind
 static size_t router_number(const Glm5* glm, int l) {
     return (size_t)tensor_kinds(glm->config.mlps, 0, l, EXPERT_LAYER) * router_statistics_length(glm->config.E);
-}
-
-static size_t index_number(const Glm5* glm, int l) {
-    return (size_t)routers_of(glm) * router_statistics_length(glm->config.E) +
-           (size_t)tensor_kinds(glm->config.indexers, 0, l, FULL_INDEXER);
-}
-
-static size_t mtp_number(const Glm5* glm) {
-    return index_number(glm, glm->model.learns_index ? glm->config.L + glm->model.learns_mtp : 0);
 }
 
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
@@ -239,7 +231,8 @@ static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, in
     m->learns_index = trains_index, m->index_ratio = 1;  // every position is an entry
     model_layout(m, n + parameter_table(m->table + n, &glm->whole));
     if (n > 0) { model_save_rows(m, n); }
-    m->n_numbers = (int)mtp_number(glm) + learns_mtp;
+    other_losses_layout(m, routers_of(glm) * (int)router_statistics_length(c->E),
+                        tensor_kinds(c->indexers, 0, c->L, FULL_INDEXER), learns_mtp);
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
@@ -311,7 +304,9 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     p.index_q = layer_linear(acts, AT(index_q), l), p.index_k = layer_linear(acts, AT(index_k), l);
     p.index_proj = layer_linear(acts, AT(index_proj), l);
     p.index_norm = vector(glm, AT(index_norm), l), p.index_norm_bias = vector(glm, AT(index_norm_bias), l);
-    if (glm->model.learns_index && acts->numbers) { p.index_number = acts->numbers + index_number(glm, l); }
+    if (glm->model.learns_index && acts->numbers) {
+        p.index_number = acts->numbers + glm->model.index_number + tensor_kinds(c->indexers, 0, l, FULL_INDEXER);
+    }
     return p;
 }
 
@@ -493,13 +488,6 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     if (level >= RECOMPUTE_MLPS) { gate_up_forward(glm, acts, l, N, dev); }
 }
 
-// of the balance of each sequence in the gradient of a router: a mean over those of all leaves
-static float balance_weight(const Glm5* glm, const Activations* acts, int l) {
-    const Config* c = &glm->config;
-    const int rows = acts->experts.size.sequences * glm->model.dp.n_leaves;
-    return c->balance > 0.0f && l < c->L ? c->balance * (1.0f / (float)rows) : 0.0f;
-}
-
 // from dresidual, the gradient of the stream behind layer l, to that of norm2, dbranch: by way of the router, then
 // of the shared expert, then of rows
 static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const Device* dev) {
@@ -507,7 +495,9 @@ static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const D
     const MlpPass shared = mlp_pass(glm, acts, l, N);
     ExpertPass p = expert_pass(glm, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
-    expert_backward_router(&p, a.dbranch, a.dresidual, NULL, balance_weight(glm, acts, l), 0.0f, dev);
+    const int is_balanced = l < glm->config.L;  // not the router of the MTP module
+    const float balance = levelled_weight(&glm->model, glm->config.balance, acts->experts.size.sequences);
+    expert_backward_router(&p, a.dbranch, a.dresidual, NULL, is_balanced ? balance : 0.0f, 0.0f, dev);
     mlp_backward(&shared, a.dbranch, a.dresidual, a.norm2, 1, dev);
     expert_backward_rows(&p, a.dbranch, dev);
 }
@@ -609,7 +599,7 @@ static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
     const float dloss = glm->config.mtp_weight * (1.0f / glm->model.mtp_counted);
     lm_head_losses(&head, &acts->mtp.batch, 1, glm->config.mtp_detach ? NULL : gradient(glm, AT(head), 0), dloss, N,
                    dev);
-    crossentropy_losses_sum(dp_numbers(&glm->model.dp) + mtp_number(glm), head.losses, N, dev);
+    crossentropy_losses_sum(dp_numbers(&glm->model.dp) + glm->model.mtp_number, head.losses, N, dev);
     mtp_backward(glm, acts, N, dev);
     acts->numbers = counted;
 }
@@ -631,19 +621,8 @@ static const DecoderPasses PASSES = {activations_layout, streams,      embed_for
 
 // ---- of an update, once dp_reduce is back ----
 
-// the mean over the targets that count for the MTP module
-static float mtp_loss(const Glm5* glm) { return dp_sums(&glm->model.dp)[mtp_number(glm)] / glm->model.mtp_counted; }
-
-// the balance of sequences, or without it of leaves: means over leaves, summed over the layers with experts
 static float balance(const Glm5* glm) {
-    const Config* c = &glm->config;
-    const size_t at = 2 * (size_t)c->E + ROUTER_BALANCE;
-    float sum = 0.0f;
-    for (int l = 0; l < c->L; l++) {
-        if (!has_experts(c, l)) { continue; }
-        sum += dp_sums(&glm->model.dp)[router_number(glm, l) + at] / (float)glm->model.dp.n_leaves;
-    }
-    return sum;
+    return levelled_balance(&glm->model, AT(router), AT(router_bias), glm->config.E);
 }
 
 // what is added to the loss: the MTP module's, and the balance. What indexers lose is no part of it: they share no
@@ -651,19 +630,13 @@ static float balance(const Glm5* glm) {
 static float more_loss(const Glm5* glm) {
     const Config* c = &glm->config;
     const float of_balance = c->balance > 0.0f ? c->balance * balance(glm) : 0.0f;
-    if (!glm->model.learns_mtp) { return of_balance; }
-    return c->balance > 0.0f ? c->mtp_weight * mtp_loss(glm) + of_balance : c->mtp_weight * mtp_loss(glm);
+    return glm->model.learns_mtp ? c->mtp_weight * mtp_loss(&glm->model) + of_balance : of_balance;
 }
 
-// the biases of routers follow their counts. stays (layers): those that --freeze keeps
+// stays (layers): those that --freeze keeps
 static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
     const Config* c = &glm->config;
-    for (int l = 0; l < c->L + glm->model.learns_mtp; l++) {
-        const int row = has_experts(c, l) ? model_row(&glm->model, AT(router_bias), l) : -1;
-        if (row < 0 || (stays && stays[l]) || !tensor_is_held(&glm->model.held[row], l)) { continue; }
-        expert_level_bias(router_bias(glm, l), dp_sums(&glm->model.dp) + router_number(glm, l), c->bias_rate, 0, c->E,
-                          l, dev);
-    }
+    levelled_biases(&glm->model, AT(router), AT(router_bias), c->bias_rate, stays, c->E, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -929,34 +902,6 @@ static float losses_beside(Run* r, float* grads) {
     return more_loss(&workplace(r)->glm);
 }
 
-// of the i-th layer with an indexer, MTP's last: the mean over positions
-static float index_loss(const Glm5* glm, int i) {
-    const int n = tensor_kinds(glm->config.indexers, 0, glm->config.L, FULL_INDEXER);
-    const float sum = dp_sums(&glm->model.dp)[index_number(glm, 0) + (size_t)i];
-    return sum / (i == n ? glm->model.mtp_index_counted : glm->model.index_counted);
-}
-
-// those that learn, MTP's too
-static int indexers_of(const Glm5* glm) {
-    return tensor_kinds(glm->config.indexers, 0, glm->config.L, FULL_INDEXER) + glm->model.learns_mtp;
-}
-
-static float probed_mtp_loss(const Run* r, int i) {
-    (void)i;
-    return mtp_loss(&workplace(r)->glm);
-}
-
-static float probed_index_loss(const Run* r, int i) { return index_loss(&workplace(r)->glm, i); }
-
-static int probed_losses(const Run* r, OtherLoss* others) {
-    const OtherLoss of_mtp = {"mtp_loss", 1, probed_mtp_loss};
-    const OtherLoss of_indexers = {"index_loss", indexers_of(&workplace(r)->glm), probed_index_loss};
-    int n = 0;
-    if (r->model->learns_mtp) { others[n++] = of_mtp; }
-    if (r->model->learns_index) { others[n++] = of_indexers; }
-    return n;
-}
-
 // ---- what layers choose in a probe, MTP's last ----
 
 static Choice choice_of(const Glm5* glm, int l, int of_experts, int T) {
@@ -1007,7 +952,7 @@ static void glm5_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const int n = tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER), n_index = indexers_of(&w->glm);
+    const int n = tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER);
     if (n > 0) {
         const Routing now = routing_read(dp_sums(&m->dp), n, c->E, m->dp.n_leaves);
         router_log_step(r, balance(&w->glm) / (float)n, 0.0f, now.load, now.idle);
@@ -1016,11 +961,8 @@ static void glm5_stepped(Run* r, const Step* s) {
         save_let_change(r);
         level_biases(&w->glm, w->balance.stays, &r->dev);
     }
-    if (m->learns_mtp) { mtp_log(r, mtp_loss(&w->glm)); }
-    if (!m->learns_index) { return; }
-    double sum = 0.0;
-    for (int i = 0; i < n_index; i++) { sum += (double)index_loss(&w->glm, i); }
-    indexer_log(r, sum / n_index);
+    mtp_log(r);
+    indexer_log(r);
 }
 
 static json_t* glm5_summary(const Run* r) {
@@ -1062,7 +1004,7 @@ static Trainer glm5_trainer(void) {
     t.stepped = glm5_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
-    t.other_losses = probed_losses;
+    t.other_losses = indexer_losses;
     t.choices = glm5_choices;
     t.open = glm5_open;
     t.write_config = write_config;

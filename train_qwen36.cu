@@ -27,6 +27,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
+#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
 #include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
@@ -261,9 +262,6 @@ static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purp
 
 static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
-// of what a leaf counts, the place of the sum of the MTP module's losses, behind the routers' numbers
-static int mtp_number(const Qwen36* qwen) { return pooled_numbers(qwen->config.L, qwen->config.E); }
-
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
 // learns_mtp: of a model that has the module
 static void qwen36_layout(Qwen36* qwen, const Config* c, const Adapters* adapters, int learns_mtp) {
@@ -274,7 +272,7 @@ static void qwen36_layout(Qwen36* qwen, const Config* c, const Adapters* adapter
     model_layout(m, n + parameter_table(m->table + n, &qwen->whole));
     if (c->has_vision) { vision_tower_init(&qwen->tower, &c->vision, m, AT(vision), config_vision_layer(c)); }
     if (n > 0) { model_save_rows(m, n); }
-    m->n_numbers = mtp_number(qwen) + learns_mtp;
+    other_losses_layout(m, pooled_numbers(c->L, c->E), 0, 0);
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
@@ -748,7 +746,7 @@ static void mtp_leaf(Qwen36* qwen, Activations* acts, int N, const Device* dev) 
     const LmHead head = mtp_head(qwen, acts);
     const float dloss = qwen->config.mtp_weight * (1.0f / qwen->model.mtp_counted);
     lm_head_losses(&head, &acts->mtp.batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
-    crossentropy_losses_sum(dp_numbers(&qwen->model.dp) + mtp_number(qwen), head.losses, N, dev);
+    crossentropy_losses_sum(dp_numbers(&qwen->model.dp) + qwen->model.mtp_number, head.losses, N, dev);
     mtp_backward(qwen, acts, N, dev);
 }
 
@@ -819,17 +817,11 @@ static void qwen36_place_texts(Qwen36* qwen, const CachedText* texts, int n_text
     free(positions);
 }
 
-// of an update: the mean over the targets that count for the MTP module
-static float mtp_loss(const Qwen36* qwen) {
-    const Model* m = &qwen->model;
-    return dp_sums(&m->dp)[mtp_number(qwen)] / m->mtp_counted;
-}
-
 // what is added to the loss: the MTP module's, and that of the routers
 static float more_loss(const Qwen36* qwen) {
     const Config* c = &qwen->config;
     const float balance = pooled_loss(&qwen->model, c->balance, c->k, c->L, c->E);
-    return qwen->model.learns_mtp ? c->mtp_weight * mtp_loss(qwen) + balance : balance;
+    return qwen->model.learns_mtp ? c->mtp_weight * mtp_loss(&qwen->model) + balance : balance;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1290,7 +1282,7 @@ static void qwen36_stepped(Run* r, const Step* s) {
     const Routing now = routing_read(dp_sums(&m->dp), c->L, c->E, m->dp.n_leaves);
     (void)s;
     router_log_step(r, pooled_balance(m, c->L, c->E), now.z / (float)c->L, now.load, now.idle);
-    if (m->learns_mtp) { mtp_log(r, mtp_loss(&workplace(r)->qwen)); }
+    mtp_log(r);
 }
 
 static json_t* qwen36_summary(const Run* r) {

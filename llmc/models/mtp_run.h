@@ -21,6 +21,7 @@ is_row: does a row of the table belong to the module?
 #include "../files/tensorfile.h"  // tensors_load_into
 #include "../run/trainer.h"       // Run, run_is_chosen
 #include "decoder_run.h"          // decoder_count
+#include "other_losses.h"         // mtp_loss
 
 typedef struct {
     int mtp;       // --mtp
@@ -118,7 +119,9 @@ static inline void mtp_load_model(Run* r, const MtpOptions* x, const SliceSink* 
     safeset_close(&set);
 }
 
-static inline void mtp_log(Run* r, float loss) {
+static inline void mtp_log(Run* r) {
+    if (!r->model->learns_mtp) { return; }
+    const float loss = mtp_loss(r->model);
     log_note(&r->log, "mtp %.4f", (double)loss);
     log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite((double)loss)));
 }

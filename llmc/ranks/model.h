@@ -70,6 +70,7 @@ typedef struct {
     int* frozen;          // of every slice in table order: does it stay as it is? NULL: none does
     int* frozen_held[2];  // of every slice of `held`, with --ep: for dp, for dp_experts
     int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
+    int index_number, n_indexers, mtp_number;  // which of these are other losses (models/other_losses.h)
     int learns_mtp;       // a module learns to predict the token after the next (ops/mtp_tokens.h): of its targets
     float mtp_counted;    // so many count in the update whose leaves are computed
     int learns_index;     // indexers learn to choose (ops/indexer.h)
