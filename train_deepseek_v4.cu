@@ -844,11 +844,11 @@ static void deepseek_v4_choose(Run* r) {
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    DecoderRanks ranks = decoder_ranks(c.Vp, c.D, AT(embedding), 0, c.E, c.k);
-    ranks.C = c.hc * c.D;
-    ranks.says_again = 1;
-    ranks.cp_unit = chunk_unit(&c, w->adapted.decoder.cp);
-    decoder_begin_ranks(r, &ranks);
+    DecoderSizes sizes = decoder_sizes(c.Vp, c.D, AT(embedding), 0, c.E, c.k);
+    sizes.C = c.hc * c.D;
+    sizes.says_again = 1;
+    sizes.cp_unit = chunk_unit(&c, w->adapted.decoder.cp);
+    decoder_begin_ranks(r, &sizes);
     w->v4.config = config_part(&c, r->model->tp.size);
 }
 
@@ -886,7 +886,7 @@ static void deepseek_v4_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    decoder_check_ranks(r, adapted_varies(r), 0, 0, config_of(r)->k);
+    decoder_check_ranks(r, adapted_varies(r), 0, 0);
 }
 
 // of the model's rows those before the MTP module's
@@ -910,7 +910,6 @@ static void box_attention(const Run* r, const Config* c) {
 
 static void deepseek_v4_box(const Run* r) {
     const Config* c = config_of(r);
-    const size_t active = decoder_active(r->model, workplace(r)->v4.adapters.n_table + trunk_rows(r), c->k);
     const int n_hash = config_hash_layers(c);
     box_row("model", "%d layer%s, %d stream%s of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->hc,
             c->hc > 1 ? "s" : "", c->D, c->max_T);
@@ -920,7 +919,7 @@ static void deepseek_v4_box(const Run* r) {
     experts_box(r, c->E);
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
     balance_box(r, &workplace(r)->balance, c->bias_rate, c->balance);
-    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    decoder_active_box(r, workplace(r)->v4.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
     pp_box(r);
@@ -1033,7 +1032,7 @@ static double deepseek_v4_flops_per_token(const Run* r) {
         sum += (c->hc - 1.0) * model_flops(r->model, model_row(r->model, AT(mtp_h_proj), 0));
     }
     for (int i = 0; i < n; i++) { sum -= flops_not_done(r, i); }
-    return sum + decoder_flops(r, n, model_row(r->model, AT(embedding), 0), c->k, c->E);
+    return sum + decoder_flops(r, n);
 }
 
 static double workspace_bytes(const Run* r, int B) {

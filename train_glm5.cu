@@ -709,10 +709,10 @@ static void choose_training(Run* r, Config* c) {
 static void begin_ranks(Run* r, const Config* c) {
     Glm5* glm = &workplace(r)->glm;
     char starts[CONFIG_MAX_LAYERS];
-    DecoderRanks ranks = decoder_ranks(c->Vp, c->D, AT(embedding), 0, routers_of(glm) > 0 ? c->E : 0, c->k);
+    DecoderSizes sizes = decoder_sizes(c->Vp, c->D, AT(embedding), 0, routers_of(glm) > 0 ? c->E : 0, c->k);
     for (int l = 0; l < c->L; l++) { starts[l] = c->indexers[l] == FULL_INDEXER; }
-    ranks.starts = starts;
-    decoder_begin_ranks(r, &ranks);
+    sizes.starts = starts;
+    decoder_begin_ranks(r, &sizes);
     glm->config = config_part(c, r->model->tp.size);
 }
 
@@ -769,7 +769,7 @@ static void glm5_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    decoder_check_ranks(r, adapted_varies(r), 0, 0, routers_of(&w->glm) > 0 ? c->k : 0);
+    decoder_check_ranks(r, adapted_varies(r), 0, 0);
 }
 
 // a CPU computes whatever config.json may say
@@ -794,7 +794,6 @@ static void glm5_box(const Run* r) {
     const Config* c = config_of(r);
     const int n_full = tensor_kinds(c->indexers, 0, c->L, FULL_INDEXER);
     const int n_experts = tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER);
-    const size_t active = decoder_active(r->model, workplace(r)->glm.adapters.n_table + trunk_rows(r), c->k);
     box_row("model", "%d layer%s of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->D, c->max_T);
     box_row("  attention", "%d head%s, keys of %d of which %d turn, values of %d, all of %d for a token", c->H,
             c->H > 1 ? "s" : "", c->dn + c->dr, c->dr, c->dv, c->r);
@@ -811,7 +810,7 @@ static void glm5_box(const Run* r) {
     }
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
     if (n_experts > 0) { balance_box(r, &workplace(r)->balance, c->bias_rate, c->balance); }
-    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    decoder_active_box(r, workplace(r)->glm.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
     pp_box(r);
@@ -885,7 +884,7 @@ static double glm5_flops_per_token(const Run* r) {
     double sum = learns_mtp ? model_flops(r->model, model_row(r->model, AT(head), 0)) : 0.0;  // a second time
     for (int l = 0; l < c->L + learns_mtp; l++) { sum += attention_flops(r, l); }
     for (int i = 0; i < n; i++) { sum -= flops_not_done(r, i); }
-    return sum + decoder_flops(r, n, model_row(r->model, AT(embedding), 0), c->k, c->E);
+    return sum + decoder_flops(r, n);
 }
 
 static double workspace_bytes(const Run* r, int B) {

@@ -535,8 +535,8 @@ static void moe_choose(Run* r) {
     if (w->weights) { model_store_frozen(&w->moe.model, STORED_BF16); }
     r->V = r->classes = c->V;
     r->max_T = c->max_T;
-    const DecoderRanks ranks = decoder_ranks(c->Vp, c->D, AT(embedding), c->tied, c->E, c->k);
-    decoder_begin_ranks(r, &ranks);
+    const DecoderSizes sizes = decoder_sizes(c->Vp, c->D, AT(embedding), c->tied, c->E, c->k);
+    decoder_begin_ranks(r, &sizes);
     w->moe.config = config_part(c, r->model->tp.size);
 }
 
@@ -557,7 +557,7 @@ static void moe_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
-    decoder_check_ranks(r, NULL, workplace(r)->moe.config.NH, workplace(r)->moe.config.NKV, c->k);
+    decoder_check_ranks(r, NULL, workplace(r)->moe.config.NH, workplace(r)->moe.config.NKV);
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;
@@ -609,13 +609,12 @@ static void moe_box_balance(const Run* r) {
 
 static void moe_box(const Run* r) {
     const Config* c = config_of(r);
-    const size_t active = decoder_active(r->model, r->model->n_table, c->k);
     box_row("model", "%d layer%s of %d channels, %d head%s of %d for %d of keys and values, %d positions", c->L,
             c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS, c->NKV, c->max_T);
     box_row("experts", "%d in a layer, %d wide, a token takes %d", c->E, c->F, c->k);
     experts_box(r, c->E);
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
-    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    decoder_active_box(r, r->model->n_table);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     pp_box(r);
     tp_box(r);
@@ -641,8 +640,7 @@ static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
 static double moe_flops_per_token(const Run* r) {
     const Config* c = config_of(r);
     const double attention = c->L * decoder_attention_flops(c->NH * c->HS, 0, r->T);
-    const int looked_up = c->tied ? -1 : model_row(r->model, AT(embedding), 0);
-    return attention + decoder_flops(r, r->model->n_table, looked_up, c->k, c->E);
+    return attention + decoder_flops(r, r->model->n_table);
 }
 
 static double workspace_bytes(const Run* r, int B) {

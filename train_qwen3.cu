@@ -564,8 +564,8 @@ static void qwen_choose(Run* r) {
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
     if (config_expert_layers(&c) > 0) { router_log_keys(r); }
-    const DecoderRanks ranks = decoder_ranks(c.Vp, c.D, AT(embedding), c.tied, c.E, c.k);
-    decoder_begin_ranks(r, &ranks);
+    const DecoderSizes sizes = decoder_sizes(c.Vp, c.D, AT(embedding), c.tied, c.E, c.k);
+    decoder_begin_ranks(r, &sizes);
     w->qwen.config = config_part(&c, r->model->tp.size);
 }
 
@@ -573,7 +573,7 @@ static void qwen_check(Run* r) {
     const Config* own = &workplace(r)->qwen.config;  // of this rank
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
-    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV, own->E > 0 ? own->k : 0);
+    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV);
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {
@@ -611,8 +611,7 @@ static void qwen_box(const Run* r) {
         if (run_is_training(r) || *r->o.probe) {
             box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
         }
-        const size_t active = decoder_active(r->model, r->model->n_table, c->k);
-        box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+        decoder_active_box(r, r->model->n_table);
     }
     box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
     adapted_box(r, c->tied);
@@ -654,8 +653,7 @@ static double qwen_flops_per_token(const Run* r) {
     for (int l = 0; l < c->L; l++) {
         attention += decoder_attention_flops(c->NH * c->HS, config_window(c, l), r->T);
     }
-    const int looked_up = c->tied ? -1 : model_row(r->model, AT(embedding), 0);
-    return attention + decoder_flops(r, r->model->n_table, looked_up, c->k, c->E);
+    return attention + decoder_flops(r, r->model->n_table);
 }
 
 static double workspace_bytes(const Run* r, int B) {

@@ -908,9 +908,9 @@ static void qwen36_choose(Run* r) {
     if (c.has_vision) { vision_tower_store(&w->qwen.tower); }
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    DecoderRanks ranks = decoder_ranks(c.Vp, c.D, AT(embedding), c.tied, c.E, c.k);
-    if (config_layers(&c, LINEAR_LAYER) > 0) { ranks.cp_unit = DELTA_CHUNK; }
-    decoder_begin_ranks(r, &ranks);
+    DecoderSizes sizes = decoder_sizes(c.Vp, c.D, AT(embedding), c.tied, c.E, c.k);
+    if (config_layers(&c, LINEAR_LAYER) > 0) { sizes.cp_unit = DELTA_CHUNK; }
+    decoder_begin_ranks(r, &sizes);
     w->qwen.config = config_part(&c, r->model->tp.size);
 }
 
@@ -973,7 +973,7 @@ static void qwen36_check(Run* r) {
     r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV, own->k);
+    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV);
     qwen36_share_images(r);
 }
 
@@ -1155,7 +1155,6 @@ static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
 static void qwen36_box(const Run* r) {
     const Config* c = config_of(r);
     const int n_linear = config_layers(c, LINEAR_LAYER), n_full = c->L - n_linear;
-    const size_t active = decoder_active(r->model, workplace(r)->qwen.adapters.n_table + trunk_rows(r), c->k);
     box_row("model", "%d layer%s of %d channels, %d positions", c->L, c->L > 1 ? "s" : "", c->D, c->max_T);
     if (n_linear > 0) {
         box_row("  linear", "%d, %d head%s of %d for %d of keys of %d, %d taps", n_linear, c->Hv,
@@ -1177,7 +1176,7 @@ static void qwen36_box(const Run* r) {
     if (run_is_training(r) || *r->o.probe) {
         box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
     }
-    box_row("active", "%s = %zu parameters of a token", format_count((double)active).s, active);
+    decoder_active_box(r, workplace(r)->qwen.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
     adapted_box(r, c->tied);
     pp_box(r);
@@ -1260,8 +1259,7 @@ static double qwen36_flops_per_token(const Run* r) {
     const int n = workplace(r)->qwen.adapters.n_table + trunk_rows(r) + n_mtp;
     double head = 0.0;  // a second time
     if (r->model->learns_mtp) { head = model_flops(r->model, model_row(r->model, output_field(c), 0)); }
-    const int looked_up = c->tied ? -1 : model_row(r->model, AT(embedding), 0);
-    return attention + rule + head + decoder_flops(r, n, looked_up, c->k, c->E) + qwen36_image_flops(r);
+    return attention + rule + head + decoder_flops(r, n) + qwen36_image_flops(r);
 }
 
 static double workspace_bytes(const Run* r, int B) {

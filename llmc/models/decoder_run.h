@@ -9,14 +9,14 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_of, decoder_activations   of a run
     decoder_recomputes       are whole blocks computed again on the way back?
     decoder_options          rows of the options that all decoders have: what is kept, graphs, which ranks have what
-    DecoderRanks, decoder_ranks, decoder_begin_ranks   in Trainer.choose, once the model has its layout: its layers,
+    DecoderSizes, decoder_sizes, decoder_begin_ranks   in Trainer.choose, once the model has its layout: its layers,
                              matrices, positions and experts are divided as --pp, --tp, --cp and --ep say
     decoder_check_ranks      in Trainer.check, behind the trainer's own: do rows and micro-batches fit that?
     decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
     decoder_workspace_bytes  the largest scratch that a product asks for
     decoder_attention_bytes  ... that attention does
-    decoder_active           parameters that a token uses
+    decoder_active_box       a row of the box: parameters that a token uses
     decoder_count            parameters of some rows of the table
 */
 #ifndef LLMC_DECODER_RUN_H
@@ -32,7 +32,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle, experts_sent_bytes
 #include "sent_run.h"          // sent_parts, sent_keys
 
-// what the model is divided by
+// the sizes by which ranks divide the model, and by which a run counts
 typedef struct {
     int Vp, D;           // of the output matrix
     size_t embedding;    // its field of the table
@@ -42,7 +42,7 @@ typedef struct {
     int says_again;      // --recompute 3 computes what experts say, too
     const char* starts;  // (layers) before which a stage may begin, until decoder_begin_ranks is back; NULL: all
     int cp_unit;         // with --cp: a chunk of a row has a multiple of so many positions
-} DecoderRanks;
+} DecoderSizes;
 
 typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
@@ -53,7 +53,7 @@ typedef struct {
     const DecoderPasses* passes;
     Dropout (*dropout)(const Run* r, int k, int B, int T);  // or NULL: of the k-th micro-batch
     int recompute_most;       // the level of --recompute that keeps least: whole blocks are computed again
-    DecoderRanks ranks;
+    DecoderSizes sizes;
 } Decoder;
 
 // passes must outlive the run
@@ -104,8 +104,8 @@ static inline void decoder_options(Run* r, const char* recompute, const char* he
 // ---- which ranks have what ----
 
 // the output matrix, the field of the embedding, experts; what else a model has to say is for the caller to set
-static inline DecoderRanks decoder_ranks(int Vp, int D, size_t embedding, int is_tied, int E, int k) {
-    DecoderRanks x;
+static inline DecoderSizes decoder_sizes(int Vp, int D, size_t embedding, int is_tied, int E, int k) {
+    DecoderSizes x;
     memset(&x, 0, sizeof x);
     x.Vp = Vp, x.D = x.C = D;
     x.embedding = embedding, x.is_tied = is_tied;
@@ -118,13 +118,13 @@ static inline DecoderRanks decoder_ranks(int Vp, int D, size_t embedding, int is
 // that these make share positions (--cp), and ranks of a stage share experts, in groups that hold those of --tp (--ep).
 // A module that predicts the token after the next costs the last stage the head once more and what joins that token to
 // the stream; and it reads the embedding
-static inline void decoder_begin_ranks(Run* r, const DecoderRanks* x) {
+static inline void decoder_begin_ranks(Run* r, const DecoderSizes* x) {
     Decoder* d = decoder_of(r);
     Model* m = r->model;
     const double head = (double)x->Vp * x->D, behind = m->learns_mtp ? head + 2.0 * x->D * x->D : 0.0;
     const double active = x->E > 0 ? (double)x->k / x->E : 1.0;
     const size_t shared = x->is_tied || m->learns_mtp ? x->embedding : TENSOR_NO_FIELD;
-    d->ranks = *x;
+    d->sizes = *x;
     pp_begin_between(r, &d->pp, &d->pp_chunks, head + behind, x->C, active, shared, x->starts);
     tp_begin(r, &d->tp);
     cp_begin(r, &d->cp, d->cp_chunks);
@@ -134,28 +134,28 @@ static inline void decoder_begin_ranks(Run* r, const DecoderRanks* x) {
 }
 
 // varies: what is left out of each micro-batch, in the words of graph_check; NULL: nothing. NH, NKV: heads that this
-// rank has, where --cp-by says how keys of other ranks are met; 0: there is no such option. k: experts of a position;
-// 0: none. --graph comes last: experts_check may give up an --ep, beside which there is none
-static inline void decoder_check_ranks(Run* r, const char* varies, int NH, int NKV, int k) {
+// rank has, where --cp-by says how keys of other ranks are met; 0: there is no such option. --graph comes last:
+// experts_check may give up an --ep, beside which there is none
+static inline void decoder_check_ranks(Run* r, const char* varies, int NH, int NKV) {
     Decoder* d = decoder_of(r);
     pp_check_batches(r);
     cp_check(r, &d->cp, varies != NULL);
     if (NH > 0) { cp_check_by(r, d->cp_by, NH, NKV); }
-    if (k > 0) { experts_check(r, &d->how.ep, k); }
+    if (d->sizes.E > 0) { experts_check(r, &d->how.ep, d->sizes.k); }
     graph_check(r, &d->graph, varies ? varies : experts_obstacle(r));
 }
 
 // ---- what ranks send each other in an update: sent_run.h ----
 
-static inline int decoder_says_again_(const Run* r) { return decoder_recomputes(r) && decoder_of(r)->ranks.says_again; }
+static inline int decoder_says_again_(const Run* r) { return decoder_recomputes(r) && decoder_of(r)->sizes.says_again; }
 
 static inline double decoder_rows_sent_(const Run* r) {
-    const DecoderRanks* x = &decoder_of(r)->ranks;
+    const DecoderSizes* x = &decoder_of(r)->sizes;
     return experts_sent_bytes(r, x->E, x->D, x->k, decoder_says_again_(r));
 }
 
 static inline double decoder_parts_sent_(const Run* r) {
-    const DecoderRanks* x = &decoder_of(r)->ranks;
+    const DecoderSizes* x = &decoder_of(r)->sizes;
     return sent_parts(r, decoder_recomputes(r), x->C, x->D) +
            experts_parts_sent(r, x->D, x->k, decoder_says_again_(r)) * pp_own_batches(r);
 }
@@ -344,27 +344,33 @@ static inline double decoder_attention_flops(int HQ, int W, int T) {
     return 12.0 * HQ * keys;
 }
 
-// Of the first n_rows of the table; of E experts a token computes k. looked_up: the row whose matrix is no factor, for
-// a token only takes a row of it; -1: none
-static inline double decoder_flops(const Run* r, int n_rows, int looked_up, int k, int E) {
+// of the experts of a row those that a token computes
+static inline double decoder_share_(const Run* r, const Tensor* t) {
+    const DecoderSizes* x = &decoder_of(r)->sizes;
+    return t->experts > 0 ? (double)x->k / x->E : 1.0;
+}
+
+// Of the first n_rows of the table. The matrix of an embedding that is not tied is no factor: a token takes a row of it
+static inline double decoder_flops(const Run* r, int n_rows) {
+    const DecoderSizes* x = &decoder_of(r)->sizes;
+    const int looked_up = x->is_tied ? -1 : model_row(r->model, x->embedding, 0);
     double n = 0.0;
     for (int i = 0; i < n_rows; i++) {
         const Tensor* t = &r->model->table[i];
         if (t->on_disk == VECTOR || t->whole_below > 0 || i == looked_up) { continue; }
-        n += model_flops(r->model, i) * (t->experts > 0 ? (double)k / E : 1.0);
+        n += model_flops(r->model, i) * decoder_share_(r, t);
     }
     return n;
 }
 
-// The same of parameters, the embedding included; adapters are not counted
-static inline size_t decoder_active(const Model* m, int n_rows, int k) {
-    size_t active = 0;
+// a row of the box: the same of parameters, the embedding included; adapters are not counted
+static inline void decoder_active_box(const Run* r, int n_rows) {
+    const Model* m = r->model;
+    double active = 0.0;
     for (int i = model_is_adapter(m) ? m->n_saved : 0; i < n_rows; i++) {
-        const Tensor* t = &m->table[i];
-        const size_t n = tensors_disk_count(t, 1);
-        active += t->experts > 0 ? n / (size_t)t->experts * (size_t)k : n;
+        active += (double)tensors_disk_count(&m->table[i], 1) * decoder_share_(r, &m->table[i]);
     }
-    return active;
+    box_row("active", "%s = %.0f parameters of a token", format_count(active).s, active);
 }
 
 static inline double decoder_count(const Model* m, int (*is_one)(const Tensor* t)) {
@@ -391,7 +397,7 @@ static inline int decoder_widest_(const Model* m) {
 // gradients has not
 static inline double decoder_workspace_bytes(const Run* r, int B) {
     const Decoder* d = decoder_of(r);
-    const DecoderRanks* x = &d->ranks;
+    const DecoderSizes* x = &d->sizes;
     const int n = r->dev.n_threads, wide = decoder_widest_(r->model), Vp = x->Vp / r->model->tp.size;
     if ((double)B * r->T > expert_most_positions(x->k)) { return INFINITY; }
     const int N = B * r->T, n_head = N < d->how.head_rows ? N : d->how.head_rows;
