@@ -80,7 +80,7 @@ typedef struct {
 // keys: that exist
 static Problem grouped_block(Sizes z, int keys, int hard, Rounding rounded) {
     AttentionShape s;
-    s.keys = keys;
+    s.keys = keys, s.documents = NULL, s.documents_T = 0;
     s.B = z.B, s.T = z.T, s.t0 = z.t0, s.NH = z.NH, s.NKV = z.NKV, s.HS = z.HS, s.window = z.window;
     s.scale = 0.9f / sqrtf((float)z.HS);
     s.q_row = (size_t)(z.NH * z.HS + 8), s.kv_row = (size_t)(z.NKV * z.HS + 16), s.out_row = (size_t)(z.NH * z.HS + 24);
@@ -660,26 +660,160 @@ static void test_rounding(Test* t) {
     problem_free(&p);
 }
 
+#ifdef __CUDACC__
+// ---- rows of several documents, in one launch: each must be as if it stood alone ----
+
+// positions begin..end-1 of row b of a larger problem
+typedef struct {
+    Problem of;
+    size_t q, kv, out, row;  // where its arrays begin in those of the larger one
+} Piece;
+
+// q, k and v of an array that lies as inp
+static float* piece_part(const Piece* x, const Problem* p, const float* from) {
+    const AttentionShape* s = &x->of.s;
+    float* part = (float*)new_array(x->of.n_inp, sizeof(float));
+    memcpy(part, from + x->q, sizeof(float) * s->q_seq);
+    memcpy(part + x->of.k_at, from + p->k_at + x->kv, sizeof(float) * s->kv_seq);
+    memcpy(part + x->of.v_at, from + p->v_at + x->kv, sizeof(float) * s->kv_seq);
+    return part;
+}
+
+// alone, and solved: it has queries
+static Piece piece_of(const Problem* p, int b, int begin, int end) {
+    Piece x;
+    AttentionShape s = p->s;
+    const int from = begin > s.t0 ? begin : s.t0, n_queries = end - from;
+    const size_t n_rows = (size_t)(n_queries * s.NH), before = (size_t)b * (size_t)(s.T - s.t0) + (size_t)(from - s.t0);
+    x.q = (size_t)b * s.q_seq + (size_t)(from - s.t0) * s.q_row;
+    x.kv = (size_t)b * s.kv_seq + (size_t)begin * s.kv_row;
+    x.out = (size_t)b * s.out_seq + (size_t)(from - s.t0) * s.out_row;
+    x.row = before * (size_t)s.NH;
+    s.B = 1, s.T = s.keys = end - begin, s.t0 = from - begin, s.documents = NULL;
+    s.q_seq = (size_t)n_queries * s.q_row, s.kv_seq = (size_t)s.T * s.kv_row;
+    s.out_seq = (size_t)n_queries * s.out_row;
+    const Problem of = {s, 0, s.q_seq + 2 * s.kv_seq, s.out_seq, n_rows, s.q_seq, s.q_seq + s.kv_seq, NULL,
+                        copied_array(p->dout + x.out, s.out_seq), filled_array(s.out_seq, 77.0f),
+                        filled_array(n_rows, 77.0f), filled_array(n_rows, 77.0f), NULL};
+    x.of = of;
+    x.of.inp = piece_part(&x, p, p->inp);
+    x.of.dinp = filled_array(of.n_inp, 77.0f);
+    solve(&x.of);
+    return x;
+}
+
+// e: rounding of what is stored
+static void check_piece(Test* t, const char* what, const Results* got, const Problem* p, int b, int begin, int end,
+                        double e) {
+    Piece x = piece_of(p, b, begin, end);
+    float* dinp = piece_part(&x, p, got->dinp);
+    if (same_bits()) {
+        check_bits(t, what, got->out + x.out, x.of.out, x.of.n_out);
+        check_bits(t, what, got->max + x.row, x.of.max, x.of.n_rows);
+        check_bits(t, what, got->inv + x.row, x.of.inv, x.of.n_rows);
+        check_bits(t, what, dinp, x.of.dinp, x.of.n_inp);
+    } else {
+        Bounds bound = bounds(&x.of, e, FLOAT_ERROR);
+        check_results(t, what, got->out + x.out, got->max + x.row, got->inv + x.row, dinp, &bound, &x.of);
+        bounds_free(&bound);
+    }
+    free(dinp);
+    problem_free(&x.of);
+}
+
+// keys that no query sees
+static void check_no_gradient(Test* t, const char* what, const Results* got, const Problem* p, int b, int begin,
+                              int end) {
+    for (int u = begin; u < end; u++) {
+        const size_t at = p->k_at + (size_t)b * p->s.kv_seq + (size_t)u * p->s.kv_row;
+        for (size_t i = 0; i < (size_t)(p->s.NKV * p->s.HS); i++) {
+            check(t, got->dinp[at + i] == 0.0f && got->dinp[at + p->v_at - p->k_at + i] == 0.0f,
+                  "%s: gradient of key %d, which no query sees", what, u);
+        }
+    }
+}
+
+// X: float, or bf16 of a fast build; s has the documents of the device
+template <typename X>
+static Results results_as(const Problem* p, const AttentionShape* s, const Device* dev) {
+    Results r = {filled_array(p->n_out, 77.0f), filled_array(p->n_rows, NAN), filled_array(p->n_rows, NAN),
+                 filled_array(p->n_inp, 77.0f)};
+    X *inp = to_device_as<X>(p->inp, p->n_inp, dev), *dout = to_device_as<X>(p->dout, p->n_out, dev);
+    X *out = to_device_as<X>(r.out, p->n_out, dev), *dinp = to_device_as<X>(r.dinp, p->n_inp, dev);
+    float *max = to_device(r.max, p->n_rows, dev), *inv = to_device(r.inv, p->n_rows, dev);
+    const X *q = inp, *k = inp + p->k_at, *v = inp + p->v_at;
+    grouped_attention_forward(out, max, inv, q, k, v, s, dev);
+    grouped_attention_backward(dinp, dinp + p->k_at, dinp + p->v_at, (const X*)dout, (const X*)out, max, inv, q, k, v,
+                               s, dev);
+    from_device_as<X>(r.out, out, p->n_out, dev), from_device_as<X>(r.dinp, dinp, p->n_inp, dev);
+    from_device(r.max, max, p->n_rows, dev), from_device(r.inv, inv, p->n_rows, dev);
+    device_drop(inp), device_drop(dout);
+    return r;
+}
+
+// one chance in one_in for each position to begin a document
+template <typename X>
+static void check_documents(Test* t, Sizes z, uint32_t one_in, Rounding rounded, double e) {
+    Problem p = grouped(z, 0, rounded);
+    Device dev = test_device(1);
+    const int N = z.B * z.T;
+    int* tokens = (int*)new_array((size_t)N, sizeof(int));
+    DocumentBounds* made = (DocumentBounds*)new_array((size_t)N, sizeof(DocumentBounds));
+    uint64_t stream = seeded_stream(one_in);
+    Segments segments;
+    segments_init(&segments, z.B, z.T);
+    segments.document_start = 1;
+    for (int i = 0; i < N; i++) { tokens[i] = xorshift_u32(&stream) % one_in == 0; }
+    segments_find(&segments, tokens, z.B, z.T);
+    documents_bounds(made, &segments, z.T);
+    AttentionShape s = p.s;
+    int* bounds_d = ints_to_device((const int*)made, 2 * (size_t)N, &dev);
+    s.documents = (const DocumentBounds*)bounds_d, s.documents_T = z.T;
+    Results got = results_as<X>(&p, &s, &dev);
+    for (int i = 0; i < segments.n; i++) {
+        const int b = (int)segments.at[i].first / z.T, begin = (int)segments.at[i].first % z.T;
+        const int end = begin + segments.at[i].T;
+        const char* what = name_of(&p, "documents", &dev);
+        if (end <= z.t0) { check_no_gradient(t, what, &got, &p, b, begin, end); }
+        else { check_piece(t, what, &got, &p, b, begin, end, e); }
+    }
+    device_drop(bounds_d);
+    results_free(&got);
+    free(tokens), free(made), free(segments.at);
+    device_free(&dev);
+    problem_free(&p);
+}
+
+static void test_documents(Test* t) {
+    const Sizes sizes[] = {
+        // B, T, t0, NH, NKV, HS, window
+        {1, 1, 0, 1, 1, 3, 0}, {2, 33, 0, 4, 2, 5, 0}, {3, 21, 0, 2, 2, 8, 4}, {2, 40, 23, 4, 1, 6, 0},
+        {1, 70, 69, 2, 1, 4, 0},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        check_documents<float>(t, sizes[i], 1, as_float, 0.0);
+        check_documents<float>(t, sizes[i], 9, as_float, 0.0);
+    }
+}
+#endif
+
 #if defined(__CUDACC__) && !defined(EXACT)
 // ---- bf16 ----
 
 static float as_bf16(float x) { return (float)(bf16)x; }
 
-static Results results_bf16(const Problem* p, const Device* dev) {
-    Results r = {filled_array(p->n_out, 77.0f), filled_array(p->n_rows, NAN), filled_array(p->n_rows, NAN),
-                 filled_array(p->n_inp, 77.0f)};
-    bf16 *inp = to_device_as<bf16>(p->inp, p->n_inp, dev), *dout = to_device_as<bf16>(p->dout, p->n_out, dev);
-    bf16 *out = to_device_as<bf16>(r.out, p->n_out, dev), *dinp = to_device_as<bf16>(r.dinp, p->n_inp, dev);
-    float *max = to_device(r.max, p->n_rows, dev), *inv = to_device(r.inv, p->n_rows, dev);
-    const bf16 *q = inp, *k = inp + p->k_at, *v = inp + p->v_at;
-    grouped_attention_forward(out, max, inv, q, k, v, &p->s, dev);
-    grouped_attention_backward(dinp, dinp + p->k_at, dinp + p->v_at, (const bf16*)dout, (const bf16*)out, max, inv, q,
-                               k, v, &p->s, dev);
-    from_device_as<bf16>(r.out, out, p->n_out, dev), from_device_as<bf16>(r.dinp, dinp, p->n_inp, dev);
-    from_device(r.max, max, p->n_rows, dev), from_device(r.inv, inv, p->n_rows, dev);
-    device_drop(inp), device_drop(dout);
-    return r;
+static void test_bf16_documents(Test* t) {
+    const Sizes sizes[] = {
+        {2, 33, 0, 2, 1, 64, 0}, {1, 200, 0, 2, 2, 64, 0},   {2, 140, 0, 2, 1, 128, 0}, {1, 200, 0, 1, 1, 64, 70},
+        {1, 170, 90, 2, 1, 64, 0}, {2, 100, 50, 1, 1, 128, 0}, {1, 90, 89, 2, 1, 64, 0},  {1, 33, 0, 2, 1, 5, 0},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        check_documents<bf16>(t, sizes[i], 9, as_bf16, 0x1p-8);
+        check_documents<bf16>(t, sizes[i], 60, as_bf16, 0x1p-8);
+    }
 }
+
+static Results results_bf16(const Problem* p, const Device* dev) { return results_as<bf16>(p, &p->s, dev); }
 
 static void check_bf16(Test* t, Sizes z, int keys) {
     Problem p = grouped_block(z, keys, 0, as_bf16);
@@ -835,8 +969,12 @@ int main(int argc, char** argv) {
         {"obvious", "two tokens with equal keys: the mean of their values", test_obvious},
         {"far scores", "scores below -10000 do as the plain loop says", test_far_scores},
         {"rounding", "a product and its sum round once, together", test_rounding},
+#ifdef __CUDACC__
+        {"documents", "rows of several documents in one launch: each as the plain loop has it alone", test_documents},
+#endif
 #if defined(__CUDACC__) && !defined(EXACT)
         {"bf16", "tensor cores: every element within its bound", test_bf16},
+        {"bf16 documents", "the same on tensor cores: every element within its bound", test_bf16_documents},
         {"bf16 causality", "what a query does not see changes no bit of its row", test_bf16_causality},
         {"bf16 hidden", "a query against a long cache does not read what it does not see", test_bf16_hidden},
         {"bf16 order", "blocks go by groups of heads, in a group tile after tile, each once", test_bf16_order},

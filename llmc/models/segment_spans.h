@@ -8,6 +8,7 @@ this rank, and how attention.h is asked for it.
     segment_shape                of it, queries against keys of which one row has kv_row elements
     segment_from                 SegmentAttention from some position on
     segment_each_forward, segment_each_backward   attention of all of them, where this rank has the keys that they read
+On a GPU attention of a chunk of all rows is one launch, however many segments they have (Segments.bounds).
 Order:  chunk by chunk, in each segment by segment, ascending; in each as attention.h says.
 */
 #ifndef LLMC_SEGMENT_SPANS_H
@@ -76,6 +77,7 @@ static inline AttentionShape segment_shape(const SegmentAttention* x, const Segm
     a.q_row = x->q_row, a.q_seq = (s->T - s->t0) * a.q_row;
     a.out_row = (size_t)x->NH * x->HS, a.out_seq = (s->T - s->t0) * a.out_row;
     a.kv_row = kv_row, a.kv_seq = s->of.T * a.kv_row;
+    a.documents = NULL, a.documents_T = 0;
     return a;
 }
 
@@ -88,12 +90,29 @@ static inline SegmentAttention segment_from(const SegmentAttention* x, size_t fi
     return from;
 }
 
+// where the bounds of positions are known, all rows are called for at once
+static inline Segments segment_calls_(const Segments* segments, Segment* whole, const CpRows* rows) {
+    Segments calls = *segments;
+    whole->first = 0, whole->rows = rows->B, whole->T = rows->T;
+    if (segments->bounds) { calls.n = 1, calls.at = whole; }
+    return calls;
+}
+
+static inline AttentionShape segment_call_shape_(const SegmentAttention* x, const SegmentSpan* s,
+                                                 const Segments* segments, const CpRows* rows) {
+    AttentionShape shape = segment_shape(x, s, x->kv_row);
+    shape.documents = segments->bounds, shape.documents_T = rows->T;
+    return shape;
+}
+
 // rows: those of q, k and v; dk, dv: where the gradients of keys go, from the queries in each chunk
 static inline void segment_each_forward(const SegmentAttention* x, const Segments* segments, const CpRows* rows,
                                         const Device* dev) {
-    for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
+    Segment whole;
+    const Segments calls = segment_calls_(segments, &whole, rows);
+    for (SegmentSpan s = segment_none(); segment_next(&s, &calls, rows);) {
         const SegmentAttention at = segment_from(x, s.first, s.of.first);
-        const AttentionShape shape = segment_shape(x, &s, x->kv_row);
+        const AttentionShape shape = segment_call_shape_(x, &s, segments, rows);
         grouped_attention_forward(at.out, at.max, at.inv, at.q, at.k, at.v, &shape, dev);
     }
 }
@@ -101,10 +120,12 @@ static inline void segment_each_forward(const SegmentAttention* x, const Segment
 static inline void segment_each_backward(floatX* dq, floatX* const* dk, floatX* const* dv, const floatX* dout,
                                          const SegmentAttention* x, const Segments* segments, const CpRows* rows,
                                          const Device* dev) {
-    for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
+    Segment whole;
+    const Segments calls = segment_calls_(segments, &whole, rows);
+    for (SegmentSpan s = segment_none(); segment_next(&s, &calls, rows);) {
         const size_t k = s.of.first * x->kv_row;
         const SegmentAttention at = segment_from(x, s.first, s.of.first);
-        const AttentionShape shape = segment_shape(x, &s, x->kv_row);
+        const AttentionShape shape = segment_call_shape_(x, &s, segments, rows);
         grouped_attention_backward(dq + s.first * x->q_row, dk[s.chunk] + k, dv[s.chunk] + k,
                                    dout + s.first * x->NH * x->HS, at.out, at.max, at.inv, at.q, at.k, at.v, &shape,
                                    dev);

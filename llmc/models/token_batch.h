@@ -35,6 +35,7 @@ typedef struct {
     int least_gap;          // STRETCH_GAP
     int counts_all;         // 1: one stretch of all, whatever their targets. A graph repeats what it has recorded
     Segments segments;      // what attention and positions see as one sequence
+    DocumentBounds *bounds, *bounds_made;  // (B, T) of whole rows, on the device, and on the host on the way there
     const CachedText* texts;  // in generation in place of segments;
     int n_texts;            // 0: there are segments
     size_t n_bytes;         // of each
@@ -56,7 +57,21 @@ static inline int token_batch_positions(int B, int T, int generates) {
     return !generates ? B * T : B > piece ? B : piece;
 }
 
-static inline double token_batch_bytes(int B, int T) { return 2.0 * sizeof(int) * B * T; }
+// Attention of documents by their bounds is for GPUs, where calls for one after the other would be as many launches
+#ifdef __CUDACC__
+enum { TOKEN_BATCH_BOUNDS = 1 };
+#else
+enum { TOKEN_BATCH_BOUNDS = 0 };
+#endif
+
+static inline size_t token_batch_bounds_bytes_(size_t n_bytes) {
+    return TOKEN_BATCH_BOUNDS * sizeof(DocumentBounds) * (n_bytes / sizeof(int));
+}
+
+static inline double token_batch_bytes(int B, int T) {
+    const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
+    return 2.0 * (double)n_bytes + (double)token_batch_bounds_bytes_(n_bytes);
+}
 
 // cp NULL: whole rows
 static inline void token_batch_open(TokenBatch* x, int B, int T, const RankGroup* cp) {
@@ -67,12 +82,17 @@ static inline void token_batch_open(TokenBatch* x, int B, int T, const RankGroup
     x->targets = (int*)device_alloc(x->n_bytes, "targets");
     x->counted = (Stretch*)malloc_check(sizeof(Stretch) * (size_t)B * (size_t)T, "stretches of targets");
     x->least_gap = STRETCH_GAP;
+    const size_t n_bounds = token_batch_bounds_bytes_(x->n_bytes);
+    x->bounds = n_bounds > 0 ? (DocumentBounds*)device_alloc(n_bounds, "bounds of documents") : NULL;
+    x->bounds_made = n_bounds > 0 ? (DocumentBounds*)malloc_check(n_bounds, "bounds of documents") : NULL;
     segments_init(&x->segments, B, T);
 }
 
 static inline void token_batch_close(TokenBatch* x) {
     device_release(x->tokens, x->n_bytes);
     device_release(x->targets, x->n_bytes);
+    if (x->bounds) { device_release(x->bounds, token_batch_bounds_bytes_(x->n_bytes)); }
+    free(x->bounds_made);
     free(x->counted);
     if (x->starts) { device_release(x->starts, x->n_bytes / sizeof(int)); }
     free(x->marks);
@@ -155,12 +175,22 @@ static inline void token_batch_mark_(TokenBatch* x, int N, const Device* dev) {
     token_batch_upload_marks_(x, N, dev);
 }
 
+// of B rows of T positions, whose segments have been found
+static inline void token_batch_bound_(TokenBatch* x, int B, int T, const Device* dev) {
+    x->segments.bounds = NULL;
+    if (!x->bounds || x->segments.document_start == NO_RESET) { return; }
+    documents_bounds(x->bounds_made, &x->segments, T);
+    device_upload(x->bounds, x->bounds_made, sizeof(DocumentBounds) * (size_t)B * (size_t)T, dev);
+    x->segments.bounds = x->bounds;
+}
+
 static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,
                                       const Device* dev) {
     const RankGroup alone = {1, 0, 1, 1, 0, NULL, NULL};
     x->rows = cp_rows(B, T, x->cp ? x->cp : &alone);
     x->n = token_batch_upload_(x, x->tokens, tokens, B * (T - t0), dev);
     segments_find_marked(&x->segments, tokens, targets, B, T);
+    token_batch_bound_(x, B, T, dev);
     token_batch_mark_(x, B * T, dev);
     if (x->entries.device) { entry_places_take(&x->entries, &x->segments, &x->rows, dev); }
     x->n_texts = 0;

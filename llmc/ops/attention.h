@@ -11,7 +11,7 @@ Backward (derived in doc/attention.md): dqkv written, with
     out of forward is read by the tensor cores' D = dout_t . out_t alone
 grouped_attention_forward, grouped_attention_backward: the same for any AttentionShape: q, k and v apart, several heads
     of q that share one of k and v, a sliding window, another scale. dk and dv of a head are sums over the query heads
-    of its group.
+    of its group. On a GPU also rows of several documents, in one launch.
 block_attention_backward: of queries whose keys come in several blocks (attention_merge.h): max and inv are those of
     all their keys, and so is D, which is given: dq, dk and dv are what this block adds.
 Cost:   compute bound for long T: forward 2*B*T*T*C flops, backward 2.5 times that: it rebuilds the scores.
@@ -32,6 +32,7 @@ Source: Vaswani et al. 2017, arXiv:1706.03762; D as in Dao et al. 2022, arXiv:22
 #include "attention_shape.h"  // AttentionShape
 #include "few_attention.h"    // few_attention_forward, few_attention_backward: generation, windows
 #include "gemm.h"             // gemm_pack_, gemm_panel_, TILE_M, TILE_N
+#include <assert.h>
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -351,6 +352,7 @@ static inline void attention_forward_head_(float* out, float* max, float* inv, c
 
 static inline void grouped_attention_forward(float* out, float* max, float* inv, const float* q, const float* k,
                                              const float* v, const AttentionShape* shape, const Device* dev) {
+    assert(!shape->documents);
     if (few_attention_forward(out, max, inv, q, k, v, shape, dev)) { return; }
     float* workspace = device_workspace(dev, attention_workspace_bytes(shape->T, shape->HS, dev->n_threads));
     #pragma omp parallel for schedule(dynamic)
@@ -451,6 +453,7 @@ static inline void block_attention_backward(float* dq, float* dk, float* dv, con
                                             const float* k, const float* v, const AttentionShape* shape,
                                             const Device* dev) {
     (void)out;
+    assert(!shape->documents);
 #ifdef SYSTEM_LIBM
     const int plain = D == NULL;
 #else
@@ -523,8 +526,8 @@ __global__ void attention_forward_kernel(X* out, float* max, float* inv, const X
     float* att = scratch + (size_t)warp * s.T;
     for (int64_t n = warp; n < (int64_t)s.B * s.NH * n_queries; n += n_warps) {
         int t = s.t0 + (int)(n % n_queries), h = (int)(n / n_queries % s.NH), b = (int)(n / n_queries / s.NH);
-        int first = attention_first_key(&s, t), last = attention_last_key(&s, t);
-        size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0);
+        int first = attention_sees_from(&s, b, t), last = attention_last_key(&s, t);
+        size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0), row = attention_at_row(&s, b, h, t);
         const X *q_t = q + attention_at_q(&s, b, h, t), *k_b = k + kv, *v_b = v + kv;
         X* y = out + attention_at_out(&s, b, h, t);
         float top = -10000.0f, sum = 0.0f;
@@ -549,12 +552,12 @@ __global__ void attention_forward_kernel(X* out, float* max, float* inv, const X
             for (int u = first; u <= last; u++) { y_i = madd(att[u], to_float(v_b[u * s.kv_row + i]), y_i); }
             y[i] = from_float<X>(y_i);
         }
-        if (lane == 0) { max[n] = top, inv[n] = r; }
+        if (lane == 0) { max[row] = top, inv[row] = r; }
         __syncwarp();  // the scratch is free for the next query
     }
 }
 
-// dq and D (B, NH, T-t0) of each query; given: D of all keys, or NULL; scratch: 2*T floats for each warp
+// dq and D of each query, which lies as max; given: D of all keys, or NULL; scratch: 2*T floats for each warp
 template <typename X>
 __global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout, const float* given, const float* max,
                                                   const float* inv, const X* q, const X* k, const X* v, float* scratch,
@@ -564,20 +567,21 @@ __global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout
     float *att = scratch + (size_t)warp * 2 * s.T, *ds = att + s.T;
     for (int64_t n = warp; n < (int64_t)s.B * s.NH * n_queries; n += n_warps) {
         int t = s.t0 + (int)(n % n_queries), h = (int)(n / n_queries % s.NH), b = (int)(n / n_queries / s.NH);
-        int first = attention_first_key(&s, t), last = attention_last_key(&s, t);
+        int first = attention_sees_from(&s, b, t), last = attention_last_key(&s, t);
         size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0), at = attention_at_q(&s, b, h, t);
+        size_t row = attention_at_row(&s, b, h, t);
         const X *q_t = q + at, *dout_t = dout + attention_at_out(&s, b, h, t), *k_b = k + kv, *v_b = v + kv;
         float sum = 0.0f;
         for (int u = first + lane; u - lane <= last; u += WARP) {
             float weight = -0.0f, datt = 0.0f;  // beyond the last: -0 * 0 leaves every sum as it is, also -0
             if (u <= last) {
-                weight = kernel_exp(attention_dot_(q_t, k_b + u * s.kv_row, s.HS) * s.scale - max[n]) * inv[n];
+                weight = kernel_exp(attention_dot_(q_t, k_b + u * s.kv_row, s.HS) * s.scale - max[row]) * inv[row];
                 datt = attention_dot_(v_b + u * s.kv_row, dout_t, s.HS);
                 att[u] = weight, ds[u] = datt;
             }
             sum = row_madd(weight, datt, sum);
         }
-        sum = given ? given[n] : row_total(sum);
+        sum = given ? given[row] : row_total(sum);
         for (int u = first + lane; u <= last; u += WARP) { ds[u] = att[u] * (ds[u] - sum) * s.scale; }
         __syncwarp();
         for (int i = lane; i < s.HS; i += WARP) {
@@ -585,7 +589,7 @@ __global__ void attention_backward_queries_kernel(X* dq, float* D, const X* dout
             for (int u = first; u <= last; u++) { dq_i = madd(ds[u], to_float(k_b[u * s.kv_row + i]), dq_i); }
             dq[at + i] = from_float<X>(dq_i);
         }
-        if (lane == 0) { D[n] = sum; }
+        if (lane == 0) { D[row] = sum; }
         __syncwarp();
     }
 }
@@ -595,7 +599,7 @@ template <typename X>
 __device__ inline void attention_column_(float* att, float* ds, const X* dout, const float* max, const float* inv,
                                          const float* D, const X* q, const X* k_u, const X* v_u, int b, int h, int u,
                                          const AttentionShape& s) {
-    int first = attention_first_query(&s, u), last = attention_last_query(&s, u);
+    int first = attention_first_query(&s, u), last = attention_seen_until(&s, b, u);
     for (int t = first + threadIdx.x; t <= last; t += WARP) {
         size_t row = attention_at_row(&s, b, h, t);
         float weight =
@@ -616,7 +620,7 @@ __global__ void attention_backward_keys_kernel(X* dk, X* dv, const X* dout, cons
     float *att = scratch + (size_t)warp * 2 * (s.T + s.HS), *ds = att + s.T, *dk_u = ds + s.T, *dv_u = dk_u + s.HS;
     for (int64_t n = warp; n < (int64_t)s.B * s.NKV * s.keys; n += n_warps) {
         int u = (int)(n % s.keys), g = (int)(n / s.keys % s.NKV), b = (int)(n / s.keys / s.NKV);
-        int first = attention_first_query(&s, u), last = attention_last_query(&s, u);
+        int first = attention_first_query(&s, u), last = attention_seen_until(&s, b, u);
         size_t kv = attention_at_kv(&s, b, g, u);
         for (int i = lane; i < s.HS; i += WARP) { dk_u[i] = dv_u[i] = 0.0f; }
         for (int h = g * group; h < (g + 1) * group; h++) {

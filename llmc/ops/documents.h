@@ -5,11 +5,13 @@ holds the tail of one document, whole ones, and the head of another. With the re
 and each piece of one counts its positions from 0: a packed row gives the very bits that its pieces give as sequences
 of their own.
     documents_segments   cuts a batch into Segments; the trainer calls embedding and attention once for each
+    documents_bounds     of Segments: where the piece of a document that a position lies in begins and ends
     segments_find        the same into the room of a trainer
     Segments             room for those of a batch, and the token with which documents begin
     Segment              rows of T positions, from position `first` of the flattened (B*T) batch on: the op is called
                          with B = rows and T, and every tensor (B*T, n) starts at first * n. That holds for attention's
                          statistics too: a segment of one row keeps its (NH, T) at first * NH
+On a GPU, where a call is a launch, attention takes the whole batch and the bounds of every position (AttentionShape).
 All other ops look at one position at a time and are called for the whole batch as ever.
     no reset   one segment {0, B, T}
     reset      {first, 1, length} for each piece of a document, in order; none crosses the end of a row
@@ -30,6 +32,9 @@ typedef struct {
     int rows;
     int T;         // positions in each
 } Segment;
+
+// of a position: the piece of a document that it lies in, positions begin .. end-1 of its row
+typedef struct { int begin, end; } DocumentBounds;
 
 enum { NO_RESET = -1 };
 
@@ -58,15 +63,29 @@ typedef struct {
     int document_start;  // token with which documents begin, or the mark of targets, or NO_RESET
     int n;
     Segment* at;         // (n), room for every position of a batch
+    const DocumentBounds* bounds;  // (B, T) on the device: attention is one launch; NULL: a call for each segment
 } Segments;
 
 static inline void segments_init(Segments* s, int B, int T) {
     s->document_start = NO_RESET;
+    s->bounds = NULL;
     s->at = (Segment*)malloc_check(sizeof(Segment) * (size_t)B * (size_t)T, "segments");
 }
 
 static inline void segments_find(Segments* s, const int* inputs, int B, int T) {
     s->n = documents_segments(s->at, inputs, B, T, s->document_start);
+}
+
+// of the positions of rows of T
+static inline void documents_bounds(DocumentBounds* bounds, const Segments* s, int T) {
+    for (int i = 0; i < s->n; i++) {
+        const Segment x = s->at[i];
+        for (int k = 0; k < x.rows * x.T; k++) {
+            const int begin = (int)(x.first % (size_t)T);
+            const DocumentBounds here = {begin, begin + x.T};
+            bounds[x.first + (size_t)k] = here;
+        }
+    }
 }
 
 // ... where the targets may have the marks. NULL: there are none, and no document begins inside a row

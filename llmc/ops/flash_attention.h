@@ -9,7 +9,8 @@ run. HS 64 and 128 waste nothing, others are filled up with zeros to the next of
                    the same bits; the price is that scores and datt are computed twice: 7 products instead of 5
     softmax        "online": a running maximum; when it grows, what was summed so far is multiplied by exp(old - new)
                    (doc/attention.md). In base 2: exp(x) = 2^(x * log2 e), one instruction with the factor in the scale
-    causal, window tiles that no query of the block sees are skipped, and where all see all, nothing is masked
+    causal, window, documents    tiles that no query of the block sees are skipped, and where all see all, nothing is
+                   masked
     copies         cp.async: the next tile is under way while this one is used, with one barrier per tile
     order          groups of heads whose keys and values fit into the L2, in a group tile after tile (flash_place)
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, and sums in float, to first order:
@@ -18,19 +19,19 @@ Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16
             dv_u  e * sum over t of att |dout|  + e |dv|
             ds    att * scale * (error of D)  + e |ds|      dq, dk: sum of (error of ds) * |k| or |q|, + e |dq| or |dk|
         test_attention.c bounds each element so. An Inf or NaN reaches the queries of tiles that it lies in, seen or
-        not.
+        not, also those of another document. Tiles begin where rows do: a document has not the bits that it has alone.
 Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the limit is the tensor cores. A warp's
         ldmatrix of 512 bytes feeds two mma, which shared memory and tensor cores of sm_80 do in the same time; with 32
         queries per warp it feeds four. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once:
                               registers on sm_80, sm_90   shared memory   blocks of four warps
-            forward      HS <=  64   219, 221                 48 KiB            2
+            forward      HS <=  64   239, 234                 48 KiB            2
                          HS <= 128   168, 168                 80 KiB            2
-            dk and dv    HS <=  64   230, 227                 49 KiB            2
-                         HS <= 128   249, 255                 65 KiB            2
-            dq           HS <=  64   167, 167                 48 KiB            3
-                         HS <= 128   168, 167                 64 KiB            2, on sm_90 3
+            dk and dv    HS <=  64   222, 235                 49 KiB            2
+                         HS <= 128   254, 254                 65 KiB            2
+            dq           HS <=  64   161, 168                 48 KiB            3
+                         HS <= 128   168, 168                 64 KiB            2, on sm_90 3
         What a warp issues for a tile that is not masked (make sass, sm_90), beside 128, 128 and 96 mma of about 6.4
-        cycles each: forward 724 instructions (HS 64) or 694 (HS 128), dk and dv 575 or 553, dq 457 or 472.
+        cycles each: forward 711 instructions (HS 64) or 677 (HS 128), dk and dv 566 or 544, dq 458 or 472.
 Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867
 */
 #ifndef LLMC_FLASH_ATTENTION_H
@@ -55,12 +56,19 @@ __device__ inline float flash_exp2_(float x) {
 
 // ---- who sees whom ----
 
-// are all keys u..u+n_keys-1 seen by all queries t..t+n-1?
-__device__ inline bool flash_all_seen_(const AttentionShape& s, int t, int n, int u, int n_keys) {
-    return u + n_keys - 1 <= t && u + n_keys <= s.keys && (s.window == 0 || t + n - 1 - u < s.window);
+struct FlashRange {
+    int first, last;
+    __device__ inline bool has(int i) const { return i >= first && i <= last; }
+    __device__ inline bool has_all(int i, int n) const { return i >= first && i + n - 1 <= last; }
+};
+
+// keys that all queries t..t+n-1 see. For a query or a key that does not exist, whose row is not kept, the last one's
+__device__ inline FlashRange flash_keys_(const AttentionShape& s, int b, int t, int n) {
+    return {attention_sees_from(&s, b, min(t + n, s.T) - 1), attention_last_key(&s, t)};
 }
-__device__ inline bool flash_seen_(const AttentionShape& s, int t, int u) {
-    return u <= t && u < s.keys && (s.window == 0 || t - u < s.window);
+// queries that see all keys u..u+n-1
+__device__ inline FlashRange flash_queries_(const AttentionShape& s, int b, int u, int n) {
+    return {attention_first_query(&s, u + n - 1), attention_seen_until(&s, b, min(u, s.keys - 1))};
 }
 
 // ---- who computes what ----
@@ -98,18 +106,19 @@ __device__ inline FlashPlace flash_my_place_(int together) {
 
 // ---- forward ----
 
-// scores that are not seen become -Inf; t, u: query and key of the warp's first row and column
+// scores that are not seen become -Inf; t, u: query, of sequence b, and key of the warp's first row and column
 template <int M, int N>
-__device__ inline void flash_mask_scores(float (&scores)[M][N][4], const AttentionShape& s, int t, int u) {
+__device__ inline void flash_mask_scores(float (&scores)[M][N][4], const AttentionShape& s, int b, int t, int u) {
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int m = 0; m < M; m++) {
         #pragma unroll
-        for (int n = 0; n < N; n++) {
+        for (int half = 0; half < 2; half++) {
+            FlashRange seen = flash_keys_(s, b, t + 16 * m + lane / 4 + half * 8, 1);
             #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                bool sees = flash_seen_(s, t + 16 * m + lane / 4 + i / 2 * 8, u + 8 * n + lane % 4 * 2 + i % 2);
-                scores[m][n][i] = sees ? scores[m][n][i] : -INFINITY;
+            for (int n = 0; n < 2 * N; n++) {
+                float& score = scores[m][n / 2][2 * half + n % 2];
+                score = seen.has(u + n / 2 * 8 + lane % 4 * 2 + n % 2) ? score : -INFINITY;
             }
         }
     }
@@ -158,7 +167,8 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     int b = place.head / s.NH, h = place.head % s.NH, row = threadIdx.x / WARP * 16 * M;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / FLASH_KEYS;
-    int first = min(attention_first_key(&s, t) / FLASH_KEYS, last);  // a window may have left all keys behind
+    int first = min(attention_sees_from(&s, b, t) / FLASH_KEYS, last);  // a window may have left all keys behind
+    FlashRange all = flash_keys_(s, b, t + row, 16 * M);
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0);
     auto load_keys = [&](int tile) {
         int u = tile * FLASH_KEYS, stage = tile % 2 * TILE;
@@ -180,7 +190,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
         unsigned operands[M][FLASH_KEYS / 16][4];
         tile_set_zero(p);
         tile_add_product_transposed<W>(p, q_tile, row, k_tile + stage);
-        if (!flash_all_seen_(s, t + row, 16 * M, u, FLASH_KEYS)) { flash_mask_scores(p, s, t + row, u); }
+        if (!all.has_all(u, FLASH_KEYS)) { flash_mask_scores(p, s, b, t + row, u); }
         flash_softmax_step<W>(p, sums, m, sum, s.scale * FLASH_LOG2_E);
         tile_to_operands(operands, p);
         tile_add_product<W>(sums, operands, v_tile + stage);
@@ -232,10 +242,11 @@ __global__ void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* 
     }
 }
 
-// weights from scores, ds / scale from datt, of a warp's 16 keys (rows) and the queries of a tile (columns)
+// weights from scores, ds / scale from datt, of a warp's 16 keys (rows) and the queries of a tile (columns); all:
+// queries that see all of these keys
 template <int N>
 __device__ inline void flash_key_gradients_(float (&p)[1][N][4], float (&ds)[1][N][4], const FlashRow* rows,
-                                            const AttentionShape& s, int t, int u) {
+                                            const AttentionShape& s, FlashRange all, int b, int t, int u) {
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -246,14 +257,16 @@ __device__ inline void flash_key_gradients_(float (&p)[1][N][4], float (&ds)[1][
             ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - rows[column].D);
         }
     }
-    if (flash_all_seen_(s, t, 8 * N, u, 16)) { return; }
+    if (all.has_all(t, 8 * N)) { return; }
     #pragma unroll
-    for (int n = 0; n < N; n++) {
+    for (int half = 0; half < 2; half++) {
+        FlashRange see = flash_queries_(s, b, u + lane / 4 + half * 8, 1);
         #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            bool sees = flash_seen_(s, t + 8 * n + lane % 4 * 2 + i % 2, u + lane / 4 + i / 2 * 8);
-            p[0][n][i] = sees ? p[0][n][i] : 0.0f;
-            ds[0][n][i] = sees ? ds[0][n][i] : 0.0f;
+        for (int n = 0; n < 2 * N; n++) {
+            bool sees = see.has(t + n / 2 * 8 + lane % 4 * 2 + n % 2);
+            float &weight = p[0][n / 2][2 * half + n % 2], &dscore = ds[0][n / 2][2 * half + n % 2];
+            weight = sees ? weight : 0.0f;
+            dscore = sees ? dscore : 0.0f;
         }
     }
 }
@@ -275,7 +288,8 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     int u = place.tile * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.keys - u);
     int first = attention_first_query(&s, u), n_tiles = 0;
     first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
-    int n_queries = attention_last_query(&s, u + n_keys - 1) - first + 1;
+    int n_queries = attention_seen_until(&s, b, u + n_keys - 1) - first + 1;
+    FlashRange all = flash_queries_(s, b, u + row, 16);
     if (n_queries > 0) { n_tiles = (n_queries + QUERIES - 1) / QUERIES; }
     size_t kv = attention_at_kv(&s, b, g, u);
     auto load_queries = [&](int h, int t, int stage) {
@@ -312,7 +326,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
         tile_set_zero(ds);
         tile_add_product_transposed<W>(p, k_tile, row, q_tile + stage);
         tile_add_product_transposed<W>(ds, v_tile, row, dout_tile + stage);
-        flash_key_gradients_(p, ds, row_tile + step % 2 * QUERIES, s, t, u + row);
+        flash_key_gradients_(p, ds, row_tile + step % 2 * QUERIES, s, all, b, t, u + row);
         tile_to_operands(operands, p);
         tile_add_product<W>(dv_sums, operands, dout_tile + stage);
         tile_to_operands(operands, ds);
@@ -325,10 +339,12 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     tile_store_rows<W>(dv + kv, s.kv_row, n_keys, s.HS, v_tile, row, dv_sums, one);
 }
 
-// ds / scale from scores and datt of a warp's 16 queries (rows) and the keys of a tile (columns)
+// ds / scale from scores and datt of a warp's 16 queries (rows) and the keys of a tile (columns); all: keys that all of
+// these queries see
 template <int N>
 __device__ inline void flash_query_gradients_(float (&ds)[1][N][4], const float (&scores)[1][N][4],
-                                              const FlashRow (&rows)[2], const AttentionShape& s, int t, int u) {
+                                              const FlashRow (&rows)[2], const AttentionShape& s, FlashRange all, int b,
+                                              int t, int u) {
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -338,13 +354,13 @@ __device__ inline void flash_query_gradients_(float (&ds)[1][N][4], const float 
             ds[0][n][i] = weight * (ds[0][n][i] - rows[i / 2].D);
         }
     }
-    if (flash_all_seen_(s, t, 16, u, 8 * N)) { return; }
+    if (all.has_all(u, 8 * N)) { return; }
+    FlashRange seen[2] = {flash_keys_(s, b, t + lane / 4, 1), flash_keys_(s, b, t + lane / 4 + 8, 1)};
     #pragma unroll
     for (int n = 0; n < N; n++) {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
-            bool sees = flash_seen_(s, t + lane / 4 + i / 2 * 8, u + 8 * n + lane % 4 * 2 + i % 2);
-            ds[0][n][i] = sees ? ds[0][n][i] : 0.0f;
+            ds[0][n][i] = seen[i / 2].has(u + 8 * n + lane % 4 * 2 + i % 2) ? ds[0][n][i] : 0.0f;
         }
     }
 }
@@ -363,7 +379,8 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     int b = place.head / s.NH, h = place.head % s.NH, row = threadIdx.x / WARP * 16;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
-    int first = min(attention_first_key(&s, t) / KEYS, last);
+    int first = min(attention_sees_from(&s, b, t) / KEYS, last);
+    FlashRange all = flash_keys_(s, b, t + row, 16);
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0), at = attention_at_q(&s, b, h, t);
     auto load_keys = [&](int tile) {
         int u = tile * KEYS, stage = tile % 2 * TILE;
@@ -393,7 +410,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
         tile_set_zero(ds);
         tile_add_product_transposed<W>(scores, q_tile, row, k_tile + stage);
         tile_add_product_transposed<W>(ds, dout_tile, row, v_tile + stage);
-        flash_query_gradients_(ds, scores, mine, s, t + row, tile * KEYS);
+        flash_query_gradients_(ds, scores, mine, s, all, b, t + row, tile * KEYS);
         tile_to_operands(operands, ds);
         tile_add_product<W>(sums, operands, k_tile + stage);
     }

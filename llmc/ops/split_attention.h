@@ -15,7 +15,7 @@ Cost:   memory bound: 4*HS bytes for each key that is seen and each head of k an
         SPLIT_BLOCKS blocks, none shorter than SPLIT_KEYS; a block has 16 KiB of keys and values under way while it
         computes with as many. Scratch: 4*(HS + 2) bytes for each head and split, written and read once: with these 12
         heads, on 132 multiprocessors, 256 splits of 128 keys, 1.5 MiB. By ptxas of CUDA 13.0, without spills,
-        registers of a thread on sm_80, sm_90: HS <= 64 126, 136, HS <= 128 135, 138; a block has 36 KiB of shared
+        registers of a thread on sm_80, sm_90: HS <= 64 142, 138, HS <= 128 167, 168; a block has 36 KiB of shared
         memory at most.
 Error:  as flash_attention.h. Keys that the query does not see are not read: an Inf or NaN there reaches nothing.
 Order:  a split chains over its tiles of keys, ascending, 16 keys in a mma. In the merge each of eight warps adds every
@@ -176,7 +176,8 @@ static inline void split_forward_(const bf16* q, const bf16* k, const bf16* v, A
 static inline int split_attention_forward(bf16* out, float* max, float* inv, const bf16* q, const bf16* k,
                                           const bf16* v, const AttentionShape* s, const Device* dev) {
     const int is_short = s->T - attention_first_key(s, s->T - 1) <= SPLIT_KEYS;
-    if (attention_queries(s) != 1 || is_short || s->keys < s->T || !flash_fits_(q, k, v, out, s)) { return 0; }
+    if (attention_queries(s) != 1 || is_short || s->keys < s->T || s->documents) { return 0; }
+    if (!flash_fits_(q, k, v, out, s)) { return 0; }
     const int n_blocks = s->B * s->NKV * (int)ceil_div(s->NH / s->NKV, SPLIT_HEADS);
     const AttentionSplits a = split_plan_(s, n_blocks, dev);
     if (s->HS <= 64) {
