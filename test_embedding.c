@@ -187,6 +187,69 @@ static void test_stored(Test* t) {
 }
 #endif
 
+// ---- each token with a position of its own ----
+
+enum { PLACED_TOKENS, PLACES, PLACED_WTE, PLACED_WPE, PLACED_OUT, DPLACED_OUT, DPLACED_WTE, DPLACED_WPE };
+
+static void placed_ref(float* const* a, const int* d) {
+    placed_embedding_forward_ref(a[PLACED_OUT], (int*)a[PLACED_TOKENS], (int*)a[PLACES], a[PLACED_WTE], a[PLACED_WPE],
+                                 d['N'], d['C']);
+}
+
+OP_STORED(X)
+static void placed_fast(X* const* x, float* const* a, const int* d, const Device* dev) {
+    placed_embedding_forward(x[PLACED_OUT], (int*)a[PLACED_TOKENS], (int*)a[PLACES], (const X*)x[PLACED_WTE],
+                             (const X*)x[PLACED_WPE], d['N'], d['C'], dev);
+}
+
+static void placed_gradients_ref(float* const* a, const int* d) {
+    placed_embedding_backward_ref(a[DPLACED_WTE], a[DPLACED_WPE], a[DPLACED_OUT], (int*)a[PLACED_TOKENS],
+                                  (int*)a[PLACES], d['N'], d['C']);
+}
+
+OP_STORED(X)
+static void placed_gradients_fast(X* const* x, float* const* a, const int* d, const Device* dev) {
+    placed_embedding_backward(a[DPLACED_WTE], a[DPLACED_WPE], x[DPLACED_OUT], (int*)a[PLACED_TOKENS], (int*)a[PLACES],
+                              d['N'], d['C'], dev);
+}
+
+static void placed_double(double* const* a, const int* d) {
+    for (int i = 0, C = d['C']; i < d['N'] * C; i++) {
+        const int n = i / C, c = i % C;
+        a[PLACED_OUT][i] = a[PLACED_WTE][(int)a[PLACED_TOKENS][n] * C + c] + a[PLACED_WPE][(int)a[PLACES][n] * C + c];
+    }
+}
+
+static double placed_error(int array, const int* d) {
+    return array == PLACED_OUT ? 0x1p-24 : rounding_walk(d['N'], 8.0);  // as embedding's, at most N sums below 8
+}
+
+static double placed_apart(const OpProblem* p, int array, size_t i) {
+    return array == PLACED_OUT ? 0.0 : p->d['N'] * 0x1p-23 * (double)p->sizes[array][i];
+}
+
+static const int placed_shapes[][OP_DIMS] = {  // N, C, V, M
+    {1, 1, 1, 1}, {7, 33, 3, 4}, {99, 64, 5, 40}, {257, 24, 11, 3}, {0},
+};
+
+static const Op placed_embedding = {
+    .name = "placed embedding", .dims = "NCVM",
+    .arrays = {
+        {.number = PLACED_TOKENS, .name = "placed_tokens", .extents = "N", .role = GIVEN | INDEX, .below = 'V'},
+        {.number = PLACES, .name = "places", .extents = "N", .role = GIVEN | INDEX, .below = 'M'},
+        {PLACED_WTE, "placed_wte", "VC", GIVEN, 1.0f},
+        {PLACED_WPE, "placed_wpe", "MC", GIVEN, 1.0f},
+        {PLACED_OUT, "placed_out", "NC", MADE},
+        {DPLACED_OUT, "dplaced_out", "NC", GIVEN, 1.0f},
+        {DPLACED_WTE, "dplaced_wte", "VC", GRADIENT | ADDED | FLOAT, 1.0f},
+        {DPLACED_WPE, "dplaced_wpe", "MC", GRADIENT | ADDED | FLOAT, 1.0f},
+    },
+    .shapes = placed_shapes, .traits = ANYWHERE | SPECIAL_KERNELS,
+    .forward_ref = placed_ref, .forward = OP_FAST(placed_fast),
+    .backward_ref = placed_gradients_ref, .backward = OP_FAST(placed_gradients_fast),
+    .in_double = placed_double, .error = placed_error, .judged = {{21, 5, 4, 6}}, .apart = placed_apart,
+};
+
 // ---- without positions ----
 
 enum { TOKEN_IDS, TOKEN_WTE, TOKEN_OUT, DTOKEN_OUT, DTOKEN_WTE };
@@ -309,7 +372,7 @@ static const Op casts = {
 
 int main(int argc, char** argv) {
     const Op* ops[] = {
-        &embedding, &token_embedding, &residual, &casts,
+        &embedding, &placed_embedding, &token_embedding, &residual, &casts,
     };
     const Promise promises[] = {
         {"embedding many", "2505 positions and 70001 tokens, of which two fill every third place", test_many},

@@ -195,6 +195,10 @@ static void block_forward(const GPT2* gpt2, Activations* acts, int l, const floa
 // each segment counts its positions from 0
 static void embed_segments(floatX* out, const int* tokens, const StoredParameters* p, int C, const TokenBatch* x,
                            const Device* dev) {
+    if (x->segments.places) {
+        placed_embedding_forward(out, tokens, x->segments.places, p->wte, p->wpe, x->n, C, dev);
+        return;
+    }
     for (SegmentSpan s = segment_none(); segment_next(&s, &x->segments, &x->rows);) {
         embedding_forward(out + s.first * C, tokens + s.first, p->wte, p->wpe, s.of.rows, s.T - s.t0, C, s.t0, dev);
     }
@@ -289,6 +293,10 @@ static void embed_backward(GPT2* gpt2, Activations* acts, int N, const Device* d
     if (d.wpe) { device_zero(d.wpe, sizeof(float) * (size_t)gpt2->config.max_T * wte.C, dev); }
     const TokenBatch* x = &acts->batch;
     const int* own = vocabulary_own(&wte, x->tokens, N, dev);
+    if (x->segments.places) {
+        placed_embedding_backward(d.wte, d.wpe, dencoded, own, x->segments.places, N, wte.C, dev);
+        return;
+    }
     for (SegmentSpan s = segment_none(); segment_next(&s, &x->segments, &x->rows);) {
         embedding_backward(d.wte, d.wpe ? d.wpe + s.t0 * wte.C : NULL, dencoded + s.first * wte.C,
                            own + s.first, s.of.rows, s.T - s.t0, wte.C, dev);

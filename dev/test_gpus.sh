@@ -39,6 +39,16 @@ train exact "$exact"
 equal "exact build: the bits of train_gpt2" c exact
 train graph "$exact" --graph 1
 equal "exact: --graph 1 changes no bit" exact graph
+# rows of several documents: attention, RoPE and embedding are launched for all of them at once
+mkdir pages && for i in {1..20}; do head -c $((200 + i * 37)) text | tail -c $((30 + i * 29 % 120)) >pages/page_$i; done
+mkdir notes && for i in {1..40}; do head -c $((200 + i * 37)) text | tail -c $((2 + i * 5 % 9)) >notes/note_$i; done
+n_calls() { sed -n 's/.*simt: \([0-9]*\) calls.*/\1/p' "$1.err"; }
+few_more() { [ "$(n_calls "$1")" -gt 0 ] && [ "$(n_calls "$2")" -le $(($(n_calls "$1") + 12 * 9)) ]; }  # of 9 micro-batches
+train notes_c "$trainer" --train notes --doc-reset 1
+SIMT_COUNT=1 train notes "$exact" --train notes --doc-reset 1
+equal "exact, --doc-reset 1: the bits of train_gpt2" notes_c notes
+SIMT_COUNT=1 train notes_whole "$exact" --train notes
+check "... with hardly more launches than without" few_more notes_whole notes
 if is_quick; then
     train recomputed "$exact" --recompute 3
     equal "exact: --recompute 3 changes no bit" exact recomputed
@@ -158,7 +168,6 @@ echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":16,"num_hi
 "num_key_value_heads":1,"head_dim":8,"linear_num_key_heads":1,"linear_num_value_heads":2,"linear_key_head_dim":4,"linear_value_head_dim":4,
 "linear_conv_kernel_dim":4,"num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8,"shared_expert_intermediate_size":8,
 "max_position_embeddings":128,"rope_parameters":{"partial_rotary_factor":0.5,"mrope_section":[1,1,0]},"mtp_num_hidden_layers":1}' >mixed.json
-mkdir pages && for i in {1..20}; do head -c $((200 + i * 37)) text | tail -c $((30 + i * 29 % 120)) >pages/page_$i; done
 mixed() {  # RUN COMMAND...
     local options="--config mixed.json --train pages --doc-reset 1 --batch-size 1 --seq-len 128 --batch-tokens 128 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"
     train "$@"

@@ -40,23 +40,30 @@ static inline RotaryAttention rotary_attention_init(int NH, int NKV, int HS, int
     return x;
 }
 
-// `heads` heads of the positions of a span, where they lie
-static inline void rotary_turn_(floatX* x, const RotaryAttention* a, const SegmentSpan* s, int heads, int back,
-                                const Device* dev) {
+// `heads` heads of the positions of a span, where they lie. places: NULL, or of each position
+static inline void rotary_turn_(floatX* x, const RotaryAttention* a, const SegmentSpan* s, const int* places, int heads,
+                                int back, const Device* dev) {
     RopeShape shape = rope_shape(s->of.rows, s->T, s->t0, heads, a->of.HS, ROPE_HALVES);
     shape.rotated = a->rotated, shape.table_row = (size_t)a->rotated / 2;
     if (a->by_position) { shape.table_seq = (size_t)s->T * shape.table_row; }
+    else { shape.places = places; }
     const size_t first = a->by_position ? s->first * shape.table_row : 0;
     if (back) { rope_backward(x, a->rope->cosines + first, a->rope->sines + first, &shape, dev); }
     else { rope_forward(x, a->rope->cosines + first, a->rope->sines + first, &shape, dev); }
 }
 
-// all of q and k that this rank has, or back
+// all of q and k that this rank has, or back. Where each position has its place, one call for all of them
 static inline void rotary_turn_all_(floatX* q, floatX* k, const RotaryAttention* x, const Segments* segments,
                                     const CpRows* rows, int back, const Device* dev) {
+    if (segments->places) {
+        const SegmentSpan all = {{0, 1, cp_positions(rows)}, 0, cp_positions(rows), 0, 0, 0};
+        rotary_turn_(q, x, &all, segments->places, x->of.NH, back, dev);
+        rotary_turn_(k, x, &all, segments->places, x->of.NKV, back, dev);
+        return;
+    }
     for (SegmentSpan s = segment_none(); segment_next(&s, segments, rows);) {
-        rotary_turn_(q + s.first * x->of.q_row, x, &s, x->of.NH, back, dev);
-        rotary_turn_(k + s.first * x->of.kv_row, x, &s, x->of.NKV, back, dev);
+        rotary_turn_(q + s.first * x->of.q_row, x, &s, NULL, x->of.NH, back, dev);
+        rotary_turn_(k + s.first * x->of.kv_row, x, &s, NULL, x->of.NKV, back, dev);
     }
 }
 
@@ -78,7 +85,7 @@ static inline void rotary_attention_backward(floatX* dq, floatX* dk, floatX* dv,
 static inline void rotary_turn_new_(floatX* x, const RotaryAttention* a, int t0, int T, size_t first, int heads,
                                     const Device* dev) {
     const SegmentSpan whole = {{0, 1, T}, t0, T, 0, 0, 0}, alone = {{0, 1, T - t0}, 0, T - t0, first, 0, 0};
-    rotary_turn_(x, a, a->by_position ? &alone : &whole, heads, 0, dev);
+    rotary_turn_(x, a, a->by_position ? &alone : &whole, NULL, heads, 0, dev);
 }
 
 // k, v (N, NKV*HS): of the new positions, not turned; room: positions of a row of the cache

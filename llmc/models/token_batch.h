@@ -36,6 +36,7 @@ typedef struct {
     int counts_all;         // 1: one stretch of all, whatever their targets. A graph repeats what it has recorded
     Segments segments;      // what attention and positions see as one sequence
     DocumentBounds *bounds, *bounds_made;  // (B, T) of whole rows, on the device, and on the host on the way there
+    int *places, *places_made;  // (B, T) likewise; with --cp of the positions of this rank. NULL: as bounds
     const CachedText* texts;  // in generation in place of segments;
     int n_texts;            // 0: there are segments
     size_t n_bytes;         // of each
@@ -57,7 +58,7 @@ static inline int token_batch_positions(int B, int T, int generates) {
     return !generates ? B * T : B > piece ? B : piece;
 }
 
-// Attention of documents by their bounds is for GPUs, where calls for one after the other would be as many launches
+// Bounds and places of documents are for GPUs, where calls for one after the other would be as many launches
 #ifdef __CUDACC__
 enum { TOKEN_BATCH_BOUNDS = 1 };
 #else
@@ -67,10 +68,29 @@ enum { TOKEN_BATCH_BOUNDS = 0 };
 static inline size_t token_batch_bounds_bytes_(size_t n_bytes) {
     return TOKEN_BATCH_BOUNDS * sizeof(DocumentBounds) * (n_bytes / sizeof(int));
 }
+static inline size_t token_batch_places_bytes_(size_t n_bytes) { return TOKEN_BATCH_BOUNDS * n_bytes; }
 
 static inline double token_batch_bytes(int B, int T) {
     const size_t n_bytes = sizeof(int) * (size_t)B * (size_t)T;
-    return 2.0 * (double)n_bytes + (double)token_batch_bounds_bytes_(n_bytes);
+    return 2.0 * (double)n_bytes + (double)(token_batch_bounds_bytes_(n_bytes) + token_batch_places_bytes_(n_bytes));
+}
+
+static inline void token_batch_open_bounds_(TokenBatch* x) {
+    const size_t n_bounds = token_batch_bounds_bytes_(x->n_bytes), n_places = token_batch_places_bytes_(x->n_bytes);
+    x->bounds = x->bounds_made = NULL;
+    x->places = x->places_made = NULL;
+    if (!TOKEN_BATCH_BOUNDS) { return; }
+    x->bounds = (DocumentBounds*)device_alloc(n_bounds, "bounds of documents");
+    x->bounds_made = (DocumentBounds*)malloc_check(n_bounds, "bounds of documents");
+    x->places = (int*)device_alloc(n_places, "places in documents");
+    x->places_made = (int*)malloc_check(n_places, "places in documents");
+}
+
+static inline void token_batch_close_bounds_(TokenBatch* x) {
+    if (x->bounds) { device_release(x->bounds, token_batch_bounds_bytes_(x->n_bytes)); }
+    if (x->places) { device_release(x->places, token_batch_places_bytes_(x->n_bytes)); }
+    free(x->bounds_made);
+    free(x->places_made);
 }
 
 // cp NULL: whole rows
@@ -82,17 +102,14 @@ static inline void token_batch_open(TokenBatch* x, int B, int T, const RankGroup
     x->targets = (int*)device_alloc(x->n_bytes, "targets");
     x->counted = (Stretch*)malloc_check(sizeof(Stretch) * (size_t)B * (size_t)T, "stretches of targets");
     x->least_gap = STRETCH_GAP;
-    const size_t n_bounds = token_batch_bounds_bytes_(x->n_bytes);
-    x->bounds = n_bounds > 0 ? (DocumentBounds*)device_alloc(n_bounds, "bounds of documents") : NULL;
-    x->bounds_made = n_bounds > 0 ? (DocumentBounds*)malloc_check(n_bounds, "bounds of documents") : NULL;
+    token_batch_open_bounds_(x);
     segments_init(&x->segments, B, T);
 }
 
 static inline void token_batch_close(TokenBatch* x) {
     device_release(x->tokens, x->n_bytes);
     device_release(x->targets, x->n_bytes);
-    if (x->bounds) { device_release(x->bounds, token_batch_bounds_bytes_(x->n_bytes)); }
-    free(x->bounds_made);
+    token_batch_close_bounds_(x);
     free(x->counted);
     if (x->starts) { device_release(x->starts, x->n_bytes / sizeof(int)); }
     free(x->marks);
@@ -177,11 +194,13 @@ static inline void token_batch_mark_(TokenBatch* x, int N, const Device* dev) {
 
 // of B rows of T positions, whose segments have been found
 static inline void token_batch_bound_(TokenBatch* x, int B, int T, const Device* dev) {
-    x->segments.bounds = NULL;
+    x->segments.bounds = NULL, x->segments.places = NULL;
     if (!x->bounds || x->segments.document_start == NO_RESET) { return; }
     documents_bounds(x->bounds_made, &x->segments, T);
     device_upload(x->bounds, x->bounds_made, sizeof(DocumentBounds) * (size_t)B * (size_t)T, dev);
-    x->segments.bounds = x->bounds;
+    documents_places(x->places_made, &x->segments);
+    token_batch_upload_(x, x->places, x->places_made, B * T, dev);
+    x->segments.bounds = x->bounds, x->segments.places = x->places;
 }
 
 static inline void token_batch_inputs(TokenBatch* x, const int* tokens, const int* targets, int B, int T, int t0,

@@ -6,12 +6,14 @@ and each piece of one counts its positions from 0: a packed row gives the very b
 of their own.
     documents_segments   cuts a batch into Segments; the trainer calls embedding and attention once for each
     documents_bounds     of Segments: where the piece of a document that a position lies in begins and ends
+    documents_places     ... and its number in it
     segments_find        the same into the room of a trainer
     Segments             room for those of a batch, and the token with which documents begin
     Segment              rows of T positions, from position `first` of the flattened (B*T) batch on: the op is called
                          with B = rows and T, and every tensor (B*T, n) starts at first * n. That holds for attention's
                          statistics too: a segment of one row keeps its (NH, T) at first * NH
-On a GPU, where a call is a launch, attention takes the whole batch and the bounds of every position (AttentionShape).
+On a GPU, where a call is a launch, attention takes the whole batch and the bounds of every position (AttentionShape),
+RoPE and embedding of positions their places.
 All other ops look at one position at a time and are called for the whole batch as ever.
     no reset   one segment {0, B, T}
     reset      {first, 1, length} for each piece of a document, in order; none crosses the end of a row
@@ -63,12 +65,15 @@ typedef struct {
     int document_start;  // token with which documents begin, or the mark of targets, or NO_RESET
     int n;
     Segment* at;         // (n), room for every position of a batch
-    const DocumentBounds* bounds;  // (B, T) on the device: attention is one launch; NULL: a call for each segment
+    // on the device, where ops are called for all segments at once; NULL: for one after the other
+    const DocumentBounds* bounds;  // (B, T) of every position
+    const int* places;             // of those that this rank has: number in its segment
 } Segments;
 
 static inline void segments_init(Segments* s, int B, int T) {
     s->document_start = NO_RESET;
     s->bounds = NULL;
+    s->places = NULL;
     s->at = (Segment*)malloc_check(sizeof(Segment) * (size_t)B * (size_t)T, "segments");
 }
 
@@ -85,6 +90,12 @@ static inline void documents_bounds(DocumentBounds* bounds, const Segments* s, i
             const DocumentBounds here = {begin, begin + x.T};
             bounds[x.first + (size_t)k] = here;
         }
+    }
+}
+
+static inline void documents_places(int* places, const Segments* s) {
+    for (int i = 0; i < s->n; i++) {
+        for (int k = 0; k < s->at[i].rows * s->at[i].T; k++) { places[s->at[i].first + (size_t)k] = k % s->at[i].T; }
     }
 }
 

@@ -2,6 +2,7 @@
 Token and position embedding: out[b][t] = wte[token at b, t] + wpe[t].
     out (B, T, C)   tokens (B, T) in 0..V-1, V <= 2^24   wte (V, C)   wpe (maxT, C)
     t0  position of the first column, 0 in training
+placed_embedding_forward, _backward: the same of N tokens in a row, each with a position of its own, places (N).
 token_embedding_forward, _backward: the same without positions, for N = B*T tokens in a row; in C also of a table that
         does not learn and is stored as bf16, fp8 or fp4 (core/stored.h), _forward_stored.
 A token below 0 has its row of wte elsewhere: forward leaves its row of out as it is, backward has no dwte for it.
@@ -51,6 +52,19 @@ static inline void embedding_backward_ref(float* dwte, float* dwpe, const float*
     }
 }
 
+static inline void placed_embedding_forward_ref(float* out, const int* tokens, const int* places, const float* wte,
+                                                const float* wpe, int N, int C) {
+    for (size_t n = 0; n < (size_t)N; n++) {
+        embedding_forward_ref(out + n * C, tokens + n, wte, wpe, 1, 1, C, places[n]);
+    }
+}
+
+static inline void placed_embedding_backward_ref(float* dwte, float* dwpe, const float* dout, const int* tokens,
+                                                 const int* places, int N, int C) {
+    embedding_backward_ref(dwte, NULL, dout, tokens, 1, N, C);
+    embedding_backward_ref(dwpe, NULL, dout, places, 1, N, C);
+}
+
 static inline void token_embedding_forward_ref(float* out, const int* tokens, const float* wte, int N, int C) {
     for (size_t n = 0; n < (size_t)N; n++) {
         for (int c = 0; tokens[n] >= 0 && c < C; c++) { out[n * C + c] = wte[(size_t)tokens[n] * C + c]; }
@@ -85,6 +99,15 @@ static inline void embedding_forward(float* out, const int* tokens, const float*
     }
 }
 
+static inline void placed_embedding_forward(float* out, const int* tokens, const int* places, const float* wte,
+                                            const float* wpe, int N, int C, const Device* dev) {
+    (void)dev;
+    #pragma omp parallel for
+    for (int n = 0; n < N; n++) {
+        embedding_forward_ref(out + (size_t)n * C, tokens + n, wte, wpe, 1, 1, C, places[n]);
+    }
+}
+
 static inline void embedding_add_(float* to, const float* from, int n) {
     #pragma omp simd
     for (int i = 0; i < n; i++) { to[i] += from[i]; }
@@ -111,6 +134,12 @@ static inline void token_embedding_forward(float* out, const int* tokens, const 
     (void)dev;
     #pragma omp parallel for
     for (int n = 0; n < N; n++) { token_embedding_forward_ref(out + (size_t)n * C, tokens + n, wte, 1, C); }
+}
+
+static inline void placed_embedding_backward(float* dwte, float* dwpe, const float* dout, const int* tokens,
+                                             const int* places, int N, int C, const Device* dev) {
+    embedding_backward(dwte, NULL, dout, tokens, 1, N, C, dev);
+    embedding_backward(dwpe, NULL, dout, places, 1, N, C, dev);
 }
 
 // the same of a table that does not learn
@@ -142,13 +171,14 @@ static inline void embedding_owned(float* out, const float* parts, const int* to
 
 enum { EMBEDDING_ROWS = 8 };  // warps of a block: blocks are (32, 8)
 
+// places: NULL, or of each position
 template <int W, typename X>
-__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T, int C,
-                                         int t0) {
+__global__ void embedding_forward_kernel(X* out, const int* tokens, const int* places, const X* wte, const X* wpe,
+                                         int N, int T, int C, int t0) {
     int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N || tokens[n] < 0) { return; }
     const X* token = wte + (size_t)tokens[n] * C;
-    const X* position = wpe ? wpe + (size_t)(t0 + n % T) * C : NULL;
+    const X* position = wpe ? wpe + (size_t)(places ? places[n] : t0 + n % T) * C : NULL;
     for (int c = threadIdx.x * W; c < C; c += WARP * W) {
         Pack<float, W> a = load_floats<W>(token + c);
         if (position) {
@@ -160,18 +190,29 @@ __global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte
 }
 
 template <typename X>
-static inline void embedding_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T, int C, int t0,
-                                     const Device* dev) {
+static inline void embedding_forward_(X* out, const int* tokens, const int* places, const X* wte, const X* wpe, int N,
+                                      int T, int C, int t0, const Device* dev) {
     constexpr int W = pack_width<X>();
-    int N = B * T;
     dim3 block(WARP, EMBEDDING_ROWS);
     unsigned grid = (unsigned)ceil_div(N, EMBEDDING_ROWS);
     if (C % W == 0 && pack_aligned(out, wte, wpe)) {
-        embedding_forward_kernel<W><<<grid, block, 0, dev->stream>>>(out, tokens, wte, wpe, N, T, C, t0);
+        embedding_forward_kernel<W><<<grid, block, 0, dev->stream>>>(out, tokens, places, wte, wpe, N, T, C, t0);
     } else {
-        embedding_forward_kernel<1><<<grid, block, 0, dev->stream>>>(out, tokens, wte, wpe, N, T, C, t0);
+        embedding_forward_kernel<1><<<grid, block, 0, dev->stream>>>(out, tokens, places, wte, wpe, N, T, C, t0);
     }
     cudaCheck(cudaGetLastError());
+}
+
+template <typename X>
+static inline void embedding_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T, int C, int t0,
+                                     const Device* dev) {
+    embedding_forward_(out, tokens, NULL, wte, wpe, B * T, T, C, t0, dev);
+}
+
+template <typename X>
+static inline void placed_embedding_forward(X* out, const int* tokens, const int* places, const X* wte, const X* wpe,
+                                            int N, int C, const Device* dev) {
+    embedding_forward_(out, tokens, places, wte, wpe, N, N, C, 0, dev);
 }
 
 template <typename X>
@@ -444,6 +485,14 @@ static inline void embedding_backward(float* dwte, float* dwpe, const X* dout, c
     } else {
         embedding_backward_<1>(dwte, dwpe, dout, tokens, B, T, C, dev);
     }
+}
+
+// dwpe is sorted by places as dwte is by tokens
+template <typename X>
+static inline void placed_embedding_backward(float* dwte, float* dwpe, const X* dout, const int* tokens,
+                                             const int* places, int N, int C, const Device* dev) {
+    embedding_backward(dwte, NULL, dout, tokens, 1, N, C, dev);
+    embedding_backward(dwpe, NULL, dout, places, 1, N, C, dev);
 }
 
 template <typename X>
