@@ -10,6 +10,7 @@ It promises that
   - every relative link leads to a file, and to a heading where it names one;
   - what comments of the sources cite as doc/gelu.md "Formula" are headings of that page;
   - llmc/README.md links every header of llmc/ once;
+  - doc/gpu/step.md is what dev/roofline.py writes;
   - every ```python block in doc/ runs, in a namespace of its own, and asserts something.
 """
 import argparse
@@ -21,6 +22,8 @@ import os
 import re
 import textwrap
 import traceback
+
+import roofline
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MAP = "llmc/README.md"
@@ -223,6 +226,7 @@ def main():
         for source in sorted(glob.glob(pattern, root_dir=ROOT)):
             check_citations(source, report)
     check_map(report)
+    report.count(roofline.PAGE, roofline.problem())
     if report.skipped:
         print("skipped: the examples need NumPy (dev/setup.sh)")
     print(report.last_line())

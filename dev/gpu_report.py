@@ -15,6 +15,8 @@ import os
 import re
 import sys
 
+import roofline
+
 STAGES = ["build", "tests", "sanitizer", "ops", "steps", "qwen"]
 # parameters that a token of train_moe reads, with the 257 tokens of bytes: "active" of its box, but for the embedding's other rows
 TEXT_PARAMETERS = {"tiny": 250816 - 257 * 64, "small": 10567424 - 257 * 256, "6.9b": 1737841920 - 257 * 768}
@@ -147,6 +149,7 @@ def steps(folders):
                 flops = (FLOPS_124M + 6 * 12 * 768 * T) * B * T
                 body.append([program, case[5:], number(ms, 4), f"{1e3 * B * T / ms:,.0f}", number(flops / ms / 1e9), ratio(ms, ours)])
     notes = "".join(f"\n- {note}" for note in comments(folders, "steps.tsv"))
+    notes += f"\n- expected of ours on an H200, B {roofline.B}, T {roofline.T}: {roofline.step_ms():.0f} ms ([row by row](step.md))"
     return text + "\n" + table(["program", "batch", "ms", "tok/s", "TFLOP/s", "time / ours"], body, left=2) + notes + "\n"
 
 
@@ -201,6 +204,16 @@ def share(value, ceiling):
     return f"{100 * value / ceiling:.0f}" if value and ceiling else "-"
 
 
+EXPECTED = ["expected, ms", "expected / ours"]
+
+
+def beside_expected(case, ms, n_bytes, flops):
+    """What roofline.py expects of an H200, and the share of it that was reached; bold where an assumption failed."""
+    expected = roofline.expected(case, n_bytes, flops)
+    reached = ratio(expected, ms)
+    return [number(expected), f"**{reached}**" if expected and expected < 0.85 * ms else reached]
+
+
 def ops(folders):
     best = shortest(rows(folders, "ops.tsv"))
     if not best:
@@ -212,10 +225,10 @@ def ops(folders):
             continue
         theirs = best.get(("PyTorch", case), (None,))[0]
         body.append([case, number(ms), number(n_bytes / ms / 1e6), share(n_bytes / ms / 1e6, gbps), number(flops / ms / 1e9) if flops else "-",
-                     share(flops / ms / 1e9, tflops), number(theirs), ratio(theirs, ms)])
+                     share(flops / ms / 1e9, tflops), number(theirs), ratio(theirs, ms)] + beside_expected(case, ms, n_bytes, flops))
     text = f"A copy moves {number(gbps)} GB/s, bytes read and written; the large product reaches {number(tflops)} TFLOP/s"
     text += "".join(f"; {note}" for note in comments(folders, "ops.tsv") if note.startswith("clocks")) + ".\n\n"
-    header = ["op, bf16, B 16, T 1024", "ms", "GB/s", "% of copy", "TFLOP/s", "% of product", "PyTorch eager, ms", "PyTorch / ours"]
+    header = ["op, bf16, B 16, T 1024", "ms", "GB/s", "% of copy", "TFLOP/s", "% of product", "PyTorch eager, ms", "PyTorch / ours"] + EXPECTED
     return text + table(header, body)
 
 
@@ -227,12 +240,12 @@ def attention(folders):
     programs = ["ours"] + [f"PyTorch {name}" for name in ("flash", "cudnn", "efficient", "math")]
     body = []
     for case in dict.fromkeys(case for _, case in best):
-        flops = best.get(("ours", case), (0, 0, 0))[2]
+        ours, n_bytes, flops = best.get(("ours", case), (None, 0, 0))
         cells = [best.get((program, case), (None,))[0] for program in programs]
         fastest = min((ms for ms in cells[1:] if ms), default=None)
         shown = [f"{ms:.3g} ({flops / ms / 1e9:.3g})" if ms else "-" for ms in cells]
-        body.append([case.replace("attention_", "")] + shown + [ratio(fastest, cells[0])])
-    text = table(["ms (TFLOP/s)"] + programs + ["fastest of PyTorch / ours"], body)
+        body.append([case.replace("attention_", "")] + shown + [ratio(fastest, cells[0])] + (beside_expected(case, ours, n_bytes, flops) if ours else ["-", "-"]))
+    text = table(["ms (TFLOP/s)"] + programs + ["fastest of PyTorch / ours"] + EXPECTED, body)
     notes = [note for note in comments(folders, "ops.tsv") if not note.startswith("clocks")]
     return text + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
 

@@ -56,6 +56,8 @@ page_says "a text has tokens a second" '^\| tiny \| [0-9.]+ \| [0-9.,]+ \| [0-9.
 page_says "a step with and without --graph 1, of one row too" '^\| ours, --graph 1 \| B 1 T 16 \| [0-9.,]+ \|'
 page_says "losses from the same start are compared" 'At step 1 they are [0-9.e-]+ apart'
 page_says "every op has a time and its share of the copy's speed" '^\| layernorm_backward \| [0-9.]+ \| [0-9.]+ \| [0-9]+ \|'
+page_says "... and beside it what is expected of an H200" '^\| layernorm_backward (\| [^|]+){7}\| [0-9.e-]+ \| (\*\*)?[0-9.]+(\*\*)? \|$'
+page_says "... of the step, too" '^- expected of ours on an H200, B 64, T 1024: [0-9]+ ms'
 page_says "attention has a column for each back end" '^\| forward B 1 T 16 NH 2 HS 16 \| [0-9.]+ \([0-9.e-]+\)( \| ([0-9.]+ \([0-9.e-]+\)|-)){4}'
 page_says "Qwen3-0.6B: all parameters beside another program" '^\| ours \| all parameters \| B 2 T 16 \| [0-9.,]+ \|'
 page_says "... LoRA, whose first loss is compared" '^\| ours \| LoRA of rank 16 \| B 2 T 16 \| [0-9.,]+ \|'

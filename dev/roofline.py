@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""
+What a step of GPT-2 124M, and each kernel in it, can cost on an H200 at least, and what we expect: writes doc/gpu/step.md.
+
+    python3 dev/roofline.py              write the page anew
+    python3 dev/roofline.py --check      compare: status 1 when the page is not what the formulas give (dev/check_docs.py asks, too)
+
+The limit of a kernel is the larger of its FLOP at the card's rate and its bytes at the memory's. What is expected is more, by a share for
+each kind of kernel that is written below, so that a measured time which is longer names the assumption that failed. dev/gpu_report.py puts
+expected(case) beside what was measured. Instructions of attention are those that flash_attention.h states (make sass).
+Standard library only. Nothing here was measured on a GPU by us.
+"""
+import argparse
+import os
+import re
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PAGE = "doc/gpu/step.md"
+
+# ---- the card: H200 SXM ----
+TENSOR, MEMORY = 989.4e12, 4.8e12       # FLOP/s of bf16, dense; bytes/s
+SMS, SCHEDULERS, CLOCK = 132, 4, 1.83e9  # the clock that belongs to TENSOR: 4096 FLOP a multiprocessor and cycle
+MMA_CYCLES = 6.4                        # an mma.sync of 16 x 8 x 16 on one scheduler: 62 % of the rate (dev/sass.py)
+
+# ---- what is assumed; the page says why ----
+PRODUCT = 630e12        # FLOP/s of cuBLASLt's large products
+STREAM = 26.0 / 100.66  # microseconds for a MB of memory that is read or written once: 3.9 TB/s
+ATTENTION = 0.5         # of the cycles that an attention kernel takes, its instructions or its mma would need so many
+LAUNCH = 2e-6           # seconds between two kernels
+
+# ---- the model and the batch ----
+B, T, C, NH, HS, L, V = 64, 1024, 768, 12, 64, 12, 50304
+N, PARAMETERS, HEAD_ROWS = B * T, 124475904, 8192
+LAUNCHES = 406          # 378 of a micro-batch under dev/simt (doc/kernels.md), and seven more pieces of the head with four each
+
+
+def stream(n_bytes):
+    """Seconds that a kernel takes which does nothing but move bytes."""
+    return n_bytes / 1e6 * STREAM / 1e6
+
+
+def instructions():
+    """{("forward" | "keys" | "queries", W): what a warp issues for a tile}, as flash_attention.h states it."""
+    with open(os.path.join(ROOT, "llmc/ops/flash_attention.h"), encoding="utf-8") as file:
+        text = re.sub(r"\s+", " ", file.read())
+    found = re.search(r"forward (\d+) instructions \(HS 64\) or (\d+) \(HS 128\), dk and dv (\d+) or (\d+), dq (\d+) or (\d+)", text)
+    numbers = [int(n) for n in found.groups()]
+    return {(name, W): numbers[2 * i + (W == 128)] for i, name in enumerate(("forward", "keys", "queries")) for W in (64, 128)}
+
+
+# rows and columns of a block's tiles: queries x keys, for keys: keys x queries; mma of a warp for a tile
+TILES = {("forward", 64): (128, 64, 128), ("forward", 128): (64, 64, 128), ("keys", 64): (64, 64, 128), ("keys", 128): (64, 32, 128),
+         ("queries", 64): (64, 64, 96), ("queries", 128): (64, 32, 96)}
+
+
+def tiles(kernel, T, HS):
+    """Tiles that the blocks of a head go through, causal."""
+    rows, columns, _ = TILES[kernel, 64 if HS <= 64 else 128]
+    blocks = range(0, T, rows)
+    if kernel == "keys":  # a block of keys is seen by all queries from its first on
+        return sum(-(-(T - first) // columns) for first in blocks)
+    return sum(-(-min(T, first + rows) // columns) for first in blocks)
+
+
+def attention_cycles(kernel, heads, T, HS):
+    """Cycles of a scheduler, if instructions and mma never waited: the larger of both."""
+    W = 64 if HS <= 64 else 128
+    each = max(instructions()[kernel, W], TILES[kernel, W][2] * MMA_CYCLES)
+    return heads * tiles(kernel, T, HS) * 4 / (SMS * SCHEDULERS) * each
+
+
+def attention_seconds(kernels, heads, T, HS):
+    return sum(attention_cycles(kernel, heads, T, HS) for kernel in kernels) / CLOCK / ATTENTION
+
+
+class Row:
+    """times: how often in a step; flops, n_bytes: of one; more: bytes of an epilogue that no product hides; seconds: expected of one."""
+
+    def __init__(self, name, times, flops, n_bytes, kind, more=0.0, seconds=None):
+        self.name, self.times, self.flops, self.n_bytes, self.kind = name, times, flops, n_bytes, kind
+        self.limit = max(flops / TENSOR, n_bytes / MEMORY) * times
+        if seconds is None:
+            seconds = flops / PRODUCT + stream(more) if kind == "product" else stream(n_bytes)
+        self.expected = seconds * times
+
+
+def product(name, times, M, IC, OC, out=2, more=0.0):
+    """(M, IC) times (IC, OC); out: bytes of an element of the result."""
+    return Row(name, times, 2.0 * M * IC * OC, 2.0 * (M * IC + IC * OC) + out * M * OC + more, "product", more)
+
+
+def rows():
+    tensor = 2.0 * N * C  # bytes of (N, C) in bf16
+    statistics = 8.0 * N * NH
+    counted = 2.0 * B * T * T * C  # FLOP of causal attention, forward: half of the square
+    heads = B * NH
+    pieces = N // HEAD_ROWS
+    return [
+        product("qkv", L, N, C, 3 * C), product("attproj", L, N, C, C), product("fc, and its GELU", L, N, C, 4 * C, more=4 * tensor),
+        product("fcproj", L, N, 4 * C, C),
+        product("dinp of fcproj, and GELU's slope", L, N, C, 4 * C, more=4 * tensor), product("dinp of fc", L, N, 4 * C, C),
+        product("dinp of attproj", L, N, C, C), product("dinp of qkv", L, N, 3 * C, C),
+        product("dW of fcproj", L, C, N, 4 * C, out=4), product("dW of fc", L, 4 * C, N, C, out=4),
+        product("dW of attproj", L, C, N, C, out=4), product("dW of qkv", L, 3 * C, N, C, out=4),
+        product("logits", pieces, HEAD_ROWS, C, V), product("dinp of logits", pieces, HEAD_ROWS, V, C),
+        product("dW of logits", pieces, V, HEAD_ROWS, C, out=4),
+        Row("... added piece to piece", pieces - 1, 0.0, 8.0 * V * C, "memory"),
+        Row("attention forward", L, counted, 4 * tensor + statistics, "attention", seconds=attention_seconds(["forward"], heads, T, HS)),
+        Row("attention backward: D", L, 0.0, 2 * tensor + 2 * statistics, "memory"),
+        Row("attention backward: dk, dv", L, 1.5 * counted, 6 * tensor + statistics, "attention",
+            seconds=attention_seconds(["keys"], heads, T, HS)),
+        Row("attention backward: dq", L, counted, 5 * tensor + statistics, "attention", seconds=attention_seconds(["queries"], heads, T, HS)),
+        Row("first LayerNorm", 1, 0.0, 2 * tensor, "memory"), Row("residual and LayerNorm", 2 * L, 0.0, 4 * tensor, "memory"),
+        Row("LayerNorm backward, and a bias", 2 * L + 1, 0.0, 4 * tensor, "memory"), Row("bias of fc", L, 0.0, 4 * tensor, "memory"),
+        Row("bias of qkv", L, 0.0, 3 * tensor, "memory"), Row("cross entropy", pieces, 0.0, 4.0 * HEAD_ROWS * V, "memory"),
+        Row("embedding", 1, 0.0, 2 * tensor, "memory"), Row("embedding backward", 1, 0.0, 2 * tensor + 2 * 4.0 * V * C, "memory"),
+        Row("stream's gradient set to 0", 1, 0.0, tensor, "memory"), Row("AdamW", 1, 0.0, 30.0 * PARAMETERS, "memory"),
+        Row("norm", 1, 0.0, 4.0 * PARAMETERS, "memory"), Row("between launches", LAUNCHES, 0.0, 0.0, "launch", seconds=LAUNCH),
+        Row("waits for losses and norm", 1, 0.0, 0.0, "launch", seconds=2e-4),
+    ]
+
+
+GROUPS = [("products of blocks", 0, 12), ("products of the head", 12, 16), ("attention", 16, 20), ("LayerNorms", 20, 23),
+          ("biases of fc and qkv", 23, 25), ("cross entropy", 25, 26), ("embedding, zeros", 26, 29), ("AdamW, norm", 29, 31), ("launches, waits", 31, 33)]
+
+
+def expected(case, n_bytes, flops):
+    """Milliseconds of a case of dev/bench/gpu_ops.cu on an H200; None: nobody says. Of its name: what is not a product or attention has no FLOP."""
+    attention = re.fullmatch(r"attention_(forward|backward) B (\d+) T (\d+) NH (\d+) HS (\d+)", case)
+    if attention:
+        B, T, NH, HS = (int(n) for n in attention.groups()[1:])
+        kernels = ["forward"] if attention[1] == "forward" else ["keys", "queries"]
+        return 1e3 * attention_seconds(kernels, B * NH, T, HS) + (0.0 if attention[1] == "forward" else 1e3 * stream(4.0 * B * T * NH * HS))
+    if case.startswith("gated_delta") or not n_bytes:
+        return None
+    return 1e3 * (flops / PRODUCT if flops else stream(n_bytes))
+
+
+def step_ms():
+    return 1e3 * sum(r.expected for r in rows())
+
+
+# ---- the page ----
+
+def ms(seconds):
+    return f"{1e3 * seconds:.2f}"
+
+
+def table(header, body, left=1):
+    lines = [header, ["---"] * left + ["---:"] * (len(header) - left)] + body
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def step_table(found):
+    body = [[r.name, str(r.times), f"{r.flops * r.times / 1e12:.2f}" if r.flops else "", f"{r.n_bytes * r.times / 1e9:.1f}" if r.n_bytes else "",
+             ms(r.limit) if r.limit else "", ms(r.expected), f"{100 * r.limit / r.expected:.0f} %" if r.limit else ""] for r in found]
+    total = [f"**{sum(r.flops * r.times for r in found) / 1e12:.1f}**", f"**{sum(r.n_bytes * r.times for r in found) / 1e9:.0f}**",
+             f"**{ms(sum(r.limit for r in found))}**", f"**{ms(sum(r.expected for r in found))}**"]
+    share = sum(r.limit for r in found) / sum(r.expected for r in found)
+    return table(["row", "times", "TFLOP", "GB", "limit, ms", "expected, ms", "limit / expected"],
+                 body + [["**the step**", ""] + total + [f"**{100 * share:.0f} %**"]])
+
+
+def group_table(found):
+    before = [53, 24, 23.25, 5.8, None, 4, None, 1.2, 1]  # of the estimate that this page goes on from, where it has the row
+    body = []
+    for (name, first, end), old in zip(GROUPS, before):
+        part = found[first:end]
+        body.append([name, f"{old:g}" if old else "", ms(sum(r.expected for r in part)), ms(sum(r.limit for r in part))])
+    return table(["class", "before, ms", "expected now, ms", "limit, ms"], body)
+
+
+def split_table():
+    """dW without a split sum: tiles of 128 x 256 that are not enough for the multiprocessors."""
+    body = []
+    for name, OC, IC in (("attproj", C, C), ("qkv", 3 * C, C), ("fc, fcproj", 4 * C, C), ("logits", V, C)):
+        n = -(-OC // 128) * -(-IC // 256)
+        fill = n / (SMS * -(-n // SMS))
+        K = N if name != "logits" else HEAD_ROWS
+        seconds = 2.0 * OC * IC * K / PRODUCT
+        body.append([name, str(n), f"{100 * fill:.0f} %", ms(seconds), ms(seconds / fill)])
+    return table(["dW of", "tiles of 128 x 256", "of 132 multiprocessors, in whole waves", "expected, ms", "if no sum is split, ms"], body)
+
+
+def attention_table():
+    body = []
+    issued = instructions()
+    for kernel in ("forward", "keys", "queries"):
+        for HS in (64, 128):
+            rows_, columns, mma = TILES[kernel, HS]
+            body.append([{"forward": "forward", "keys": "dk, dv", "queries": "dq"}[kernel], str(HS), f"{rows_} x {columns}", str(issued[kernel, HS]), f"{mma * MMA_CYCLES:.0f}",
+                         f"{tiles(kernel, T, HS)}", ms(attention_cycles(kernel, B * NH * 64 // HS, T, HS) / CLOCK),
+                         ms(attention_seconds([kernel], B * NH * 64 // HS, T, HS))])
+    return table(["kernel", "HS", "tile", "instructions", "cycles of its mma", "tiles of a head", "bound, ms", "expected, ms"], body)
+
+
+def change_table(found):
+    total = sum(r.expected for r in found)
+    pieces = next(r for r in found if r.name == "... added piece to piece").expected
+    products = sum(r.flops * r.times for r in found if r.kind == "product")
+    better = products / PRODUCT - products / (1.05 * PRODUCT)
+    backward = sum(r.expected for r in found if r.name in ("attention backward: dk, dv", "attention backward: dq"))
+    forward = next(r for r in found if r.name == "attention forward").expected
+    wgmma = backward - L * 5.0 * B * T * T * C / 330e12 + forward - L * 2.0 * B * T * T * C / 320e12
+    body = [["as it is, with default options", "", ms(total)]]
+    for name, gain in (("`--head-rows 65536`: 6.6 GB of logits at once", pieces), ("`--graph 1`", (LAUNCHES - 85) * LAUNCH),
+                       ("rows of gemm_algorithms.h that make products 5 % faster: a card must choose", better),
+                       ("attention by wgmma, 320 TFLOP/s forward and 330 backward: not written", wgmma)):
+        total -= gain
+        body.append([name, f"-{ms(gain)}", ms(total)])
+    return table(["change", "ms", "the step, ms"], body)
+
+
+TEXT = """# A step of GPT-2 124M on an H200, row by row
+
+Written by `python3 dev/roofline.py`; [dev/roofline.py](../../dev/roofline.py) has the formulas. **Derived, not measured.** B {B}, T {T}, bf16, one
+card: {N:,} tokens a step. The goal is 600,000 tokens a second, {goal} ms.
+
+The **limit** of a row is what the card cannot beat: FLOP at 989 TFLOP/s or bytes at 4.8 TB/s, every input read once and every
+output written once. **Expected** is what our kernel should take, by the assumptions below. A row that takes longer on a card than
+expected names the assumption that failed; [gpu_check.sh](README.md) prints the same column beside what it measures.
+
+{step}
+{classes}
+"Before" is the estimate from which the work began, 122 ms with 6.2 for GELU, 2.9 for all biases and 0.7 for the embedding and the tree of leaves.
+The sum is {total} ms, {rate} tokens a second: **above the 105 ms that were hoped for**. The rows that keep it there are the
+products of the blocks, at 64 % of the card's rate, and attention's way back.
+
+{changes}
+A gain is an estimate, too. The last two are what the goal needs, and both need a card or kernels that are not written.
+
+## What is assumed, and how its failure looks
+
+| kind | assumption | where it comes from | if it fails |
+|---|---|---|---|
+| products | 630 TFLOP/s, 64 % | what large bf16 products usually reach at the power that a card may draw | `matmul 8192` is lower, too: clocks, power. It alone is right: the choice of algorithms ([README](README.md#choosing-cublaslts-algorithms)), or a dW below |
+| GELU and its slope | 4 tensors of (N, C) more, {gelu} ms each time, that the product does not hide | bytes | `matmul_gelu_forward fc` beside `matmul_forward fc` |
+| memory | 26 us for a tensor of (N, C): 3.9 TB/s, 81 % | what large copies usually reach | `copy` is lower, or loads in flight are too few: `% of copy` |
+| attention | half of the cycles that instructions or mma need | FlashAttention-2, also mma.sync, has 35 % of an H100's rate at its best ([Shah et al. 2024](https://arxiv.org/abs/2407.08608)), 56 % of what mma.sync can do | more than twice the bound: stalls, `ncu`'s warp states say of what; forward alone: the L2 does not hold a group of heads |
+| launches | 2 us each, {launches} of them | counted under dev/simt; 2 us are a guess | `--graph 1` beside it |
+
+## dW: enough tiles only if sums are split
+
+A product's sum over {N:,} positions has few outputs. Where cuBLASLt does not split the sum, most multiprocessors have nothing to do:
+
+{split}
+A measured time near the last column says that no sum was split, or that only slow schemes were allowed.
+
+## Attention: cycles of a scheduler
+
+For a tile a warp issues so many instructions, one a cycle, and its mma take so many cycles; the larger of both is the bound. B {B},
+T {T}, 768 channels, one layer:
+
+{attention}
+Forward and backward are counted as 2 and 5 B T T C operations in TFLOP/s; the kernels do 7 products backward instead of 5, and
+the half tiles on the diagonal.
+"""
+
+
+def page():
+    found = rows()
+    total = sum(r.expected for r in found)
+    return TEXT.format(B=B, T=T, N=N, goal=f"{1e3 * N / 600e3:.0f}", step=step_table(found), classes=group_table(found),
+                       total=f"{1e3 * total:.1f}", rate=f"{N / total:,.0f}", changes=change_table(found), gelu=f"{1e3 * stream(8.0 * N * C):.2f}",
+                       launches=LAUNCHES, split=split_table(), attention=attention_table())
+
+
+def problem():
+    """Why the page is not what the formulas give; None: it is."""
+    try:
+        with open(os.path.join(ROOT, PAGE), encoding="utf-8") as file:
+            same = file.read() == page()
+    except FileNotFoundError:
+        same = False
+    return None if same else "is not what the formulas give: python3 dev/roofline.py"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        found = problem()
+        print(f"FAIL  {PAGE}: {found}" if found else f"ok    {PAGE}")
+        return found is not None
+    with open(os.path.join(ROOT, PAGE), "w", encoding="utf-8") as file:
+        file.write(page())
+    print(f"wrote {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
