@@ -265,9 +265,9 @@ cuda:
 ptxas: build/cuda_flags
 	@$(PYTHON) dev/ptxas.py $(PTXAS_OPTIONS) -- $(NVCC) $(filter-out -arch=%,$(NVCC_FLAGS)) --options-file build/cuda_flags
 
-# instructions that attention issues for a tile
+# doc/gpu/tiles.md: instructions that tensor core kernels issue for a tile
 sass: build/cuda_flags
-	@$(PYTHON) dev/sass.py -- $(NVCC) $(filter-out -arch=%,$(NVCC_FLAGS)) --options-file build/cuda_flags
+	@$(PYTHON) dev/sass.py $(SASS_OPTIONS) -- $(NVCC) $(filter-out -arch=%,$(NVCC_FLAGS)) --options-file build/cuda_flags
 
 # for dev/gpu_check.sh
 cuda_folder:

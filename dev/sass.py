@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """
-How many instructions a warp issues for one tile: of the main loops of flash_attention.h, from machine code.
+How many instructions a warp issues for one tile of the tensor core kernels, from machine code. Writes doc/gpu/tiles.md.
 
-    make sass                                the table, for sm_90; needs nvcc and nvdisasm, no GPU
-    python dev/sass.py [--arch sm_90] -- NVCC FLAGS...     what make runs
+    make sass                                the page, of sm_90; needs nvcc and nvdisasm, no GPU; some minutes
+    make sass SASS_OPTIONS=--check           compare: fails when the page is not what the code gives
+    make sass SASS_OPTIONS="--only flash_forward"      prints the rows of some kernels, writes nothing
+    python dev/sass.py [--check] [--only NAME] -- NVCC FLAGS...     what make runs
     python dev/sass.py --self-test           the counting itself, on a loop written by hand
 
 The main loop of a kernel is the one with the most tensor core instructions (HMMA). Counted is the cheapest way through it that
-copies all of the next tile (so many LDGSTS): the tile in which nothing is masked. Instructions that a predicate turns off count,
-for they are issued all the same. A quarter of a multiprocessor issues one instruction a cycle, and its tensor cores take HMMA_CYCLES
+copies all of the next tile (so many LDGSTS): the tile in which nothing is masked. Loops inside it that hold mma go round as often as is
+written here; other loops count once, so a search for what comes next is in it at its shortest. Instructions that a predicate turns off
+count, for they are issued all the same. A quarter of a multiprocessor issues one instruction a cycle, and its tensor cores take HMMA_CYCLES
 for an mma: where more instructions are issued than these take cycles, instructions are the limit. Both are of one warp, and other
 warps of the quarter can fill its gaps: an estimate, no measurement. nvdisasm: that of the toolkit, or the wheel nvidia-cuda-nvdisasm.
 """
@@ -23,14 +26,37 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCE = "dev/bench/gpu_ops.cu"  # has every kernel below
+PAGE = "doc/gpu/tiles.md"
 # 16 x 8 x 16 multiply-adds of bf16 by mma.sync on sm_90: 4 cycles at the rate of wgmma, of which mma.sync reaches 62 % (Luo et al. 2024,
 # arXiv:2402.13499)
 HMMA_CYCLES = 6.4
-# (kernel, template arguments, copies of 16 bytes that a thread makes for a tile)
-KERNELS = [("flash_forward_kernel", (64, 2), 8), ("flash_forward_kernel", (128, 1), 16),
-           ("flash_backward_keys_kernel", (64, 64), 9), ("flash_backward_keys_kernel", (128, 32), 9),
-           ("flash_backward_queries_kernel", (64, 64), 8), ("flash_backward_queries_kernel", (128, 32), 8)]
+SMS, CLOCK, MEMORY, L2 = 132, 1.83e9, 4.8, 5.5  # of an H200; TB/s, the second-level cache's as others have measured on an H100
+# a source that has the kernels; of each its template arguments, threads of a block, copies of 16 bytes that a thread makes for a tile, mma of
+# a warp, how often the loops with mma inside the main loop go round, in their order, and what a tile is
+KERNELS = [
+    ("dev/bench/gpu_ops.cu", [
+        ("flash_forward_kernel", (64, 2), 128, 8, 128, (), "128 queries, 64 keys"),
+        ("flash_forward_kernel", (128, 1), 128, 16, 128, (), "64 queries, 64 keys"),
+        ("flash_backward_keys_kernel", (64, 64), 128, 9, 128, (), "64 keys, 64 queries"),
+        ("flash_backward_keys_kernel", (128, 32), 128, 9, 128, (), "64 keys, 32 queries"),
+        ("flash_backward_queries_kernel", (64, 64), 128, 8, 96, (), "64 queries, 64 keys"),
+        ("flash_backward_queries_kernel", (128, 32), 128, 8, 96, (), "64 queries, 32 keys")]),
+    ("train_moe.cu", [
+        ("grouped_rows_mma_kernel", (1,), 128, 16, 128, (), "128 rows, 128 columns, 64 terms: forward"),
+        ("grouped_rows_mma_kernel", (0,), 128, 16, 128, (), "the same: gradient of the input"),
+        ("grouped_weight_mma_kernel", (), 128, 16, 128, (), "128 x 128 of a weight, 64 rows")]),
+    ("dev/bench/gated_delta.cu", [
+        ("flash_delta_forward_kernel", (128,), 128, 28, 256, (4, 4, 2, 2, 2), "64 positions, 128 x 64 of the state"),
+        ("flash_delta_deltas_kernel", (128,), 128, 16, 96, (4, 2), "64 positions, 64 channels"),
+        ("flash_delta_backward_kernel", (128,), 128, 28, 256, (4, 2, 2, 2, 2), "64 positions, 128 x 64 of the state")]),
+    ("train_glm5.cu", [
+        ("flash_latent_forward_kernel", (256,), 256, 16, 128, (2, 2), "64 positions, 64 keys"),
+        ("flash_latent_positions_kernel", (256,), 256, 8, 96, (4,), "64 positions, 32 keys: D and dq"),
+        ("flash_latent_keys_kernel", (256,), 256, 8, 128, (4,), "64 keys, 32 positions")]),
+    ("train_deepseek_v4.cu", [
+        ("flash_sparse_forward_kernel", (512,), 256, 16, 256, (4, 2), "64 heads, 64 gathered keys"),
+        ("flash_sparse_backward_kernel", (512,), 256, 8, 320, (4, 2, 2), "64 heads, 32 gathered keys"),
+        ("flash_index_kernel", (128,), 128, 8, 128, (), "64 entries, 32 heads of a position")])]
 BRANCH = re.compile(r"(@!?U?P\w+ )?BRA(?:\.\w+)* (?:!?U?P\w+, )?`\((\.L_x_\d+)\)")
 
 
@@ -64,26 +90,32 @@ def successors(code, labels):
     return [[j for j in js if j < len(code)] for js in after]
 
 
-def fewest(code, labels, copies):
-    """(instructions, of them HMMA) of the cheapest pass through the main loop with so many LDGSTS; None: there is no such pass."""
+def fewest(code, labels, copies, mma=None, rounds=()):
+    """(instructions, of them HMMA) of the cheapest pass through the main loop with so many LDGSTS and HMMA (None: however many there are);
+    None: there is no such pass. The loops with HMMA inside it go round so often."""
     after = successors(code, labels)
+    is_copy, is_mma = (["LDGSTS" in text for text in code], ["HMMA" in text for text in code])
     backward = [(i, j) for i, js in enumerate(after) for j in js if j <= i]
     if not backward:
         return None
-    end, head = max(backward, key=lambda edge: (sum("HMMA" in text for text in code[edge[1]:edge[0] + 1]), edge[1] - edge[0]))
-    state = (head, int("LDGSTS" in code[head]))
-    cost, before, queue = {state: 1}, {}, [(1, state)]
+    end, head = max(backward, key=lambda edge: (sum(is_mma[edge[1]:edge[0] + 1]), edge[1] - edge[0]))
+    inner = sorted((j, i) for i, j in backward if head < j and i < end and any(is_mma[j:i + 1]))
+    if len(inner) != len(rounds):
+        return None
+    more = [((times - 1) * (last + 1 - first), (times - 1) * sum(is_mma[first:last + 1])) for times, (first, last) in zip(rounds, inner)]
+    once = mma and mma - sum(n for _, n in more)  # of a pass in which each of them goes round once
+    state = (head, int(is_copy[head]), int(is_mma[head]))
+    cost, queue = {state: 1}, [(1, state)]
     while queue:
         n, state = heapq.heappop(queue)
-        if state == (end, copies):
-            path = [state]
-            while path[-1] in before:
-                path.append(before[path[-1]])
-            return n, sum("HMMA" in code[i] for i, _ in path)
-        for j in after[state[0]]:
-            to = (j, state[1] + ("LDGSTS" in code[j]))
-            if head < j <= end and to[1] <= copies and n + 1 < cost.get(to, len(code) * copies):
-                cost[to], before[to] = n + 1, state
+        i, n_copies, n_mma = state
+        if i == end and n_copies == copies and once in (None, n_mma):
+            return n + sum(n for n, _ in more), n_mma + sum(n for _, n in more)
+        for j in after[i]:
+            to = (j, n_copies + is_copy[j], n_mma + is_mma[j])
+            forth = head < j <= end and (j, i) not in inner and to[1] <= copies and (once is None or to[2] <= once)
+            if forth and n + 1 < cost.get(to, len(code) * (copies + 1)):
+                cost[to] = n + 1
                 heapq.heappush(queue, (n + 1, to))
     return None
 
@@ -94,27 +126,90 @@ def find_nvdisasm():
     return (toolkit + wheels + [None])[0]
 
 
-def table(nvcc, arch):
+def machine_code(nvcc, source):
+    """functions() of a source for sm_90."""
     nvdisasm = find_nvdisasm()
     if not nvdisasm:
         sys.exit("sass.py: nvdisasm is not on this machine: pip install nvidia-cuda-nvdisasm in the Python that runs this")
     with tempfile.TemporaryDirectory() as work:
         cubin = os.path.join(work, "cubin")
-        subprocess.run(nvcc + ["-cubin", f"-arch={arch}", "-x", "cu", SOURCE, "-o", cubin], cwd=ROOT, check=True)
-        text = subprocess.run([nvdisasm, "-c", cubin], stdout=subprocess.PIPE, text=True, check=True).stdout
-    found = functions(text)
-    print(f"| kernel for {arch} | instructions issued for a tile | HMMA | cycles of these |\n|---|---:|---:|---:|")
-    failed = 0
-    for kernel, sizes, copies in KERNELS:
-        mangled = f"{len(kernel)}{kernel}" + "I" + "".join(f"Li{n}E" for n in sizes)
-        counts = [fewest(*found[name], copies) for name in found if mangled in name]
-        if len(counts) != 1 or not counts[0]:
-            print(f"sass.py: {kernel}<{sizes[0]}, {sizes[1]}>: {SOURCE} has no main loop with {copies} copies", file=sys.stderr)
-            failed = 1
-        else:
-            n, n_hmma = counts[0]
-            print(f"| `{kernel}<{sizes[0]}, {sizes[1]}>` | {n} | {n_hmma} | {n_hmma * HMMA_CYCLES:.0f} |")
-    return failed
+        subprocess.run(nvcc + ["-cubin", "-arch=sm_90", "-x", "cu", source, "-o", cubin], cwd=ROOT, check=True)
+        return functions(subprocess.run([nvdisasm, "-c", cubin], stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def row(kernel, sizes, threads, copies, tile, counts):
+    """Cells of a kernel: both are of one warp; blocks of a multiprocessor share its four schedulers."""
+    n, n_hmma = counts
+    name = kernel + (f"<{', '.join(str(size) for size in sizes)}>" if sizes else "")
+    cycles, n_bytes = n_hmma * HMMA_CYCLES, 16 * threads * (copies // 2 * 2)  # an odd one is of few threads: statistics of rows
+    asked = n_bytes / (max(n, cycles) * threads / 128) * SMS * CLOCK / 1e12
+    limit = "instructions" if n > 1.05 * cycles else "mma.sync"
+    return [f"`{name}`", tile, str(n), str(n_hmma), f"{cycles:.0f}", limit, f"{n_bytes // 1024}", f"{asked:.1f}" if asked < L2 else f"**{asked:.1f}**"]
+
+
+def rows(nvcc, only):
+    found = []
+    for source, kernels in KERNELS:
+        kernels = [kernel for kernel in kernels if only in kernel[0]]
+        code = machine_code(nvcc, source) if kernels else {}
+        for kernel, sizes, threads, copies, mma, rounds, tile in kernels:
+            mangled = f"{len(kernel)}{kernel}" + ("I" + "".join(f"Li{n}E" for n in sizes) if sizes else "P")
+            counts = [fewest(*code[name], copies, mma, rounds) for name in code if mangled in name]
+            if len(counts) != 1 or not counts[0]:
+                sys.exit(f"sass.py: {kernel}<{sizes}> of {source} has no main loop with {copies} copies, {mma} mma and {len(rounds)} loops of these")
+            found.append(row(kernel, sizes, threads, copies, tile, counts[0]))
+    return found
+
+
+HEADER = """# Tiles: what a warp issues beside what tensor cores need
+
+Written by `make sass` with nvcc {release} for sm_90; [dev/sass.py](../../dev/sass.py) says how it counts. **Nothing here was measured on a GPU.**
+
+A scheduler issues one instruction a cycle, and an mma of 16 x 8 x 16 by `mma.sync` takes {hmma} cycles of its tensor cores, 62 % of the
+rate of wgmma. For a tile a warp issues so many instructions, and its mma take so many cycles: the larger of both is the **bound**. KiB are
+what a block copies for a tile; TB/s is what all multiprocessors then ask of the second-level cache, which gives about {l2}: **bold** where
+that is the limit before all others. Memory gives 4.8 of it, where nothing comes twice.
+"""
+FOOTER = """
+What it says:
+
+- **Attention** of heads of 64 channels asks for as much as the cache gives, were it at its bound; expected is half of that
+  ([step.md](step.md)). 128 queries of a block, not 64, are what keeps forward below. dq has 64, with only three products of its
+  four tiles: whoever makes a block of 128 queries of it saves half of its copies.
+- **Products of experts**: 128 x 128 outputs have 64 FLOP a byte, which 613 TFLOP/s do not get from the cache: {grouped} TFLOP/s are the
+  most. 128 x 256 by wgmma has 85, and a cluster that shares a tile more. Experts with few rows have another limit before that:
+  below {rows} rows their weights take longer from memory than their products from the cache.
+- **The gated delta rule** goes from chunk to chunk, so that latency, not throughput, is its limit along a row: a block of four warps is
+  alone on its multiprocessor, and five barriers separate products that wait for each other. `flash_delta_scores_kernel` (a triangular
+  system, column by column) and `flash_delta_keys_kernel` are not counted.
+- **Latent and sparse attention**: phases of a chunk are separated by barriers, so their limits add up; [deepseek_v4.md](deepseek_v4.md)
+  does that for sparse attention. Keys of a position are gathered once for 64 heads, and come from the cache.
+"""
+
+
+def page(found, release):
+    header = ["kernel", "tile of a block", "instructions", "mma", "cycles of these", "bound by", "KiB", "TB/s"]
+    lines = [header, ["---", "---", "---:", "---:", "---:", "---", "---:", "---:"]] + found
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return HEADER.format(release=release, hmma=HMMA_CYCLES, l2=L2) + "\n" + table + FOOTER.format(grouped=f"{64 * L2:.0f}", rows=f"{64 * L2 / MEMORY:.0f}")
+
+
+def write(nvcc, only, check):
+    found = rows(nvcc, only)
+    if only:
+        print("\n".join(" ".join(line) for line in found))
+        return 0
+    version = subprocess.run([nvcc[0], "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    text, path = page(found, re.search(r"release ([\d.]+)", version)[1]), os.path.join(ROOT, PAGE)
+    if check:
+        with open(path, encoding="utf-8") as file:
+            same = file.read() == text
+        print(f"ok    {PAGE}" if same else f"FAIL  {PAGE} is not what the kernels give now: run make sass")
+        return not same
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    print(f"wrote {PAGE}")
+    return 0
 
 
 # two copies of which the first is made in a loop of its own, a mask that may be skipped, two products
@@ -139,21 +234,39 @@ LOOP = """
 """
 
 
+# a copy, a product in a loop of its own, another one
+NESTED = """
+.text._Z4testv:
+.L_x_0:
+        /*0010*/                   LDGSTS.E.128 [R2], [R4.64] ;
+.L_x_1:
+        /*0020*/                   HMMA.16816.F32.BF16 R4, R8, R10, R4 ;
+        /*0030*/               @P1 BRA `(.L_x_1) ;
+        /*0040*/                   HMMA.16816.F32.BF16 R4, R8, R10, R4 ;
+        /*0050*/               @P5 BRA `(.L_x_0) ;
+        /*0060*/                   EXIT ;
+"""
+
+
 def self_test():
     code, labels = functions(LOOP)["_Z4testv"]
     found = [fewest(code, labels, copies) for copies in (0, 1, 2, 3)]
+    nested, labels = functions(NESTED)["_Z4testv"]
+    found += [fewest(nested, labels, 1, mma, rounds) for mma, rounds in ((None, ()), (2, (1,)), (5, (4,)), (6, (4,)))]
     expected = [None, (6, 2), (8, 2), (10, 2)]  # without the mask; a copy more is a copy and its branch
+    expected += [None, (5, 2), (11, 5), None]  # of a loop inside, each round is a product and its branch
     print("ok    sass.py: the cheapest pass" if found == expected else f"FAIL  sass.py: expected {expected}, found {found}")
     return found != expected
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare with the committed page, write nothing")
+    parser.add_argument("--only", default="", help="kernels whose name contains this; prints rows")
     parser.add_argument("nvcc", nargs="*", help="the compiler and its flags, after --")
     options = parser.parse_args()
-    return self_test() if options.self_test else table(options.nvcc, options.arch)
+    return self_test() if options.self_test else write(options.nvcc, options.only, options.check)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: wi
         panels of all experts as its tasks, and a large dweight, which nobody reads before the optimizer, is stored past
         the caches. On a GPU: blocks find their tile of rows in offsets, and no host waits for
         these. Fast builds, bf16, C and OC multiples of 8: tensor cores, tiles of 128 x 128, a product's last tile of
-        rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 214,
-        216, backward_input 220, 222, backward_weight 228, 228: two blocks of four warps and 64 KiB on a multiprocessor.
+        rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 215,
+        218, backward_input 222, 224, backward_weight 222, 226: two blocks of four warps and 64 KiB on a multiprocessor.
+        A warp issues 432, 409 and 563 instructions (make sass) beside 128 mma of about 6.4 cycles each.
         There, forward of at most 16 rows together is few_rows.h's: it reads the weights that these rows chose, each
         once. EXACT builds keep their tiles of 64 rows: a sum that is one chain is one thread's, and neighbouring
         threads would read different rows of the weight. Products with add 1 are on the CUDA cores in every build.
@@ -392,8 +393,11 @@ enum { GROUPED_TILE = 128, GROUPED_K = 64, GROUPED_THREADS = 128, GROUPED_PAIR =
 // for zeros. C: columns of x
 template <int ROWS, int W>
 __device__ inline void grouped_tile_load_(bf16* tile, const bf16* x, size_t x_row, const int* rows, int c, int C) {
-    for (int i = threadIdx.x; i < ROWS * W / 8; i += GROUPED_THREADS) {
-        int row = i / (W / 8), chunk = i % (W / 8), from = rows[row], column = c + chunk * 8;
+    const int AT_ONCE = GROUPED_THREADS / (W / 8);
+    const int chunk = threadIdx.x % (W / 8), first = threadIdx.x / (W / 8), column = c + chunk * 8;
+    #pragma unroll
+    for (int i = 0; i < ROWS / AT_ONCE; i++) {
+        int row = first + i * AT_ONCE, from = rows[row];
         bool exists = from >= 0 && column < C;
         cp_async_16_zfill(tile_chunk<W>(tile, row, chunk), exists ? x + (size_t)from * x_row + column : x,
                           exists ? 16 : 0);
