@@ -871,6 +871,28 @@ static void test_algorithms(Test* t) {
     layer_free(&l);
 }
 
+// a bf16 result takes its parts in float; what is float itself, the gradient of a weight, may hold them. dev/simt also ends
+// a program that would let a part be rounded
+static void test_reductions(Test* t) {
+    Layer l = layer(33, 64, 40, 0, BF16);
+    Device dev = test_device(1);
+    float *out = filled_array(33 * 40, NAN), *dinp = filled_array(33 * 64, NAN), *dweight = filled_array(40 * 64, NAN);
+    forward(BF16, out, l.inp, l.weight, NULL, l.N, l.C, l.OC, &dev);
+    backward(BF16, dinp, dweight, NULL, l.dout, l.inp, l.weight, 0, l.N, l.C, l.OC, &dev);
+    int n_float = 0;
+    for (int i = 0; i < dev.plans->cache->n_plans; i++) {
+        const CublasShape* s = &dev.plans->cache->plan[i].shape;
+        const int is_float = s->out_type == CUDA_R_32F, any = cublas_reductions(s) == CUBLASLT_REDUCTION_SCHEME_MASK;
+        n_float += is_float;
+        check(t, any == is_float, "a result of type %d: reductions %u", (int)s->out_type, cublas_reductions(s));
+    }
+    check(t, n_float == 1 && dev.plans->cache->n_plans == 3, "%d of %d products have a float result", n_float,
+          dev.plans->cache->n_plans);
+    free(out), free(dinp), free(dweight);
+    layer_free(&l);
+    device_free(&dev);
+}
+
 static void test_plans(Test* t) {
     Device dev = test_device(1);
     const int most = CUBLAS_PLANS + 7, last = FEW_ROWS + most, before = heuristics(0);
@@ -1179,6 +1201,7 @@ int main(int argc, char** argv) {
         {"few", "few rows of bf16: a row has the same bits whichever rows go with it", test_few},
         {"fallbacks", "products that cuBLASLt does not take are counted, and the first is named", test_fallbacks},
         {"algorithms", "a row of gemm_algorithms.h chooses for its card, version and shape alone", test_algorithms},
+        {"reductions", "a split sum is added in float, whatever the result is stored as", test_reductions},
         {"plans", "cuBLASLt's heuristic is asked once for a shape; those used last are kept, however many there are",
          test_plans},
 #endif

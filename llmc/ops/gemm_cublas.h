@@ -14,7 +14,9 @@ Order:  cuBLASLt's own. Its manual promises the same bits from the same version 
         equally many multiprocessors, given one workspace per stream (section "Results reproducibility"). The
         algorithm is that of gemm_algorithms.h for card and shape, else the first of its heuristic for the shape:
         addresses, alignment beyond 16 bytes and the size of the workspace are kept out of the choice. A sum may be
-        split along K, but its parts are added in float; schemes that round parts to bf16 are refused.
+        split along K, but its parts are added in float: schemes whose parts have the type of the result, in place or in
+        the workspace, only where that is float (cublas_reductions), as for gradients of weights, which have few outputs
+        and long sums. In place parts wait for each other in order; --verify-every would find another one.
 Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The host asks the heuristic once for a shape,
         which may take it a millisecond, and keeps the CUBLAS_PLANS answers that were used last: M may change with every
         call, as in generation, and the shapes that come again in every step stay. A shape is found by its hash. The
@@ -86,14 +88,18 @@ static inline void cublas_prefer_(cublasLtMatmulPreference_t preference, cublasL
     cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
 }
 
+// how the parts of a split sum may be added
+static inline uint32_t cublas_reductions(const CublasShape* s) {
+    return s->out_type == CUDA_R_32F ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+}
+
 // n_asked answers of the heuristic, for any pointers that are multiples of CUBLAS_ALIGNMENT; returns how many came
 static inline int cublas_answers(cublasLtMatmulHeuristicResult_t* results, int n_asked, CublasPlan* plan,
                                  const Device* dev) {
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasCheck(cublasLtMatmulPreferenceInit(&preference));
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)CUBLAS_WORKSPACE);
-    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                   (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, cublas_reductions(&plan->shape));
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)CUBLAS_ALIGNMENT);
     cublas_prefer_(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)CUBLAS_ALIGNMENT);

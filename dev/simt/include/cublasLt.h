@@ -261,6 +261,10 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     simt_blas_n_asked++;
     simt_blas_check_shapes_(call, handle, p, a, b, c, d);
     if (preference->valid != SIMT_BLAS_VALID) { simt_fail("%s: the preference was not initialised", call); }
+    const int of_result = CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    if (d->type != CUDA_R_32F && preference->reductions & of_result) {
+        simt_fail("%s: parts of a split sum may be rounded to the type of the result", call);
+    }
     if (n_asked < 1) { simt_fail("%s: %d results asked for", call, n_asked); }
     if (!simt_blas_supported_(p, a->type, b->type, c->type, d->type)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     for (*n_found = 0; *n_found < n_asked && *n_found < SIMT_BLAS_ANSWERS; ++*n_found) {
