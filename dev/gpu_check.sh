@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Everything that only a machine with a GPU can tell: builds natively, runs every test with kernels on the GPU, then under
 # compute-sanitizer, measures ops and training steps beside PyTorch's, and writes doc/gpu/<date>-<card>.md.
-#     dev/gpu_check.sh                          all stages: build tests sanitizer ops steps qwen report
+#     dev/gpu_check.sh                          all stages: build tests sanitizer ops profile steps qwen report
 #     dev/gpu_check.sh build tests              some of them, in this order; what they found stays in --results
-#     dev/gpu_check.sh call 1                   of three calls of 570 s at most: build tests sanitizer; 2: build ops steps; 3: build qwen
+#     dev/gpu_check.sh call 1                   of three calls of 570 s at most: build tests sanitizer; 2: build ops steps; 3: build profile qwen
 #     dev/gpu_check.sh report                   the page again from --results; needs no GPU
 #     dev/gpu_check.sh pack                     before going to a machine without a network: .gpu/ gets what a build needs from here
 #     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny, about 20 seconds
@@ -35,7 +35,7 @@ stand_in=0
 stages=()
 others=()
 together=""  # the stages of this call, for the one that builds
-declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [steps]=780 [qwen]=540 [report]=60)
+declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [profile]=240 [steps]=780 [qwen]=540 [report]=60)
 
 fail_input() { echo "gpu_check.sh: $1" >&2; exit 2; }
 
@@ -44,8 +44,8 @@ while [ $# -gt 0 ]; do
         --rehearse) rehearse=1; shift; continue ;;
         --torch-stand-in) stand_in=1; shift; continue ;;  # also where PyTorch is, for dev/test_gpu_check.sh
         --results | --budget | --limit | --llmc | --batch | --inside | --torch | --and | --together | call) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
-        pack | build | tests | sanitizer | ops | steps | qwen | report) stages+=("$1"); shift; continue ;;
-        *) fail_input "expected stages (build tests sanitizer ops steps qwen report), pack or an option, found \"$1\"" ;;
+        pack | build | tests | sanitizer | ops | profile | steps | qwen | report) stages+=("$1"); shift; continue ;;
+        *) fail_input "expected stages (build tests sanitizer ops profile steps qwen report), pack or an option, found \"$1\"" ;;
     esac
     case $1 in
         --results) results=$2 ;;
@@ -62,14 +62,14 @@ while [ $# -gt 0 ]; do
             case $2 in
                 1) stages+=(build tests sanitizer) limit[build]=220 limit[tests]=120 ;;
                 2) stages+=(build ops steps) limit[build]=120 limit[ops]=120 limit[steps]=320 ;;
-                3) stages+=(build qwen) limit[build]=120 limit[qwen]=440 ;;
+                3) stages+=(build profile qwen) limit[build]=120 limit[profile]=100 limit[qwen]=340 ;;
                 *) fail_input "call: expected 1, 2 or 3, found \"$2\"" ;;
             esac
             ;;
     esac
     shift 2
 done
-[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops steps qwen report)
+[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops profile steps qwen report)
 [ -n "$together" ] || together="${stages[*]}"
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ text_tokens=128
 qwen_rows=8  # of a batch of Qwen3-0.6B
 if [ $rehearse = 1 ]; then
     [ "$results" != build/gpu_check ] || results=build/gpu_rehearsal
-    PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi and compute-sanitizer
+    PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi, compute-sanitizer and ncu
     small=(--small)
     graph=()  # no GPU, no graph: the same program again
     rounds=1 steps=4 verified=2 batch=2 seq=16 qwen_rows=2 text_models=(tiny) text_tokens=200
@@ -129,7 +129,8 @@ needed() {
     for name in $(programs "$1"); do
         case $name in
             test_*) stage="tests sanitizer" ;;
-            bench/gpu_ops | bench/gated_delta) stage=ops ;;
+            bench/gpu_ops) stage="ops profile" ;;
+            bench/gated_delta) stage=ops ;;
             train_gpt2* | train_moe) stage=steps ;;
             train_qwen3) stage=qwen ;;
             *) stage=none ;;
@@ -285,7 +286,7 @@ stage_sanitizer() {
 # in turn, so that all see the same clocks and temperature; the report takes minima
 stage_ops() {
     local round status=0
-    : >"$results/ops.tsv"
+    : >"$results/ops.tsv"  # the profile comes later
     for ((round = 1; round <= rounds; round++)); do
         "$(folder bf16)/bench/gpu_ops" --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
         "$(folder bf16)/bench/gated_delta" --rounds 5 "${small[@]}" >>"$results/ops.tsv" || status=1
@@ -294,6 +295,42 @@ stage_ops() {
         [ $round != 1 ] || printf '# clocks after the first round: %s\n' "$(query clocks.sm)" >>"$results/ops.tsv"
     done
     cat "$results/ops.tsv"
+    return $status
+}
+
+# What Nsight Compute counts of some kernels of gpu_ops, the second time that they run: a case, its kernels, how many (a product whose sum is
+# split has two). Lines "ncu CASE" of ops.tsv
+stage_profile() {
+    local only kernels n out status=0
+    touch "$results/ops.tsv"
+    sed -i '/^ncu \|^# ncu/d' "$results/ops.tsv"
+    if ! command -v ncu >/dev/null; then
+        echo "# ncu: not on this machine, no kernel was profiled" | tee -a "$results/ops.tsv"
+        return
+    fi
+    while IFS=$'\t' read -r only kernels n; do
+        out=$(ncu --csv --page details --section SpeedOfLight --section ComputeWorkloadAnalysis --section Occupancy --section LaunchStats \
+            --kernel-name "regex:$kernels" --launch-skip "$n" --launch-count "$n" "$(folder bf16)/bench/gpu_ops" --only "$only" --rounds 1 "${small[@]}" 2>&1 </dev/null)
+        if [ $? != 0 ]; then
+            printf '# ncu, %s: %s\n' "$only" "$(grep -m 1 ERR <<<"$out" || tail -n 1 <<<"$out")" | tee -a "$results/ops.tsv"
+            if grep -q ERR_NVGPUCTRPERM <<<"$out"; then return; fi  # the driver lets nobody but root count: not our fault
+            status=1
+        else
+            python3 dev/gpu_report.py --ncu "$only" <<<"$out" | tee -a "$results/ops.tsv"
+        fi
+    done <<'KERNELS'
+attention_forward B 8 T 1024 NH 12	flash_forward	1
+attention_backward B 8 T 1024 NH 12	flash_backward	2
+attention_forward B 8 T 4096 NH 16	flash_forward	1
+attention_backward B 8 T 4096 NH 16	flash_backward	2
+residual_layernorm_forward	layernorm	1
+layernorm_backward	layernorm_backward	1
+crossentropy	crossentropy	1
+adamw_update	adamw	1
+matmul_forward fc	.	1
+matmul_backward_weight attproj	.	2
+KERNELS
+    grep -q '^ncu ' "$results/ops.tsv" || status=1
     return $status
 }
 

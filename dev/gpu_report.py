@@ -5,19 +5,24 @@ Several folders are stages of one commit on one card, run one after the other.
 machine.txt   key, value                                    build.tsv      precision, program, verdict
 tests.tsv     precision, program, passed, failed, skipped, seconds, why
 sanitizer.tsv tool, precision, program, verdict, detail     stages.tsv     stage, verdict, seconds
-ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts
+ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts. "ncu CASE", kernel, and what
+              Nsight Compute counted of it, by METRICS: `gpu_report.py --ncu CASE` makes these lines of its CSV
 steps.tsv     program, case, ms (the median of a run; the lower of two runs counts); "loss PROGRAM", step, loss; and "text MODEL" as case:
               ms of a token that train_moe writes. Lines with # are notes: the card's clock and power, --verify-every
 qwen.tsv      of Qwen3-0.6B: program, "full B b T t" or "lora ..." or "write", ms (of a step, of a token); "loss TASK PROGRAM", step, loss
 Fields are separated by tabs. A file that is missing is a stage that did not run, and the page says so.
 """
+import csv
 import os
 import re
 import sys
 
 import roofline
 
-STAGES = ["build", "tests", "sanitizer", "ops", "steps", "qwen"]
+STAGES = ["build", "tests", "sanitizer", "ops", "profile", "steps", "qwen"]
+# ncu's names, and ours
+METRICS = {"Duration": "us", "Compute (SM) Throughput": "compute %", "Issue Slots Busy": "issue %", "Memory Throughput": "memory %",
+           "L2 Cache Throughput": "L2 %", "DRAM Throughput": "DRAM %", "Achieved Occupancy": "occupancy %", "Registers Per Thread": "registers"}
 # parameters that a token of train_moe reads, with the 257 tokens of bytes: "active" of its box, but for the embedding's other rows
 TEXT_PARAMETERS = {"tiny": 250816 - 257 * 64, "small": 10567424 - 257 * 256, "6.9b": 1737841920 - 257 * 768}
 FLOPS_124M = 6 * (12 * 12 * 768 * 768 + 50304 * 768)  # per token, of the matrix products; attention adds 6 L C T
@@ -214,8 +219,29 @@ def beside_expected(case, ms, n_bytes, flops):
     return [number(expected), f"**{reached}**" if expected and expected < 0.85 * ms else reached]
 
 
+def ncu_lines(case, text):
+    """Lines for ops.tsv from what `ncu --csv --page details` printed: one for each kernel, in the order of launches."""
+    start = text.find('"ID"')
+    found = {}
+    for line in csv.DictReader(text[start:].splitlines()) if start >= 0 else []:
+        kernel = re.sub(r"^void |\(.*", "", line["Kernel Name"])
+        value = float(line["Metric Value"].replace(",", "")) if line["Metric Name"] in METRICS else None
+        if value is not None:
+            scale = {"nsecond": 1e-3, "ns": 1e-3, "msecond": 1e3, "ms": 1e3}.get(line["Metric Unit"], 1.0)
+            found.setdefault((line["ID"], kernel), {})[line["Metric Name"]] = value * scale
+    return ["\t".join([f"ncu {case}", kernel] + [f"{values[name]:.6g}" if name in values else "-" for name in METRICS])
+            for (_, kernel), values in found.items()]
+
+
+def profile(folders):
+    body = [[line[0][4:], f"`{line[1]}`"] + line[2:] for line in rows(folders, "ops.tsv") if line[0].startswith("ncu ")]
+    notes = [note for note in comments(folders, "ops.tsv") if note.startswith("ncu")]
+    text = table(["case", "kernel"] + list(METRICS.values()), body, left=2) if body else "No results.\n"
+    return text + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
+
+
 def ops(folders):
-    best = shortest(rows(folders, "ops.tsv"))
+    best = shortest(line for line in rows(folders, "ops.tsv") if not line[0].startswith("ncu "))
     if not best:
         return "No results.\n"
     gbps, tflops = ceilings(best)
@@ -233,7 +259,7 @@ def ops(folders):
 
 
 def attention(folders):
-    lines = rows(folders, "ops.tsv")
+    lines = [line for line in rows(folders, "ops.tsv") if not line[0].startswith("ncu ")]
     best = {key: value for key, value in shortest(lines).items() if key[1].startswith("attention")}
     if not best:
         return "No results.\n"
@@ -246,11 +272,14 @@ def attention(folders):
         shown = [f"{ms:.3g} ({flops / ms / 1e9:.3g})" if ms else "-" for ms in cells]
         body.append([case.replace("attention_", "")] + shown + [ratio(fastest, cells[0])] + (beside_expected(case, ours, n_bytes, flops) if ours else ["-", "-"]))
     text = table(["ms (TFLOP/s)"] + programs + ["fastest of PyTorch / ours"] + EXPECTED, body)
-    notes = [note for note in comments(folders, "ops.tsv") if not note.startswith("clocks")]
+    notes = [note for note in comments(folders, "ops.tsv") if not note.startswith(("clocks", "ncu"))]
     return text + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
 
 
 def main():
+    if sys.argv[1] == "--ncu":
+        print("\n".join(ncu_lines(sys.argv[2], sys.stdin.read())))
+        return
     folders = sys.argv[1:]
     values = {line[0]: line[1] for line in rows(folders, "machine.txt") if len(line) > 1}
     print(f"# {values.get('card', 'unknown card')}, {values.get('date', 'unknown date')}\n")
@@ -259,7 +288,7 @@ def main():
     print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); an op's time is the shortest of several repetitions, taken in turn, a step's the median of a run.\n")
     for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
                            ("A training step of GPT-2 124M", steps), ("Writing text", texts), ("Qwen3-0.6B", qwen),
-                           ("Ops", ops), ("Causal attention", attention)]:
+                           ("Ops", ops), ("Causal attention", attention), ("What ncu counts", profile)]:
         print(f"## {title}\n\n{section(folders)}")
 
 

@@ -263,6 +263,14 @@ static void run_crossentropy(Bench* b, const Shape* s) {
     crossentropy_fused(losses, logits, b->ids, 1.0f / (float)N, 1, N, s->V, s->V, &b->dev);
 }
 
+// a wide vocabulary: rows of 512 KB, more of them in flight than the second-level cache holds
+static void run_crossentropy_wide(Bench* b, const Shape* s) {
+    const int N = s->C > 64 ? 4096 : 4, V = s->C > 64 ? 256000 : 1000;
+    floatX* logits = updated(b, (size_t)N * V);
+    float* losses = one_way_float(b, (size_t)N);
+    crossentropy_fused(losses, logits, b->ids, 1.0f / (float)N, 1, N, V, V, &b->dev);
+}
+
 static void run_embedding(Bench* b, const Shape* s) {
     size_t C = (size_t)s->C, N = (size_t)s->B * s->T;
     floatX* out = one_way(b, N * C);
@@ -334,6 +342,7 @@ static const Case CASES[] = {
     {"gelu_forward", run_gelu},
     {"gelu_backward", run_gelu_backward},
     {"crossentropy", run_crossentropy},  // forward and backward, in place
+    {"crossentropy wide", run_crossentropy_wide},
     {"adamw_update", run_adamw},         // all parameters at once, with float masters
     {"norm", run_norm},                  // twice through all gradients
 };
@@ -369,7 +378,8 @@ static void measure(Bench* b, const Case* c, const Shape* s, const char* name, i
 }
 
 static void measure_all(Bench* b, const Shape* s, const char* only, int rounds) {
-    static const Shape sizes[] = {{8, 1024, 768, 12, 0}, {8, 4096, 768, 12, 0}, {8, 1024, 2048, 16, 0}, {8, 4096, 2048, 16, 0}};
+    static const Shape sizes[] = {{8, 1024, 768, 12, 0},  {8, 4096, 768, 12, 0},  {1, 32768, 768, 12, 0},
+                                  {8, 1024, 2048, 16, 0}, {8, 4096, 2048, 16, 0}, {1, 32768, 2048, 16, 0}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         const char* name = s->C <= 64 && CASES[i].run == run_matmul_square ? "matmul 64" : CASES[i].name;
         if (strstr(name, only)) { measure(b, &CASES[i], s, name, rounds); }
