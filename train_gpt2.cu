@@ -452,7 +452,7 @@ static void check_options(Run* r) {
     cp_check(r, &workplace(r)->cp, gpt2_of(r)->dropout);
     cp_check_by(r, workplace(r)->cp_by, gpt2_of(r)->config.NH, gpt2_of(r)->config.NH);
     const char* const drops = "is not for --dropout: each micro-batch leaves out other elements";
-    graph_check(r, &workplace(r)->graph, gpt2_of(r)->dropout > 0.0f ? drops : NULL);
+    graph_check(r, &workplace(r)->graph, gpt2_of(r)->dropout > 0.0f ? drops : NULL, 0);
 }
 
 static Tradeoffs how_of(const Run* r, Purpose purpose) {

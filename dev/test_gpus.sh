@@ -49,6 +49,8 @@ SIMT_COUNT=1 train notes "$exact" --train notes --doc-reset 1
 equal "exact, --doc-reset 1: the bits of train_gpt2" notes_c notes
 SIMT_COUNT=1 train notes_whole "$exact" --train notes
 check "... with hardly more launches than without" few_more notes_whole notes
+train notes_graph "$exact" --train notes --doc-reset 1 --graph 1
+equal "... and --graph 1, wherever documents begin, changes no bit" notes notes_graph
 if is_quick; then
     train recomputed "$exact" --recompute 3
     equal "exact: --recompute 3 changes no bit" exact recomputed
@@ -178,6 +180,13 @@ equal "train_qwen36, exact: positions on two GPUs: the bits of two CPUs" mixed_t
 mixed mixed_fast "$launch" -n 2 "$mixed_fast" --cp 2
 mixed mixed_staged "$launch" -n 2 "$mixed_fast" --cp 2 --recompute 3
 equal "train_qwen36, bf16: --recompute 3 beside it changes no bit" mixed_fast mixed_staged
+mixed mixed_mtp "$mixed_fast" --graph 1
+check "... MTP, which counts other targets in other documents: no --graph beside --doc-reset" test $? = 2 -a "$(grep -c -- '--graph: is not for --doc-reset' mixed_mtp.err)" = 1
+sed 's/,"mtp_num_hidden_layers":1//' mixed.json >no_mtp.json
+documents() { local options="--config no_mtp.json --train pages --doc-reset 1 --batch-size 1 --seq-len 64 --batch-tokens 128 --steps 3 --eval-every 0 --lr 1e-2 --threads 1"; train "$@"; }
+documents documents_plain "$mixed_fast"
+documents documents_graph "$mixed_fast" --graph 1
+equal "train_qwen36, bf16: --graph 1 changes no bit wherever documents begin" documents_plain documents_graph
 
 # train_deepseek_v4: keys, entries and what is asked of them, in documents whose entries have tokens of two GPUs
 need_build entries_c "CPU=1" train_deepseek_v4
@@ -344,7 +353,7 @@ train forward "$fast" --gelu-fusion 1
 check "bf16: each part of --gelu-fusion rounds in its own place" test "$(same fast-apart forward >/dev/null 2>&1; echo $?) $(same forward fast >/dev/null 2>&1; echo $?)" = "1 1"
 "$fast" $options --gelu-fusion 1 --recompute 1 >out 2>err
 check "--gelu-fusion 1 with --recompute 1: status 2, one line" test $? = 2 -a "$(wc -l <err)" = 1
-for bad in "--zero 2" "--batch-tokens 64" "--dropout 0.1" "--doc-reset 1"; do  # 64: one micro-batch on each rank
+for bad in "--zero 2" "--batch-tokens 64" "--dropout 0.1"; do  # 64: one micro-batch on each rank
     "$launch" -n 2 "$fast" $options $bad --graph 1 --run refused >out 2>err
     check "--graph with $bad on two GPUs: status 2, and a line says why" test $? = 2 -a "$(grep -c 'train_gpt2cu: --graph: ' err)" = 1
 done

@@ -10,8 +10,9 @@ What differs from leaf to leaf says graph_begin: where the gradients go (place; 
 scale of the loss; the sizes; and the workspace and the room of a matrix that is widened, which an op between two leaves
 may have replaced by larger ones. All else that changes must lie at a fixed address: tokens and targets are uploaded
 before, weights stay where they are.
-And the launches themselves must not follow from the data: runs whose documents or counted targets vary are refused
-(run/graph_option.h), and the head takes all positions, counted or not (TokenBatch.counts_all).
+And the launches themselves must not follow from the data: runs whose counted targets vary are refused, and those whose
+documents do in models whose launches follow from these (run/graph_option.h); and the head takes all positions, counted
+or not (TokenBatch.counts_all).
 The first leaf of a kind runs as it comes: the workspace grows, cuBLASLt chooses its algorithms, kernels are loaded. The
 second is recorded, and from then on it is a graph. Nothing between the two calls may wait for the GPU, allocate or
 download: that is an error, which names the call.

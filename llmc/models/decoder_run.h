@@ -142,7 +142,8 @@ static inline void decoder_check_ranks(Run* r, const char* varies, int NH, int N
     cp_check(r, &d->cp, varies != NULL);
     if (NH > 0) { cp_check_by(r, d->cp_by, NH, NKV); }
     if (d->sizes.E > 0) { experts_check(r, &d->how.ep, d->sizes.k); }
-    graph_check(r, &d->graph, varies ? varies : experts_obstacle(r));
+    // entries come with their documents, and so does the number of targets that MTP counts
+    graph_check(r, &d->graph, varies ? varies : experts_obstacle(r), NH == 0 || r->model->learns_mtp);
 }
 
 // ---- what ranks send each other in an update: sent_run.h ----
