@@ -539,7 +539,7 @@ mutation "qwen: adapters of experts read the first rows" test_qwen3 "adapters of
 mutation "qwen: no window is looked at" test_qwen3 "golden window" segment_spans.h:segment_shape \
     'x->window < s->T \? x->window : 0' '0'
 mutation "qwen: the gradient of keys turns on" test_qwen3 "golden dense" \
-    rotary_attention.h:rotary_turn_all_ 'x->of\.NKV, back' 'x->of.NKV, 0'
+    rotary_attention.h:rotary_turn_all_ 'NULL, x->of\.NKV, back' 'NULL, x->of.NKV, 0'
 mutation "qwen: experts have the rows of the layer that was computed last" test_qwen3 "golden experts" \
     train_qwen3.cu:recompute_block 'if \(!has_rows\)' 'if (0)'
 mutation "qwen: every layer finds what the last one has left" test_qwen3 recompute layer.h:layer_is_fresh \
