@@ -176,7 +176,7 @@ static void test_stored(Test* t) {
     const uint32_t want[] = {0x7f800000, 0x40490000, 0x3f800000, 0xbf800000, 0x7f800000, 0x40490000};
     float got[6];
     Device dev = test_device(2);
-    token_embedding_forward_stored(got, tokens, stored_halves(table, 3, 2), 3, &dev);
+    token_embedding_forward_stored(got, tokens, stored_matrix(table, STORED_BF16, 3, 2, 3, NULL), 3, &dev);
     for (int i = 0; i < 6; i++) { check(t, float_bits(got[i]) == want[i], "number %d: %08x", i, float_bits(got[i])); }
     const uint8_t bytes[] = {0x38, 0xb8, 0x01, 0x80, 0x7e, 0x44};  // 1, -1; 2^-9, -0; 448, 3
     const float scale = 0.5f, values[] = {224.0f, 1.5f, 0.5f, -0.5f, 224.0f, 1.5f};

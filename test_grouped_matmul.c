@@ -278,7 +278,7 @@ static void test_stored(Test* t) {
     uint16_t* halves = (uint16_t*)new_array(E * OC * C, sizeof *halves);
     uint8_t* bytes = (uint8_t*)new_array(E * OC * C, sizeof *bytes);
     for (int i = 0; i < E * OC * C; i++) { halves[i] = (uint16_t)(float_bits(x[i]) >> 16); }
-    check_stored(t, stored_halves(halves, OC, C), E, offsets);
+    check_stored(t, stored_matrix(halves, STORED_BF16, OC, C, OC, NULL), E, offsets);
     for (int i = 0; i < E * OC * C; i++) { x[i] = fminf(fmaxf(x[i], -5e4f), 5e4f); }
     for (int i = 0; i < E * 4; i++) {  // gate and up, of 129 rows each: the last row has a block of its own
         const int row = i / 2 * (OC / 2) + i % 2 * FP8_BLOCK;

@@ -894,7 +894,7 @@ static void test_config_written(Test* t) {
     for (int is_video = 0; is_video < 2; is_video++) {
         ImageProcessor p = image_processor_default(is_video), q;
         p.mean[1] = 1.0 / 3.0;
-        image_processor_save(path.s, &p);
+        json_write_doubles(path.s, image_processor_json(&p));
         q = image_processor_load(path.s, is_video);
         check(t, memcmp(&p, &q, sizeof p) == 0, "another processor came back");
     }

@@ -42,7 +42,9 @@ static void update_fast(Matrices* x, float weight_decay, const Muon* u, const De
     const size_t n_room = muon_room_bytes(x->rows, x->columns);
     float *p = to_device(x->p, x->n, dev), *m = to_device(x->m, x->n, dev), *g = to_device(x->g, x->n, dev);
     void* room = device_alloc(n_room, "room");
-    muon_update(p, m, g, x->rows, x->columns, weight_decay, u, g, room, dev);
+    muon_momentum(g, m, g, x->n, u, dev);
+    const float* direction = muon_direction(g, x->rows, x->columns, room, p, dev);
+    muon_descend_stored(p, (float*)NULL, direction, x->n, x->rows, x->columns, weight_decay, u, 0, numbers_from(0), dev);
     from_device(x->p, p, x->n, dev), from_device(x->m, m, x->n, dev), from_device(x->g, g, x->n, dev);
     device_release(room, n_room);
 }

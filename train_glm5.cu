@@ -28,7 +28,7 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
-#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, residual_rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
@@ -349,15 +349,17 @@ static void norm_backward(Glm5* glm, floatX* dinp, const floatX* dout, const flo
 
 // ---- forward ----
 
-// The first half of layer l: N positions, whose stream comes in as `residual`. replay: they have been here before, and
-// have chosen whom they see
+// The first half of layer l, and the norm behind it: N positions, whose stream comes in as `residual`. replay: they
+// have been here before, and have chosen whom they see
 static void attend_forward(const Glm5* glm, Activations* acts, int l, const floatX* residual, int replay, int N,
                            const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
     const LatentPass p = latent_pass(glm, acts, l, N);
-    norm_forward(glm, a.norm1, layer_statistics(acts, l).norm1_rstd, residual, AT(norm1), l, N, dev);
+    norm_forward(glm, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
     latent_layer_forward(&p, a.attention_out, replay, dev);
-    residual_forward(a.residual2.x, residual, a.attention_out, (size_t)N * glm->config.D, dev);
+    residual_rmsnorm_forward(a.residual2.x, a.norm2, s.norm2_rstd, residual, a.attention_out, vector(glm, AT(norm2), l),
+                             glm->config.eps, N, glm->config.D, dev);
 }
 
 // the MLP of layer l: the only one, or the expert that all tokens share
@@ -386,8 +388,6 @@ static void gate_up_forward(const Glm5* glm, Activations* acts, int l, int N, co
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
 static void branch_up(const Glm5* glm, Activations* acts, int l, int replay, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    norm_forward(glm, a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
     if (has_experts(&glm->config, l)) {
         const ExpertPass p = expert_pass(glm, acts, l, N);
         expert_choose(&p, replay, dev);

@@ -31,7 +31,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
-#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, residual_rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments; model_point_gradients
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
@@ -227,7 +227,7 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     return p;
 }
 
-// the first half of layer l: N positions, whose stream comes in as `residual`
+// the first half of layer l, and the norm behind it: N positions, whose stream comes in as `residual`
 static void attention_block_forward(const Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                     const Device* dev) {
     const Config* c = &moe->config;
@@ -247,16 +247,13 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
         rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
     linear_forward(a.branch, a.attention, layer_linear(acts, AT(wo), l), N, dev);
-    residual_forward(a.residual2.x, residual, a.branch, (size_t)N * D, dev);
+    residual_rmsnorm_forward(a.residual2.x, a.norm2, layer_statistics(acts, l).norm2_rstd, residual, a.branch,
+                             gain(moe, AT(norm2), l), c->eps, N, D, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
 static void experts_up(const Moe* moe, Activations* acts, int l, int replay, int N, const Device* dev) {
-    const Config* c = &moe->config;
-    const ActivationTensors a = layer_activations(acts, l);
     const ExpertPass p = expert_pass(moe, acts, l, N);
-    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, gain(moe, AT(norm2), l), c->eps, N,
-                    c->D, dev);
     expert_choose(&p, replay, dev);
     expert_gather(&p, dev);
     expert_gate_up(&p, dev);

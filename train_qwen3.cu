@@ -31,7 +31,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
-#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
+#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, residual_rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
@@ -262,7 +262,7 @@ static void heads_norm(floatX* out, float* rstd, const floatX* proj, const Qwen*
     if (c->qk_norm) { rmsnorm_forward(out, rstd, proj, gain(qwen, field, l), c->eps, N * heads, c->HS, dev); }
 }
 
-// the first half of layer l: N positions, whose stream comes in as `residual`
+// the first half of layer l, and the norm behind it: N positions, whose stream comes in as `residual`
 static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
                                     const Device* dev) {
     const Config* c = &qwen->config;
@@ -284,7 +284,8 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
         rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
     linear_forward(a.branch, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l), N, dev);
-    residual_forward(a.residual2.x, residual, a.branch, (size_t)N * c->D, dev);
+    residual_rmsnorm_forward(a.residual2.x, a.norm2, s.norm2_rstd, residual, a.branch, gain(qwen, AT(norm2), l),
+                             c->eps, N, c->D, dev);
 }
 
 // the first product of the MLP of layer l, or of its experts, once their rows are found
@@ -300,11 +301,7 @@ static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, c
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
 static void branch_up(const Qwen* qwen, Activations* acts, int l, int replay, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const ActivationTensors a = layer_activations(acts, l);
-    rmsnorm_forward(a.norm2, layer_statistics(acts, l).norm2_rstd, a.residual2.x, gain(qwen, AT(norm2), l), c->eps, N,
-                    c->D, dev);
-    if (c->kinds[l] == 'E') {
+    if (qwen->config.kinds[l] == 'E') {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         expert_choose(&p, replay, dev);
         expert_gather(&p, dev);

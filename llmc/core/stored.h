@@ -1,7 +1,7 @@
 /*
 How a matrix is stored that does not learn: floats, bf16, or fp8 or fp4 with scales. What the products of ops/ read.
     Stored, StoredMatrix       the type of elements; a matrix of them
-    stored_matrix              one with whole blocks; stored_halves: of bf16
+    stored_matrix              one with whole blocks
     stored_next                the same matrix of the next expert
     stored_value, stored_row   an element, a row, as floats: exactly, but for scales that are no powers of two
     stored_bytes               of so many elements; stored_size: of a matrix with its scales
@@ -40,10 +40,6 @@ static inline StoredMatrix stored_matrix(const void* data, Stored kind, int rows
                                          const void* scales) {
     const StoredMatrix m = {data, kind, rows, columns, part_rows, scales, FP8_BLOCK, FP8_BLOCK};
     return m;
-}
-
-static inline StoredMatrix stored_halves(const uint16_t* data, int rows, int columns) {
-    return stored_matrix(data, STORED_BF16, rows, columns, rows, NULL);
 }
 
 // bytes of n elements

@@ -30,7 +30,7 @@ Source: huggingface/transformers 5.24, models/qwen2_vl/image_processing_pil_qwen
 */
 #ifndef LLMC_IMAGE_PROCESSOR_H
 #define LLMC_IMAGE_PROCESSOR_H
-#include "../core/jsonfile.h"     // json_read, json_ints, json_number, json_agrees, json_write_doubles
+#include "../core/jsonfile.h"     // json_read, json_ints, json_number, json_agrees
 #include "../core/outfile.h"      // FileSum
 #include "../files/pixels.h"      // Image
 #include "../ops/image_resize.h"  // image_resize
@@ -173,10 +173,6 @@ static inline json_t* image_processor_json(const ImageProcessor* p) {
                              p->max_pixels, "patch_size", p->patch, "temporal_patch_size", p->temporal, "merge_size",
                              p->merge);
     return json;
-}
-
-static inline FileSum image_processor_save(const char* path, const ImageProcessor* p) {
-    return json_write_doubles(path, image_processor_json(p));
 }
 
 // ---- the size that an image gets ----

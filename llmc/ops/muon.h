@@ -13,7 +13,6 @@ A matrix with more rows than columns is turned for it, and its direction turned 
     muon_momentum    m, and x before it is divided
     muon_direction   x made of that, in `room` (muon_room_bytes), where it stays until it is used again
     muon_descend_stored  p, or n elements of it
-    muon_update      all three, of floats
 Stored as X (CUDA: bf16 too): as in adamw.h, with its noise and its masters. There x, A and P are stored as X as well.
 Cost:   10 (4 s^2 l + 2 s^3) flops, s and l the smaller and the larger side, compute bound; what is moved beside counts
         where s is small. In C of the symmetric products little more than the half below the diagonal is computed: an
@@ -331,20 +330,5 @@ static inline const MuonX* muon_direction(const float* x, int rows, int columns,
     return at;
 }
 
-// x (rows, columns) and `room` are scratch; x may be g
-MUON_STORED
-static inline void muon_update_stored(MuonX* stored, float* master, float* m, const float* g, int rows, int columns,
-                                      float weight_decay, const Muon* u, uint32_t noise_key, ElementNumbers numbers,
-                                      float* x, void* room, const Device* dev) {
-    const size_t n = (size_t)rows * (size_t)columns;
-    muon_momentum(x, m, g, n, u, dev);
-    const MuonX* direction = muon_direction((const float*)x, rows, columns, room, (const MuonX*)stored, dev);
-    muon_descend_stored(stored, master, direction, n, rows, columns, weight_decay, u, noise_key, numbers, dev);
-}
-
-static inline void muon_update(float* p, float* m, const float* g, int rows, int columns, float weight_decay,
-                               const Muon* u, float* x, void* room, const Device* dev) {
-    muon_update_stored(p, (float*)NULL, m, g, rows, columns, weight_decay, u, 0, numbers_from(0), x, room, dev);
-}
 #undef MUON_STORED
 #endif  // LLMC_MUON_H
