@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, about ten minutes on 2 cores
+#     dev/test.sh quick              `make test`: what a person waits for, about eight minutes on 2 cores
 #     dev/test.sh rest               `make test-all`: all the rest, about an hour. .ci/run does both
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
@@ -145,15 +145,13 @@ op_tests() {
 }
 
 # every test, and of the scripts that show what a user meets their most telling promises: by programs that compile in a
-# quarter of the time and have the same bits, as test_gpt2 shows. What ships has its turn in make test-all
+# quarter of the time and have the same bits, as matrix shows, where what ships has its turn
 quick() {
-    local shipped=$(make -s folder)/test_gpt2
     export OPT=-Og
     build_and_run ""
     build_shared
     at_once=$((jobs + 1))  # scripts wait for disks, for ranks and for what they have killed
     # the longest first, so that all cores are busy to the end
-    part "${shipped#build/}" bash -c 'make -s OPT=-O3 "$0" && "$0"' "$shipped"
     part "train_qwen36, quick" dev/test_qwen36.sh quick
     part "train_qwen3, quick" dev/test_qwen.sh quick
     part "train_deepseek_v4, quick" dev/test_deepseek_v4.sh quick
@@ -164,8 +162,7 @@ quick() {
     part "tools: inspect, tokenize, plot" dev/test_tools.sh
     part "train_mamba_hpn, quick" dev/test_mamba.sh quick
     part "train_moe, quick" dev/test_moe.sh quick presets bits files
-    part "train_bigram.c, as its page says" dev/test_example.sh
-    part "conversations: data, answers, chat" dev/test_sft.sh data answers chat
+    part "conversations: data, chat" dev/test_sft.sh data chat
     part "checkpoints and faults, quick" dev/test_faults.sh quick
     part "layers on several ranks, quick" dev/test_stages.sh quick
     part "what make builds anew" dev/test_make.sh
@@ -176,8 +173,6 @@ quick() {
     part "NumPy's madd against fmaf" $python dev/ref/check_madd.py
     part "TensorBoard reads our event files" $python dev/ref/check_tensorboard.py "$(make -s folder)/test_tensorboard"
     part "data scripts write what the loaders read" $python dev/data/test_data.py
-    part "tokenizer against Hugging Face tokenizers, quick" $python dev/ref/check_tokenizer.py --strings 30
-    part "what is broken on purpose finds its place" dev/mutate.sh --places
     part "documents name the right lines" $python dev/check_docs.py
     part "scripts parse" bash -c 'for script in .ci/run dev/*.sh dev/*/*.sh; do bash -n "$script" || exit 1; done'
     finish_parts
@@ -222,8 +217,9 @@ rest() {
     export OPT=-Og  # of quick; their kernels at -O3 have their turn in matrix
     build_shared train_moe_faults train_glm5_faults
     part "ranks on several machines" dev/test_machines.sh
+    part "train_bigram.c, as its page says" dev/test_example.sh
     part "train_moe, every option and file" dev/test_moe.sh
-    part "conversations: refusals, bits, resuming" dev/test_sft.sh refused bits resume
+    part "conversations: refusals, bits, resuming, answers" dev/test_sft.sh refused bits resume answers
     part "conversations: resuming, under sanitizers" env ASAN=1 dev/test_sft.sh resume
     # the most that a trainer keeps beside its parameters: biases that count, indexers
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
@@ -256,6 +252,7 @@ rest() {
     # those which skip most, as bits are of the exact build, or compute nothing
     simt fast test_moe test_qwen3 test_deepseek_v4 test_glm5 test_comm test_shared_matrices
     finish_parts
+    part "what is broken on purpose finds its place" dev/mutate.sh --places
     # it keeps every core busy by itself
     part "a sixth of what is broken on purpose" dev/mutate.sh --sixth $(commit_of 6)
     finish_parts
