@@ -1097,7 +1097,6 @@ static Trainer deepseek_v4_trainer(void) {
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
-    t.other_losses = indexer_losses;
     t.write_config = write_config;
     t.summary = deepseek_v4_summary;
     return t;

@@ -1003,7 +1003,6 @@ static Trainer glm5_trainer(void) {
     t.stepped = glm5_stepped;
     t.more_loss = losses_beside;
     t.without_more = "cross_entropy";
-    t.other_losses = indexer_losses;
     t.choices = glm5_choices;
     t.open = glm5_open;
     t.write_config = write_config;

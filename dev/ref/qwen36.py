@@ -647,7 +647,7 @@ def numbers(acts, count, cfg):
 
 
 MODEL = trainer.Model(parameter_table, forward, backward, read_config, metadata, to_file, from_file, numbers=numbers,
-                      fit=fit, losses=("loss", "cross_entropy"), count=count)
+                      fit=fit, losses=("loss", "cross_entropy"), other_losses=("mtp_loss",), count=count)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

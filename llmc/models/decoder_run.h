@@ -30,6 +30,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #include "../run/trainer.h"    // Run, run_add_options
 #include "decoder_passes.h"    // DecoderPasses, decoder_passes_forward, Activations, LmHead
 #include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle, experts_sent_bytes
+#include "other_losses.h"      // mtp_loss, index_loss
 #include "sent_run.h"          // sent_parts, sent_keys
 
 // the sizes by which ranks divide the model, and by which a run counts
@@ -309,6 +310,23 @@ static inline void decoder_share_text(Run* r, int to, int from, int n) {
     activations_share_text(&decoder_of(r)->cache, to, from, n, &r->dev);
 }
 
+static inline float decoder_probed_mtp_(const Run* r, int i) {
+    (void)i;
+    return mtp_loss(r->model);
+}
+
+static inline float decoder_probed_index_(const Run* r, int i) { return index_loss(r->model, i); }
+
+// which a probe writes beside that of the next token
+static inline int decoder_other_losses_(const Run* r, OtherLoss* others) {
+    const OtherLoss of_mtp = {"mtp_loss", 1, decoder_probed_mtp_};
+    const OtherLoss of_indexers = {"index_loss", index_losses(r->model), decoder_probed_index_};
+    int n = 0;
+    if (r->model->learns_mtp) { others[n++] = of_mtp; }
+    if (r->model->learns_index) { others[n++] = of_indexers; }
+    return n;
+}
+
 // decoder: offsetof the Decoder in the trainer's struct
 static inline Trainer decoder_trainer(size_t decoder) {
     Trainer t;
@@ -326,6 +344,7 @@ static inline Trainer decoder_trainer(size_t decoder) {
     t.forward = decoder_forward;
     t.logits = decoder_logits_;
     t.losses = decoder_losses_;
+    t.other_losses = decoder_other_losses_;
     t.next_of_each = decoder_next_of_each;
     t.share_text = decoder_share_text;
     t.leaf = decoder_leaf_;

@@ -8,7 +8,6 @@ words.
     indexer_freezes  in Trainer.freeze: does a row of the table stay as it is?
     indexer_forward  Trainer.forward
     indexer_log      in Trainer.stepped: what they lose, of an update
-    indexer_losses   Trainer.other_losses: of each, and that of the MTP module
 */
 #ifndef LLMC_INDEXER_RUN_H
 #define LLMC_INDEXER_RUN_H
@@ -16,7 +15,7 @@ words.
 #include "../ops/indexer.h"      // IndexerTraining, INDEXER_NAMES
 #include "../run/trainer.h"      // Run, run_is_typed
 #include "decoder_run.h"         // decoder_forward
-#include "other_losses.h"        // mtp_loss, index_loss
+#include "other_losses.h"        // index_losses_mean
 
 typedef struct {
     int training;  // --indexer, an IndexerTraining
@@ -78,21 +77,5 @@ static inline void indexer_log(Run* r) {
     const double loss = index_losses_mean(r->model);
     log_note(&r->log, "index %.4f", loss);
     log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(loss)));
-}
-
-static inline float indexer_probed_mtp_(const Run* r, int i) {
-    (void)i;
-    return mtp_loss(r->model);
-}
-
-static inline float indexer_probed_(const Run* r, int i) { return index_loss(r->model, i); }
-
-static inline int indexer_losses(const Run* r, OtherLoss* others) {
-    const OtherLoss of_mtp = {"mtp_loss", 1, indexer_probed_mtp_};
-    const OtherLoss of_indexers = {"index_loss", index_losses(r->model), indexer_probed_};
-    int n = 0;
-    if (r->model->learns_mtp) { others[n++] = of_mtp; }
-    if (r->model->learns_index) { others[n++] = of_indexers; }
-    return n;
 }
 #endif  // LLMC_INDEXER_RUN_H
