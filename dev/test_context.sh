@@ -62,7 +62,7 @@ near() {
     "$python" - "$1/metrics.jsonl" "$2/metrics.jsonl" "${3:-}" <<'PYTHON'
 import json, sys
 one, other = ([json.loads(line) for line in open(path)] for path in sys.argv[1:3])
-assert len(one) == len(other) > 20
+assert len(one) == len(other) > 10
 first = [[r["val_loss"] for r in run if r.get("val_loss") is not None][0] for run in (one, other)]
 assert first[0] == first[1] or "ring" in sys.argv[3] or "cut" in sys.argv[3], f"validation of the same parameters: {first}"
 worst = max(abs(a[key] / b[key] - 1) for a, b in zip(one, other) for key in ("loss", "val_loss", "norm") if a.get(key) is not None)
@@ -71,16 +71,18 @@ assert worst <= 1e-5, worst
 PYTHON
 }
 
-# shared TRAINER PROMISE "RANKS/C[/MORE,OPTIONS] ..." OPTION...: the first of these ranks have the losses of one, the others the bytes of the first
+# shared TRAINER PROMISE "RANKS/C[/MORE,OPTIONS] ..." OPTION...: the first of these ranks have the losses of one, the others the bytes of the
+# first, after $steps, 10 if nobody says 20
 shared() {
     local trainer=${!1} promise=$2 grids=$3 grid ranks size more status first=""
+    local few=(--steps ${steps:-10} --sample-every ${steps:-10})
     shift 3
     rm -rf one
-    timeout 60 "$trainer" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
+    timeout 60 "$trainer" "${run[@]}" "${few[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
     for grid in $grids; do
         IFS=/ read -r ranks size more <<<"$grid"
         rm -rf several
-        timeout 60 "$launch" -n $ranks "$trainer" "${run[@]}" "$@" --cp $size ${more//,/ } --run several >out 2>err </dev/null
+        timeout 60 "$launch" -n $ranks "$trainer" "${run[@]}" "${few[@]}" "$@" --cp $size ${more//,/ } --run several >out 2>err </dev/null
         status=$?
         if [ "$first" != $size ]; then
             worst=$(near one several "$more $promise" 2>&1)
@@ -110,7 +112,7 @@ if is_quick; then
     finish
     exit
 fi
-shared qwen "norms of heads" "2/2 2/2 8/2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,3 4/4 8/4 8/4/--tp,2" --config dense.json
+steps=20 shared qwen "norms of heads" "2/2 2/2 8/2 2/2/--recompute,0 2/2/--recompute,3 2/2/--head-rows,3 4/4 8/4 8/4/--tp,2" --config dense.json
 shared qwen "output matrix = embedding" "2/2 4/2/--pp,2 8/8" --config tied.json --ema 0.9 --seq-len 32
 shared qwen "biases and windows" "2/2 4/2/--tp,2,--recompute,2 4/4" --config bias.json
 shared qwen "rows one by one" "4/4 8/4/--pp,2" --config dense.json --batch-size 1 --grad-accum 3
@@ -118,9 +120,9 @@ shared qwen "conversations" "2/2 4/2/--pp,2 4/4" --config dense.json --train tal
 answers 7 text >examples
 shared qwen "documents, answering examples" "2/2 4/2 4/2/--tp,2 4/4" --config dense.json --train documents --doc-reset 1 --hellaswag examples
 shared qwen "some does not learn" "2/2 4/2" --config dense.json --freeze '*.layers.0.*,*q_proj*,*q_norm*,*embed*'
-shared qwen "an adapter" "2/2 2/2/--recompute,3 4/4" --config dense.json --lora-rank 3
+steps=20 shared qwen "an adapter" "2/2 2/2/--recompute,3 4/4" --config dense.json --lora-rank 3
 shared qwen "an adapter beside a base in fp8" "2/2 4/2" --config dense.json --lora-rank 3 --base-dtype fp8
-shared gpt2 "GPT-2" "2/2 8/2 2/2/--recompute,3 2/2/--recompute,1 4/4 8/8" --config gpt2.json --ema 0.9
+steps=20 shared gpt2 "GPT-2" "2/2 8/2 2/2/--recompute,3 2/2/--recompute,1 4/4 8/8" --config gpt2.json --ema 0.9
 shared gpt2 "GPT-2, documents, some does not learn" "2/2 4/2/--tp,2" --config gpt2.json --train documents --doc-reset 1 --freeze '*.h.0.*,*c_attn*,*wpe*'
 echo "# --cp-by heads"
 shared qwen "norms of heads" "2/2/--cp-by,heads 2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3 4/4/--cp-by,heads 8/4/--cp-by,heads" --config dense.json
@@ -132,11 +134,11 @@ shared qwen "norms of heads" "2/2/--cp-by,ring 2/2/--cp-by,ring 4/2/--cp-by,ring
 shared qwen "windows, documents" "2/2/--cp-by,ring 2/2/--cp-by,ring 4/4/--cp-by,ring" --config bias.json --train documents --doc-reset 1
 shared gpt2 "GPT-2" "2/2/--cp-by,ring 4/2/--cp-by,ring,--recompute,3 4/4/--cp-by,ring" --config gpt2.json
 echo "# experts, Mamba"
-shared moe "experts" "2/2 4/2/--ep,2 4/2/--ep,4 2/2/--recompute,3 2/2/--recompute,0 4/4" --config experts.json --ema 0.9
+steps=20 shared moe "experts" "2/2 4/2/--ep,2 4/2/--ep,4 2/2/--recompute,3 2/2/--recompute,0 4/4" --config experts.json --ema 0.9
 shared moe "experts, balanced by biases" "2/2 4/2/--ep,4 4/2/--pp,2" --config experts.json --balance bias
 shared moe "experts, balanced by a loss" "2/2 4/2/--ep,4 4/2/--pp,2 4/4" --config experts.json --balance loss --aux-alpha 0.05
-shared qwen "Qwen3 with experts" "2/2 4/2/--ep,2" --config sparse.json
-shared mamba "Mamba" "2/2 2/2 4/2 6/2 2/2/--recompute,scan 2/2/--recompute,layer 2/2/--scan-chunk,3 4/4 8/4" "${tiny[@]}" --ema 0.9
+steps=20 shared qwen "Qwen3 with experts" "2/2 4/2/--ep,2" --config sparse.json
+steps=20 shared mamba "Mamba" "2/2 2/2 4/2 6/2 2/2/--recompute,scan 2/2/--recompute,layer 2/2/--scan-chunk,3 4/4 8/4" "${tiny[@]}" --ema 0.9
 shared mamba "Mamba, fewer positions on each rank than the taps reach" "8/8" "${tiny[@]}" --batch-size 1 --head ce
 shared mamba "Mamba, documents, answering examples" "2/2 4/2 4/4" "${tiny[@]}" --train documents --doc-reset 1 --hellaswag examples
 answers 7 text >examples
@@ -149,7 +151,7 @@ shared mamba "Mamba, some does not learn" "2/2 4/2" "${tiny[@]}" --freeze '*.lay
 shared mamba "Mamba, fixed prototypes" "2/2 4/2" "${tiny[@]}" --head hpn --proto fixed --proto-dim 256
 shared mamba "Mamba, prototypes with a softmax" "2/2 3/3" "${tiny[@]}" --head hpn-softmax --proto-dim 64 --seq-len 18
 echo "# linear layers"
-shared qwen36 "linear and full layers" "2/2 2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--pp,2,--pp-chunks,2,--recompute,3 4/2/--ep,4 2/2/--head-rows,3" "${chunks[@]}" --config linear.json --ema 0.9
+steps=20 shared qwen36 "linear and full layers" "2/2 2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--pp,2,--pp-chunks,2,--recompute,3 4/2/--ep,4 2/2/--head-rows,3" "${chunks[@]}" --config linear.json --ema 0.9
 shared qwen36 "... 4 ranks" "4/4 4/4/--recompute,3 8/4/--ep,2" "${chunks[@]}" --seq-len 256 --config linear.json
 shared qwen36 "... rows one by one" "4/4 8/4/--pp,2" "${chunks[@]}" --seq-len 256 --config linear.json --batch-size 1 --grad-accum 3
 shared qwen36 "... heads" "2/2/--cp-by,heads 4/2/--cp-by,heads,--pp,2,--recompute,3" "${chunks[@]}" --config linear.json
@@ -167,7 +169,7 @@ shared qwen36 "some does not learn" "2/2 4/2" "${chunks[@]}" --config linear.jso
 shared qwen36 "an adapter" "2/2 4/2/--pp,2 2/2/--recompute,3 4/4" "${chunks[@]}" --seq-len 256 --config linear.json --lora-rank 3
 shared qwen36 "an adapter beside a base in fp8" "2/2 4/2" "${chunks[@]}" --config linear.json --lora-rank 3 --base-dtype fp8
 echo "# DeepSeek V4"
-shared v4 "all that a layer may have" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 4/4 8/4" --config entries.json --ema 0.9
+steps=20 shared v4 "all that a layer may have" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 4/4 8/4" --config entries.json --ema 0.9
 shared v4 "... documents whose entries are cut" "2/2 4/2/--pp,2,--recompute,3 4/2/--tp,2,--recompute,3 4/4" --config entries.json --train documents --doc-reset 1
 shared v4 "... the last layer has entries, all chosen" "2/2 2/2/--recompute,3 4/2/--pp,2 3/3" --config ends.json --train documents --doc-reset 1 --seq-len 24
 shared v4 "... conversations" "4/4" --config entries.json --train talks.jsonl --chat-template chatml --seq-len 96
@@ -176,7 +178,7 @@ shared v4 "windows alone: rows of any length" "3/3" --config windows.json --seq-
 shared v4 "some does not learn" "2/2 4/2" --config entries.json --freeze 'layers.0.*,*.wkv.*,*ape*,*q_norm*'
 shared v4 "an adapter" "2/2 4/2/--pp,2" --config entries.json --lora-rank 3
 echo "# GLM-5"
-shared glm "all that learns" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 4/4 8/4" --config glm_taught.json --ema 0.9
+steps=20 shared glm "all that learns" "2/2 2/2/--recompute,0 2/2/--recompute,3 4/2/--ep,4 4/2/--pp,2 4/2/--tp,2 4/4 8/4" --config glm_taught.json --ema 0.9
 shared glm "... documents" "2/2 4/2/--pp,2,--recompute,3 4/2/--tp,2,--recompute,3 4/4" --config glm_taught.json --train documents --doc-reset 1
 shared glm "... indexers of all positions" "2/2 3/3" --config glm_taught.json --indexer dense --seq-len 18
 shared glm "rows of which all is chosen, one by one, answering examples" "2/2 4/2/--ep,2" --config glm.json --seq-len 4 --batch-size 1 --hellaswag examples
