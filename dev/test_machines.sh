@@ -239,28 +239,24 @@ ended
 check "--min-ranks 3 of 3, a machine is lost: launch gives up with the status of the run" \
     test $status != 0 -a $status != 2 -a "$(grep -c '^launch: 2 ranks can run, fewer than --min-ranks 3: giving up' err)" = 1
 find_again 10.9.0.3
-program=$qwen
 heads='"vocab_size":257,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":6,"max_position_embeddings":96,"rope_theta":10000'
 echo "{\"model_type\":\"qwen3\",$heads,\"hidden_size\":20,\"intermediate_size\":28}" >dense.json
-options=("${start[@]}" "${long[@]}" --config dense.json --steps 200)
-rm -rf whole
-"$qwen" "${options[@]}" --run whole >/dev/null 2>err
-printf '10.9.0.1\n10.9.0.2\n10.9.0.3 2\n' >machines
-begin --hosts machines --ssh "$work/ssh" --restarts 1 : --tp 2
-lose 10.9.0.2
-went_on "--tp 2 on 4 ranks, of which 3 are left"
+echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":4,\"num_experts_per_tok\":2}" >experts.json
+# a run with --tp 2 on these machines loses 10.9.0.2
+pairs_went_on() {  # PROMISE PROGRAM CONFIG MACHINE...
+    program=$2 options=("${start[@]}" "${long[@]}" --config "$3" --steps 200)
+    rm -rf whole
+    "$program" "${options[@]}" --run whole >/dev/null 2>err
+    printf '%s\n' "${@:4}" >machines
+    begin --hosts machines --ssh "$work/ssh" --restarts 1 : --tp 2
+    lose 10.9.0.2
+    went_on "$1"
+}
+pairs_went_on "--tp 2 on 4 ranks, of which 3 are left" "$qwen" dense.json 10.9.0.1 10.9.0.2 "10.9.0.3 2"
 check "... 2 go on, and launch says why" grep -q '^launch: 3 ranks can run, of which 2 fit --tp 2' err
 find_again 10.9.0.2
 # four pairs share experts, too, and three would not divide the micro-batches: ranks find that out
-program=$moe
-echo "{\"model_type\":\"mixtral\",$heads,\"hidden_size\":20,\"intermediate_size\":12,\"num_local_experts\":4,\"num_experts_per_tok\":2}" >experts.json
-options=("${start[@]}" "${long[@]}" --config experts.json --steps 200)
-rm -rf whole
-"$moe" "${options[@]}" --run whole >/dev/null 2>err
-printf '10.9.0.1 2\n10.9.0.2 2\n10.9.0.3 4\n' >machines
-begin --hosts machines --ssh "$work/ssh" --restarts 1 : --tp 2
-lose 10.9.0.2
-went_on "--tp 2 of a model with experts on 8 ranks, of which 6 are left"
+pairs_went_on "--tp 2 of a model with experts on 8 ranks, of which 6 are left" "$moe" experts.json "10.9.0.1 2" "10.9.0.2 2" "10.9.0.3 4"
 check "... which are refused, so that 4 go on" test "$(sed -nE 's/^launch: ([0-9]+ ranks (go on|are refused|can).*)/\1;/p' err | tr '\n' ' ')" = \
     "6 ranks go on; 6 ranks are refused: a number that divides the 8 of the first start is tried; 6 ranks can run, of which 4 fit --tp 2 and divide 8; 4 ranks go on; "
 find_again 10.9.0.2
