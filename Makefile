@@ -388,10 +388,10 @@ SIMT_PROGRAMS = $(foreach build,simt-exact simt-fast,$(SIMT_TESTS:%=build/$(buil
 # the exact build of a test looks for everything; the fast one for what only its kernels may do, in half of the time
 SIMT_SANITIZE = -Og $(SANITIZE)
 SIMT_SANITIZE_FAST = -Og -fsanitize=address,alignment -fno-sanitize-recover=all
+# trainers: -Og compiles in a third of -O2's time, and they take a fifth more of it to run
 SIMT_OPT = -Og
 build/simt-exact/test_% build/simt-exact-asan/% build/simt-fast-asan/%: SIMT_OPT = $(SIMT_SANITIZE)
 build/simt-fast/test_%: SIMT_OPT = $(SIMT_SANITIZE_FAST)
-# -Og: programs that compile in a third of -O2's time and take a fifth more of it to run
 # what trains for many seconds under sanitizers does it once, in the fast build; the exact one compares bits
 SIMT_LONG_TESTS = test_comm test_vocabulary $(patsubst %.c,%,$(shell grep -l 'include "train_.*cu"' $(sort $(wildcard test_*.c))))
 $(SIMT_LONG_TESTS:%=build/simt-exact/%): SIMT_OPT = -Og

@@ -56,13 +56,13 @@ run=(--train text --seq-len 16 --batch-size 2 --lr 1e-3 --grad-accum 4 --steps 2
 
 tiny=(--model tiny --base-layers 3 --d-model 20)
 
-# two runs: each loss within 1e-5 relative, and the validation before the first update to the last digit, but for --cp-by ring and where
+# near RUN RUN [WORDS [STEPS]]: each loss within 1e-5 relative, the validation before the first update to the last digit, but for --cp-by ring and where
 # chunks of the delta rule are cut
 near() {
-    "$python" - "$1/metrics.jsonl" "$2/metrics.jsonl" "${3:-}" <<'PYTHON'
+    "$python" - "$1/metrics.jsonl" "$2/metrics.jsonl" "${3:-}" "${4:-20}" <<'PYTHON'
 import json, sys
 one, other = ([json.loads(line) for line in open(path)] for path in sys.argv[1:3])
-assert len(one) == len(other) > 10
+assert len(one) == len(other) > int(sys.argv[4])
 first = [[r["val_loss"] for r in run if r.get("val_loss") is not None][0] for run in (one, other)]
 assert first[0] == first[1] or "ring" in sys.argv[3] or "cut" in sys.argv[3], f"validation of the same parameters: {first}"
 worst = max(abs(a[key] / b[key] - 1) for a, b in zip(one, other) for key in ("loss", "val_loss", "norm") if a.get(key) is not None)
@@ -85,7 +85,7 @@ shared() {
         timeout 60 "$launch" -n $ranks "$trainer" "${run[@]}" "${few[@]}" "$@" --cp $size ${more//,/ } --run several >out 2>err </dev/null
         status=$?
         if [ "$first" != $size ]; then
-            worst=$(near one several "$more $promise" 2>&1)
+            worst=$(near one several "$more $promise" ${steps:-10} 2>&1)
             verdict $? "$promise, $ranks ranks, --cp $size ${more//,/ }: the losses of one rank within ${worst##*$'\n'}" "status $status: $(tail -n 1 err)"
             first=$size
             rm -rf as_first
