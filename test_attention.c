@@ -610,11 +610,13 @@ static void test_obvious(Test* t) {
           (double)max[0], (double)max[1]);
     check_bits(t, "dv of token 0", dqkv + 4, want_dv, 2);
     check_bits(t, "dv of token 1", dqkv + 10, want_dv + 2, 2);
-    check(t, dqkv[0] == 0.0f && dqkv[1] == 0.0f, "a token that sees only itself cannot move its query");
-    // datt = (40, 12), D = 26: ds = (7, -7) / sqrt(2), and equal keys cancel in dq, up to the rounding of 25
-    check(t, fabsf(dqkv[6]) <= 0x1p-20f && fabsf(dqkv[7]) <= 0x1p-20f,
-          "equal keys: the query cannot choose between them");
-    check(t, fabsf(dqkv[2] - 49.0f / sqrtf(2.0f)) < 2e-5f && dqkv[8] == -dqkv[2],
+    // datt = (40, 12), D = 26: ds = (7, -7) / sqrt(2), and equal keys cancel in dq, up to the rounding of 25. The hardware's
+    // exponential makes weights of 1/2 that are 2^-22 apart, with which datt and D no longer cancel to the last bit
+    const float apart = same_bits() ? 0.0f : 0x1p-22f * 40.0f * 35.0f;
+    check(t, fabsf(dqkv[0]) <= apart && fabsf(dqkv[1]) <= apart, "a token that sees only itself cannot move its query");
+    check(t, fabsf(dqkv[6]) <= 0x1p-20f + apart && fabsf(dqkv[7]) <= 0x1p-20f + apart,
+          "equal keys: the query cannot choose between them, found %.9g and %.9g", (double)dqkv[6], (double)dqkv[7]);
+    check(t, fabsf(dqkv[2] - 49.0f / sqrtf(2.0f)) < 2e-5f + apart && fabsf(dqkv[8] + dqkv[2]) <= apart,
           "dk is +-7 q / sqrt(2), found %.9g and %.9g", (double)dqkv[2],
           (double)dqkv[8]);  // 2e-5: five times the last place of 34.6
     device_free(&dev);

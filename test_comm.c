@@ -1720,7 +1720,8 @@ static void check_fields(Test* t, DataParallel* s, int layer, const char* expect
 }
 
 // arenas hold what learns, at multiples of 16; fields of what does not learn are NULL
-static void test_frozen_memory(Test* t) {
+static void ranks_frozen_memory(Test* t, Comm* alone, int number) {
+    (void)alone, (void)number;
     const size_t b = 33 + 33 + 33, c = 4096, d = 3 * 2050, e = 2 * 820, experts = 4 * 2520, f = 2 * 960;
     const size_t learning = 3 * 48 + c + 2064 + 4112 + 1648 + 10080 + 2 * 960 + 16;
     Tensor table[MAX_ROWS];
@@ -1752,6 +1753,8 @@ static void test_frozen_memory(Test* t) {
         check(t, n == b + c + d + e + experts + f + 1, "%d ranks keep %zu elements", P, n);
     }
 }
+
+static void test_frozen_memory(Test* t) { run_ranks(t, 1, ranks_frozen_memory, 0); }  // a process that may begin with CUDA
 
 // nothing learns at all
 static void ranks_all_frozen(Test* t, Comm* c, int zero) {

@@ -381,6 +381,7 @@ static inline const char* op_title_(char title[256], const OpProblem* p, int i, 
 static inline void op_check_array_(Test* t, const char* what, const OpProblem* p, int i, const float* got) {
     const float* want = p->a[i];
     double rounding = p->as_bf16 && !op_is_(p, i, FLOAT) ? 0x1p-8 : 0.0;
+    if (!op_is_(p, i, GRADIENT)) { rounding *= 2.0; }  // the answer is rounded, too (op_take_answers_)
     if (op_is_(p, i, INDEX)) {
         check(t, memcmp(got, want, sizeof(int) * op_length(p, i)) == 0, "%s: other numbers", what);
         return;
