@@ -87,7 +87,7 @@ missing_wheels() {
     [ "$wanted" = cuda ] || [ "$wanted" = ci ] || return
     for name in $(dev/cuda_flags.sh missing 2>/dev/null); do
         case $name in
-            cublasLt) echo "nvidia-cublas==13.1.*" ;;  # the version that goes with CUDA 13.0 and later
+            cublasLt) echo "nvidia-cublas==13.1.0.3" ;;  # for which llmc/ops/gemm_algorithms.h has rows; goes with CUDA 13.0 and later
             nccl) echo nvidia-nccl-cu13 ;;
         esac
     done
