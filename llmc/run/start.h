@@ -67,6 +67,8 @@ static inline void start_check_task_(const Run* r) {
             options_fail("probe", "computes the batch in its own file alone: leave out --%s", row->name);
         }
     }
+    options_refuse(r->o.eval_only && r->o.sample_every > 0 && run_is_typed(r, "sample-every"), "sample-every",
+                   "is for training: with --eval-only leave it out; --generate TEXT writes one");
 }
 
 static inline void start_parse_(Run* r, int argc, char** argv) {
@@ -312,8 +314,6 @@ static inline void start_texts_(Run* r) {
     const int samples = run_is_training(r) && o->sample_every > 0;
     ErrorText error;
     start_questions_(r);
-    options_refuse(o->eval_only && o->sample_every > 0 && run_is_typed(r, "sample-every"), "sample-every",
-                   "is for training: with --eval-only leave it out; --generate TEXT writes one");
     r->prompts.longest = 1;
     if (!stop_texts_parse(&r->stop, o->stop, &error)) { options_fail("stop", "%s", error.text); }
     if (*o->stop && (samples || run_is_generating(r))) { task_need_text(r, "stop"); }
