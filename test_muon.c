@@ -320,7 +320,9 @@ static void test_stored(Test* t) {
     float *master = to_device(x.p, N, &dev), *m = to_device(x.m, N, &dev), *g = to_device(x.g, N, &dev);
     __nv_bfloat16* stored = to_device_as<__nv_bfloat16>(x.p, N, &dev);
     void* room = device_alloc(n_room, "room");
-    muon_update_stored(stored, master, m, g, ROWS, COLUMNS, 0.0f, &u, 7u, numbers_from(0), g, room, &dev);
+    muon_momentum(g, m, g, N, &u, &dev);
+    const __nv_bfloat16* direction = muon_direction(g, ROWS, COLUMNS, room, stored, &dev);
+    muon_descend_stored(stored, master, direction, N, ROWS, COLUMNS, 0.0f, &u, 7u, numbers_from(0), &dev);
     float *rounded = filled_array(N, NAN), *moved = filled_array(N, NAN), *wanted = filled_array(N, NAN);
     from_device_as<__nv_bfloat16>(rounded, stored, N, &dev);
     for (int i = 0; i < N; i++) { moved[i] = -x.p[i], wanted[i] = want.p[i] - x.p[i]; }
