@@ -131,7 +131,8 @@ needed() {
             test_*) stage="tests sanitizer" ;;
             bench/gpu_ops) stage="ops profile" ;;
             bench/gated_delta) stage=ops ;;
-            train_gpt2* | train_moe) stage=steps ;;
+            train_gpt2*) stage="steps profile" ;;
+            train_moe) stage=steps ;;
             train_qwen3) stage=qwen ;;
             *) stage=none ;;
         esac
@@ -298,18 +299,29 @@ stage_ops() {
     return $status
 }
 
-# What Nsight Compute counts of some kernels of gpu_ops, the second time that they run: a case, its kernels, how many (a product whose sum is
-# split has two). Lines "ncu CASE" of ops.tsv
+# how long each kernel of a training step takes, alone: lines "kernel" of ops.tsv. Two steps, for the first chooses algorithms
+profile_step() {
+    local out
+    write_tokens "$work/model" || return
+    out=$(ncu --clock-control none --csv --metrics gpu__time_duration.sum "$(trainer)" --config "$work/model/config.json" --train "$work/model/tokens.bin" \
+        --batch-size "$batch" --seq-len "$seq" --steps 2 --warmup 0 --eval-every 0 --save-every 0 --run "$work/run" 2>&1 </dev/null) || { echo "$out" | tail -n 5; return 1; }
+    python3 dev/gpu_report.py --step <<<"$out" | tee -a "$results/ops.tsv"
+}
+
+# What Nsight Compute counts: the time of each kernel of a step; and of some kernels of gpu_ops, the second time that they run: a case, its kernels,
+# how many (a product whose sum is split has two). Lines "ncu CASE" of ops.tsv
 stage_profile() {
     local only kernels n out status=0
+    work=$(mktemp -d)  # not local: the trap reads it
+    trap 'rm -rf "$work"' EXIT
     touch "$results/ops.tsv"
-    sed -i '/^ncu \|^# ncu/d' "$results/ops.tsv"
+    sed -i '/^ncu \|^# ncu\|^kernel\t/d' "$results/ops.tsv"
     if ! command -v ncu >/dev/null; then
         echo "# ncu: not on this machine, no kernel was profiled" | tee -a "$results/ops.tsv"
         return
     fi
     while IFS=$'\t' read -r only kernels n; do
-        out=$(ncu --csv --page details --section SpeedOfLight --section ComputeWorkloadAnalysis --section Occupancy --section LaunchStats \
+        out=$(ncu --clock-control none --csv --page details --section SpeedOfLight --section ComputeWorkloadAnalysis --section Occupancy --section LaunchStats \
             --kernel-name "regex:$kernels" --launch-skip "$n" --launch-count "$n" "$(folder bf16)/bench/gpu_ops" --only "$only" --rounds 1 "${small[@]}" 2>&1 </dev/null)
         if [ $? != 0 ]; then
             printf '# ncu, %s: %s\n' "$only" "$(grep -m 1 ERR <<<"$out" || tail -n 1 <<<"$out")" | tee -a "$results/ops.tsv"
@@ -331,6 +343,7 @@ matmul_forward fc	.	1
 matmul_backward_weight attproj	.	2
 KERNELS
     grep -q '^ncu ' "$results/ops.tsv" || status=1
+    profile_step || status=1
     return $status
 }
 

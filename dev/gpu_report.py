@@ -6,7 +6,8 @@ machine.txt   key, value                                    build.tsv      preci
 tests.tsv     precision, program, passed, failed, skipped, seconds, why
 sanitizer.tsv tool, precision, program, verdict, detail     stages.tsv     stage, verdict, seconds
 ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts. "ncu CASE", kernel, and what
-              Nsight Compute counted of it, by METRICS: `gpu_report.py --ncu CASE` makes these lines of its CSV
+              Nsight Compute counted of it, by METRICS: `gpu_report.py --ncu CASE` makes these lines of its CSV. "kernel", its name,
+              how often it runs in a step, microseconds of all of these: `gpu_report.py --step`
 steps.tsv     program, case, ms (the median of a run; the lower of two runs counts); "loss PROGRAM", step, loss; and "text MODEL" as case:
               ms of a token that train_moe writes. Lines with # are notes: the card's clock and power, --verify-every
 qwen.tsv      of Qwen3-0.6B: program, "full B b T t" or "lora ..." or "write", ms (of a step, of a token); "loss TASK PROGRAM", step, loss
@@ -233,6 +234,35 @@ def ncu_lines(case, text):
             for (_, kernel), values in found.items()]
 
 
+def step_lines(text):
+    """Lines for ops.tsv: the kernels of the last whole step in what `ncu --csv --metrics gpu__time_duration.sum` printed; AdamW ends one."""
+    start = text.find('"ID"')
+    launches = [(re.sub(r"^void |\(.*", "", line["Kernel Name"]), float(line["Metric Value"].replace(",", "")) * (1.0 if line["Metric Unit"] == "us" else 1e-3))
+                for line in csv.DictReader(text[start:].splitlines()) if start >= 0 and line["Metric Name"] == "gpu__time_duration.sum"]
+    ends = [i + 1 for i, (name, _) in enumerate(launches) if "adamw" in name and not any("adamw" in other for other, _ in launches[i + 1:i + 2])]
+    sums = {}
+    for name, us in launches[ends[-2]:ends[-1]] if len(ends) > 1 else []:
+        count, total = sums.get(name, (0, 0.0))
+        sums[name] = (count + 1, total + us)
+    return [f"kernel\t{name}\t{count}\t{total:.1f}" for name, (count, total) in sorted(sums.items(), key=lambda item: -item[1][1])]
+
+
+def kernels(folders):
+    """Where a step's time goes: its kernels by their sums; those below a hundredth together."""
+    lines = [(line[1], int(line[2]), float(line[3])) for line in rows(folders, "ops.tsv") if line[0] == "kernel"]
+    whole = sum(us for _, _, us in lines)
+    shown = [line for line in lines if line[2] >= 0.01 * whole]
+    rest = [line for line in lines if line[2] < 0.01 * whole]
+    if rest:
+        shown.append((f"{len(rest)} more", sum(count for _, count, _ in rest), sum(us for _, _, us in rest)))
+    body = [[f"`{name[:72]}`" if name[0].isalpha() else name, count, f"{us / count:,.1f}", f"{us / 1e3:.2f}", f"{100 * us / whole:.1f}"] for name, count, us in shown]
+    if not body:
+        return "No results.\n"
+    body.append(["**all**", sum(count for _, count, _ in lines), "", f"{whole / 1e3:.2f}", ""])
+    return "One step of GPT-2 124M, each kernel alone, as Nsight Compute times it: no power limit and no gap has a part in this.\n\n" + table(
+        ["kernel", "launches", "us of one", "ms", "%"], body)
+
+
 def profile(folders):
     body = [[line[0][4:], f"`{line[1]}`"] + line[2:] for line in rows(folders, "ops.tsv") if line[0].startswith("ncu ")]
     notes = [note for note in comments(folders, "ops.tsv") if note.startswith("ncu")]
@@ -241,7 +271,7 @@ def profile(folders):
 
 
 def ops(folders):
-    best = shortest(line for line in rows(folders, "ops.tsv") if not line[0].startswith("ncu "))
+    best = shortest(line for line in rows(folders, "ops.tsv") if not line[0].startswith(("ncu ", "kernel")))
     if not best:
         return "No results.\n"
     gbps, tflops = ceilings(best)
@@ -259,7 +289,7 @@ def ops(folders):
 
 
 def attention(folders):
-    lines = [line for line in rows(folders, "ops.tsv") if not line[0].startswith("ncu ")]
+    lines = [line for line in rows(folders, "ops.tsv") if not line[0].startswith(("ncu ", "kernel"))]
     best = {key: value for key, value in shortest(lines).items() if key[1].startswith("attention")}
     if not best:
         return "No results.\n"
@@ -280,6 +310,9 @@ def main():
     if sys.argv[1] == "--ncu":
         print("\n".join(ncu_lines(sys.argv[2], sys.stdin.read())))
         return
+    if sys.argv[1] == "--step":
+        print("\n".join(step_lines(sys.stdin.read())))
+        return
     folders = sys.argv[1:]
     values = {line[0]: line[1] for line in rows(folders, "machine.txt") if len(line) > 1}
     print(f"# {values.get('card', 'unknown card')}, {values.get('date', 'unknown date')}\n")
@@ -287,7 +320,7 @@ def main():
         print("**A rehearsal: no GPU had a part in this, and no number below means anything.**\n")
     print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); an op's time is the shortest of several repetitions, taken in turn, a step's the median of a run.\n")
     for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
-                           ("A training step of GPT-2 124M", steps), ("Writing text", texts), ("Qwen3-0.6B", qwen),
+                           ("A training step of GPT-2 124M", steps), ("Where the step's time goes", kernels), ("Writing text", texts), ("Qwen3-0.6B", qwen),
                            ("Ops", ops), ("Causal attention", attention), ("What ncu counts", profile)]:
         print(f"## {title}\n\n{section(folders)}")
 

@@ -63,6 +63,7 @@ page_says "Qwen3-0.6B: all parameters beside another program" '^\| ours \| all p
 page_says "... LoRA, whose first loss is compared" '^\| ours \| LoRA of rank 16 \| B 2 T 16 \| [0-9.,]+ \|'
 page_says "... and its text has tokens a second" '^\| ours \| [0-9.]+ \| [0-9.,]+ \| [0-9.e,-]+ \| [0-9]+ \|'
 page_says "a kernel that ncu looked at has its numbers, a - where ncu has none" '^\| attention_backward B 8 T 1024 NH 12 \| `flash_backward_kernel<64, 2>` \| 2.5 \| 41.25 \| - \| - \| - \| - \| - \| 234 \|$'
+page_says "a step's kernels, its own alone, by their sums" '^\| `layernorm_kernel<4>` \| 2 \| 7.8 \| 0.02 \| [0-9.]+ \|$'
 for stage in build tests sanitizer ops profile steps qwen; do page_says "stage $stage is recorded" "^\| $stage \| ok \|"; done
 awk '/^\|/ { cells = gsub(/[^\\]\|/, ""); if (before && cells != before) { print NR ": " $0; bad = 1 } before = cells; next }
      { before = 0 } END { exit bad }' "$work/r/report.md" >"$work/cells"
