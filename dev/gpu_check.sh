@@ -14,6 +14,7 @@
 #     --limit STAGE=SECONDS   instead of the stage's own limit
 #     --llmc DIR        llm.c with its train_gpt2cu built there: measured beside ours
 #     --batch N         rows of a training step (64, of 1024 tokens)
+#     --steps N, --rounds N, --texts "MODEL ..."   where time is short: steps of a run (200), turns of all programs (3), models that write (small 6.9b)
 # A stage that fails or takes too long is recorded and the next one begins. Needs nvcc, cuBLASLt and NCCL (dev/cuda_flags.sh);
 # PyTorch is used where .venv's Python or python3 has it. The card's settings are left as they are.
 # Status: 0 all is well, 1 a stage found something or failed (the page says what), 2 no GPU here or a wrong option.
@@ -28,6 +29,11 @@ budget=100000
 llmc=""
 batch=64
 seq=1024
+rounds=3
+steps=200  # a card is at its temperature, and has lowered its clocks, after some ten seconds
+verified=5  # steps with --verify-every 1
+text_models=(small 6.9b)  # of train_moe, that write text
+text_tokens=128
 rehearse=0
 inside=""  # the stage that this process is, and what runs PyTorch there
 torch=""
@@ -43,7 +49,7 @@ while [ $# -gt 0 ]; do
     case $1 in
         --rehearse) rehearse=1; shift; continue ;;
         --torch-stand-in) stand_in=1; shift; continue ;;  # also where PyTorch is, for dev/test_gpu_check.sh
-        --results | --budget | --limit | --llmc | --batch | --inside | --torch | --and | --together | call) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
+        --results | --budget | --limit | --llmc | --batch | --steps | --rounds | --texts | --inside | --torch | --and | --together | call) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
         pack | build | tests | sanitizer | ops | profile | steps | qwen | report) stages+=("$1"); shift; continue ;;
         *) fail_input "expected stages (build tests sanitizer ops profile steps qwen report), pack or an option, found \"$1\"" ;;
     esac
@@ -53,6 +59,9 @@ while [ $# -gt 0 ]; do
         --limit) limit[${2%%=*}]=${2#*=} ;;
         --llmc) llmc=$2 ;;
         --batch) batch=$2 ;;
+        --steps) steps=$2 ;;
+        --rounds) rounds=$2 ;;
+        --texts) read -ra text_models <<<"$2" ;;
         --inside) inside=$2 ;;
         --torch) torch=$2 ;;
         --and) others+=("$2") ;;
@@ -77,11 +86,6 @@ done
 
 small=()
 graph=(--graph 1)
-rounds=3
-steps=200  # a card is at its temperature, and has lowered its clocks, after some ten seconds
-verified=5  # steps with --verify-every 1
-text_models=(small 6.9b)  # of train_moe, that write text
-text_tokens=128
 qwen_rows=8  # of a batch of Qwen3-0.6B
 if [ $rehearse = 1 ]; then
     [ "$results" != build/gpu_check ] || results=build/gpu_rehearsal
@@ -445,7 +449,7 @@ stage_steps() {
     work=$(mktemp -d)  # not local: the trap reads it
     trap 'rm -rf "$work"' EXIT
     model=$work/model
-    : >"$results/steps.tsv"
+    echo "# $steps steps a run, $(((rounds + 1) / 2)) of each program" >"$results/steps.tsv"
     if [ -n "$torch" ]; then
         $torch model "$model" --batch "$batch" --seq "$seq" "${small[@]}" || { echo "PyTorch cannot write the model"; torch=""; status=1; }
     fi
@@ -534,7 +538,7 @@ if [ "${stages[*]}" != report ]; then
     write_machine
 fi
 
-options=(--results "$results" --batch "$batch" --torch "$torch" --together "$together")
+options=(--results "$results" --batch "$batch" --steps "$steps" --rounds "$rounds" --texts "${text_models[*]}" --torch "$torch" --together "$together")
 [ $rehearse = 0 ] || options+=(--rehearse)
 for other in "${others[@]}"; do options+=(--and "$other"); done
 [ -z "$llmc" ] || options+=(--llmc "$(cd "$llmc" 2>/dev/null && pwd)")
