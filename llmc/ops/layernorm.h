@@ -11,20 +11,22 @@ nobody asks for it, and nothing is done for it
     dright   = sum over n of dinp as it is then stored         (C)     written, by residual_layernorm_backward: the
                gradient of a bias that `right` of the residual sum ends with. Without dinp NULL too
 Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with
-        the residual sum, 4*N*C backward: every array once. Judge it in GB/s.
+        the residual sum, 4*N*C backward: every array once. Judge it in GB/s. H200, 2026-11-28, bf16, N 65536, C 768, a
+        copy has 4.2 TB/s: residual forward 0.103 ms, 3.9 TB/s; backward with dright 0.100, 4.0 TB/s, and 0.004 for
+        adding the parts of 132 blocks.
 Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
         statistics, dweight and dbias are float.
 Order:  row sums chain over c from 0; dweight, dbias and dright chain over n from 0. In C lanes hold neighbouring rows
-        for the first and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block
-        sums dweight, dbias and dright over its rows, and blocks are added in a fixed order; their number is that of the
-        GPU's multiprocessors times a constant.
+        for the first and neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each thread
+        sums dweight, dbias and dright over its rows, then those of a block are added in order, then blocks in a fixed
+        order; their number is that of the GPU's multiprocessors.
 Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; doc/layernorm.md. Slower kernels: dev/cuda/layernorm.cu
 */
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, lane_sum, MaybeNull
-#include "../core/mma.h"     // in a CUDA build: cp_async_16, cp_async_commit, cp_async_wait
+#include "../core/mma.h"     // in a CUDA build: cp_async_16_zfill, cp_async_commit, cp_async_wait
 #include "residual.h"        // residual_forward
 #include <math.h>
 #ifndef __CUDACC__
@@ -416,121 +418,171 @@ __global__ static void layernorm_backward_parts_kernel(float* dweight, float* db
 }
 
 // ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
+// Two rows of each thread are on their way to shared memory while it works on the one before them: 74 KB of a
+// multiprocessor. A thread copies only what it reads itself, so it waits for no other; where a row has one warp, as up
+// to C = 768, there is no barrier at all.
 
-enum { LAYERNORM_OWNED = 8 };      // channels of a thread
-enum { LAYERNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 80 registers each
-enum { LAYERNORM_PAIR = 2 };       // rows that are loaded before the block waits for their sums
+enum { LAYERNORM_W = 8, LAYERNORM_PACKS = 3 };  // channels of a pack, packs of a thread
+enum { LAYERNORM_THREADS = 256 };               // of a block, of which a multiprocessor has one
+enum { LAYERNORM_STAGES = 3 };                  // rows of a thread in shared memory: this one, and those to come
 
-// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must
-// not be written again before another barrier
-__device__ inline void layernorm_block_sums_(float (&x)[2 * LAYERNORM_PAIR], float sums[][2 * LAYERNORM_PAIR]) {
-    int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
-    for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) {
-        float sum = lane_sum(x[i]);
-        if (threadIdx.x % WARP == 0) { sums[warp][i] = sum; }
-        x[i] = 0.0f;
+// what a thread has of one row: inp, dout and dinp
+enum { LAYERNORM_INP, LAYERNORM_DOUT, LAYERNORM_DINP, LAYERNORM_ARRAYS };
+
+// block is (threads of a row, rows). Pack k of thread x begins at this channel
+__device__ inline int layernorm_channel_(int k) { return (int)(k * blockDim.x + threadIdx.x) * LAYERNORM_W; }
+
+// of the packs that a stage has of one array, the first of this thread; the next is blockDim.x * blockDim.y further
+template <typename X>
+__device__ inline Pack<X, LAYERNORM_W>* layernorm_kept_(int stage, int array) {
+    extern __shared__ float4 layernorm_kept[];
+    const int threads = blockDim.x * blockDim.y, first = (stage * LAYERNORM_ARRAYS + array) * LAYERNORM_PACKS * threads;
+    return reinterpret_cast<Pack<X, LAYERNORM_W>*>(layernorm_kept) + first + threadIdx.y * blockDim.x + threadIdx.x;
+}
+
+// row n of an array sets out for its stage; beyond N and C zeros do
+template <typename X>
+__device__ inline void layernorm_fetch_(int stage, int array, const X* from, int n, int N, int C) {
+    Pack<X, LAYERNORM_W>* to = layernorm_kept_<X>(stage, array);
+    for (int k = 0; k < LAYERNORM_PACKS; k++, to += blockDim.x * blockDim.y) {
+        const int c = layernorm_channel_(k), exists = n < N && c < C;
+        const X* pack = exists ? from + (size_t)n * C + c : from;
+        for (int i = 0; i < LAYERNORM_W; i += pack_width<X>()) { cp_async_16_zfill(&to->x[i], pack + i, 16 * exists); }
     }
+}
+
+// the sums over a row of g and of g * xhat, the same in all its threads: lanes along a tree, then warps in order.
+// of_warps must not be written again before another barrier
+__device__ inline void layernorm_row_sums_(float* g, float* gx, float2* of_warps) {
+    const int n_warps = blockDim.x / WARP, warp = threadIdx.y * n_warps + threadIdx.x / WARP;
+    *g = lane_sum(*g), *gx = lane_sum(*gx);
+    if (n_warps == 1) { return; }
+    if (threadIdx.x % WARP == 0) { of_warps[warp] = make_float2(*g, *gx); }
+    *g = *gx = 0.0f;
     __syncthreads();
     for (int w = 0; w < n_warps; w++) {
-        for (int i = 0; i < 2 * LAYERNORM_PAIR; i++) { x[i] += sums[w][i]; }
+        const float2 sum = of_warps[threadIdx.y * n_warps + w];
+        *g += sum.x, *gx += sum.y;
     }
 }
 
-// Block b takes the rows 2b, 2b + 1, 2(b + blocks), ... and leaves its sums over them in parts (blocks, 2 + RIGHT, C).
-// C is a multiple of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT: dinp is asked for; PARAMETERS:
-// dweight, dbias or both, which have every load in common, so that one alone costs what both cost; RIGHT: dright, with
-// both others
+// the sums of each thread's rows become those of all rows of the block, in order. The ring is empty and has room
+template <int KINDS>
+__device__ inline void layernorm_add_rows_(float* parts, const float (&sums)[KINDS][LAYERNORM_PACKS][LAYERNORM_W],
+                                           int C) {
+    extern __shared__ float4 layernorm_kept[];
+    const int W = LAYERNORM_W, R = blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+    float* kept = reinterpret_cast<float*>(layernorm_kept);  // (R, KINDS, C)
+    __syncthreads();
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (int k = 0; k < LAYERNORM_PACKS; k++) {
+            const int c = layernorm_channel_(k);
+            Pack<float, W> sum;
+            for (int i = 0; i < W; i++) { sum.x[i] = sums[kind][k][i]; }
+            if (c < C) { store_floats(kept + ((size_t)threadIdx.y * KINDS + kind) * C + c, sum); }
+        }
+    }
+    __syncthreads();
+    for (int j = thread; j < KINDS * C; j += blockDim.x * R) {
+        float sum = kept[j];
+        for (int r = 1; r < R; r++) { sum += kept[(size_t)r * KINDS * C + j]; }
+        parts[j] = sum;
+    }
+}
+
+// Block (T, R) number b takes the rows b * R, ..., then those gridDim.x * R further, and leaves its sums over them in
+// parts (blocks, 2 + RIGHT, C). T is a multiple of WARP. C is a multiple of 8, at most 24 T. INPUT: dinp is asked for;
+// PARAMETERS: dweight, dbias or both, which have every load in common, so that one alone costs what both cost; RIGHT:
+// dright, with both others
 template <int INPUT, int PARAMETERS, int RIGHT, typename X>
-__global__ void __launch_bounds__(LAYERNORM_THREADS)
+__global__ void __launch_bounds__(LAYERNORM_THREADS, 1)
 layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean,
                           const float* rstd, int N, int C) {
-    const int W = LAYERNORM_OWNED, R = LAYERNORM_PAIR, CHUNK = 16 / (int)sizeof(X);
-    __shared__ float sums[2][LAYERNORM_THREADS / WARP][2 * R];
-    int c = threadIdx.x * W, inside = c < C;
-    float per_channel = 1.0f / (float)C;
-    // of this thread: dinp's rows, which come while the sums are made, and dright, for which registers are not enough
-    extern __shared__ float4 layernorm_kept[];
-    Pack<X, W>* mine = reinterpret_cast<Pack<X, W>*>(layernorm_kept) + threadIdx.x;
-    Pack<float, W>* dright = reinterpret_cast<Pack<float, W>*>(mine - threadIdx.x + R * blockDim.x) + threadIdx.x;
-    Pack<float, W> w = {}, dweight = {}, dbias = {};
-    if (RIGHT) { *dright = {}; }
-    if (INPUT && inside) { w = load_floats<W>(weight + c); }
-    for (int n = blockIdx.x * R, turn = 0; n < N; n += gridDim.x * R, turn ^= 1) {
-        Pack<float, W> x[R] = {}, d[R] = {};
-        float s[R] = {}, row_sums[2 * R] = {};  // of g, then of g * xhat
-        for (int r = 0; r < R; r++) {
-            if (!inside || n + r >= N) { continue; }
-            size_t at = (size_t)(n + r) * C + c;
-            for (int i = 0; INPUT && i < W; i += CHUNK) { cp_async_16(&mine[r * blockDim.x].x[i], dinp + at + i); }
-            x[r] = load_floats<W>(inp + at);
-            d[r] = load_floats<W>(dout + at);
-        }
+    const int W = LAYERNORM_W, K = LAYERNORM_PACKS, STAGES = LAYERNORM_STAGES, KINDS = 2 + RIGHT;
+    __shared__ float2 of_warps[2][LAYERNORM_THREADS / WARP];
+    const int threads = blockDim.x * blockDim.y, step = gridDim.x * blockDim.y;
+    const float per_channel = 1.0f / (float)C;
+    float sums[KINDS][K][W] = {};
+    Pack<X, W> w[K] = {};
+    for (int k = 0; INPUT && k < K; k++) {
+        if (layernorm_channel_(k) < C) { w[k] = pack_load<W>(weight + layernorm_channel_(k)); }
+    }
+    auto fetch = [&](int stage, int n) {
+        layernorm_fetch_(stage, LAYERNORM_INP, inp, n, N, C);
+        layernorm_fetch_(stage, LAYERNORM_DOUT, dout, n, N, C);
+        if (INPUT) { layernorm_fetch_<X>(stage, LAYERNORM_DINP, dinp, n, N, C); }
         cp_async_commit();
-        for (int r = 0; r < R; r++) {
-            if (n + r >= N) { continue; }
-            float m = mean[n + r];
-            s[r] = rstd[n + r];
+    };
+    int first = blockIdx.x * blockDim.y, n = first + threadIdx.y, stage = 0;
+    for (int i = 0; i < STAGES - 1; i++) { fetch(i, n + i * step); }
+    float m = n < N ? mean[n] : 0.0f, s = n < N ? rstd[n] : 0.0f;
+    for (int turn = 0; first < N; first += step, n += step, turn ^= 1) {
+        fetch((stage + STAGES - 1) % STAGES, n + (STAGES - 1) * step);
+        const float next_m = n + step < N ? mean[n + step] : 0.0f, next_s = n + step < N ? rstd[n + step] : 0.0f;
+        const Pack<X, W>* x_kept = layernorm_kept_<X>(stage, LAYERNORM_INP);
+        const Pack<X, W>* d_kept = layernorm_kept_<X>(stage, LAYERNORM_DOUT);
+        const Pack<X, W>* y_kept = layernorm_kept_<X>(stage, LAYERNORM_DINP);
+        float sum_g = 0.0f, sum_gx = 0.0f;
+        cp_async_wait<STAGES - 1>();
+        for (int k = 0; k < K; k++) {
+            const Pack<float, W> x = load_floats<W>(x_kept[k * threads].x), d = load_floats<W>(d_kept[k * threads].x);
             for (int i = 0; i < W; i++) {
-                float xhat = (x[r].x[i] - m) * s[r], g = w.x[i] * d[r].x[i];
+                const float xhat = (x.x[i] - m) * s, g = to_float(w[k].x[i]) * d.x[i];
                 if (PARAMETERS) {
-                    dweight.x[i] = madd(xhat, d[r].x[i], dweight.x[i]);
-                    dbias.x[i] += d[r].x[i];
+                    sums[LAYERNORM_DWEIGHT][k][i] = madd(xhat, d.x[i], sums[LAYERNORM_DWEIGHT][k][i]);
+                    sums[LAYERNORM_DBIAS][k][i] += d.x[i];
                 }
-                row_sums[r] += g;
-                row_sums[R + r] = madd(g, xhat, row_sums[R + r]);
-                x[r].x[i] = xhat;
-                d[r].x[i] = g;
+                sum_g += g;
+                sum_gx = madd(g, xhat, sum_gx);
             }
         }
-        if (!INPUT) { continue; }
-        layernorm_block_sums_(row_sums, sums[turn]);
-        cp_async_wait<0>();
-        for (int r = 0; r < R; r++) {
-            if (!inside || n + r >= N) { continue; }
-            float mean_g = row_sums[r] * per_channel, mean_gx = row_sums[R + r] * per_channel;
-            Pack<float, W> y = load_floats<W>(mine[r * blockDim.x].x);
+        if (INPUT) { layernorm_row_sums_(&sum_g, &sum_gx, of_warps[turn]); }
+        const float mean_g = sum_g * per_channel, mean_gx = sum_gx * per_channel;
+        for (int k = 0; INPUT && k < K; k++) {
+            const Pack<float, W> x = load_floats<W>(x_kept[k * threads].x), d = load_floats<W>(d_kept[k * threads].x);
+            const Pack<float, W> y = load_floats<W>(y_kept[k * threads].x);
+            const int c = layernorm_channel_(k);
+            Pack<X, W> out;
             for (int i = 0; i < W; i++) {
-                y.x[i] += (d[r].x[i] - mean_g - x[r].x[i] * mean_gx) * s[r];
-                if (RIGHT) { dright->x[i] += to_float(from_float<X>(y.x[i])); }  // as it is stored
+                const float g = to_float(w[k].x[i]) * d.x[i], xhat = (x.x[i] - m) * s;
+                out.x[i] = from_float<X>(y.x[i] + (g - mean_g - xhat * mean_gx) * s);
+                if (RIGHT) { sums[KINDS - 1][k][i] += to_float(out.x[i]); }
             }
-            store_floats(dinp + (size_t)(n + r) * C + c, y);
+            if (n < N && c < C) { pack_store(dinp + (size_t)n * C + c, out); }
         }
+        m = next_m, s = next_s, stage = (stage + 1) % STAGES;
     }
-    if (PARAMETERS && inside) {
-        float* part = parts + (size_t)blockIdx.x * (2 + RIGHT) * C + c;
-        store_floats(part + LAYERNORM_DWEIGHT * C, dweight);
-        store_floats(part + LAYERNORM_DBIAS * C, dbias);
-        if (RIGHT) { store_floats(part + LAYERNORM_DRIGHT * C, *dright); }
-    }
+    cp_async_wait<0>();
+    if (PARAMETERS) { layernorm_add_rows_(parts + (size_t)blockIdx.x * KINDS * C, sums, C); }
 }
 
-// threads of a block that has all channels of a row
-static inline int layernorm_threads_(int C) { return (int)ceil_div(ceil_div(C, LAYERNORM_OWNED), WARP) * WARP; }
+// threads of a row
+static inline int layernorm_threads_(int C) {
+    return (int)ceil_div(ceil_div(C, LAYERNORM_PACKS * LAYERNORM_W), WARP) * WARP;
+}
 
-// what a thread keeps in shared memory: rows of dinp, and dright
+// bytes of shared memory of a thread
 template <typename X>
-static inline size_t layernorm_kept_(int with_dinp, int with_dright) {
-    return (size_t)(with_dinp * LAYERNORM_PAIR) * sizeof(Pack<X, LAYERNORM_OWNED>) +
-           (size_t)with_dright * sizeof(Pack<float, LAYERNORM_OWNED>);
+static inline int layernorm_ring_() {
+    return LAYERNORM_STAGES * LAYERNORM_ARRAYS * LAYERNORM_PACKS * LAYERNORM_W * (int)sizeof(X);
 }
 
-// 1 KiB: for the sums of warps
+// rows that a block works on at a time; 0: C is no multiple of 8, or more than threads can have. 1 KiB: for the sums of
+// warps
 template <typename X>
-static inline int layernorm_one_pass_fits_(int C) {
-    size_t threads = (size_t)layernorm_threads_(C);
-    return C % LAYERNORM_OWNED == 0 && threads <= LAYERNORM_THREADS &&
-           threads * layernorm_kept_<X>(1, 1) + 1024 <= LAYERNORM_SHARED;
+static inline int layernorm_rows_(int C, const Device* dev) {
+    if (C % LAYERNORM_W != 0) { return 0; }
+    const int room = (dev->most_shared - 1024) / layernorm_ring_<X>();
+    return (room < LAYERNORM_THREADS ? room : (int)LAYERNORM_THREADS) / layernorm_threads_(C);
 }
 
-// into how many parts the rows are cut. One pass: as many blocks as run at once
-static inline int layernorm_parts_(int N, int C, int one_pass, const Device* dev) {
+// into how many parts the rows are cut for dweight and dbias alone
+static inline int layernorm_parts_(int N, const Device* dev) {
 #ifdef EXACT
-    (void)N, (void)C, (void)one_pass, (void)dev;
+    (void)N, (void)dev;
     return 1;  // a chain
 #else
-    int at_once = one_pass ? LAYERNORM_THREADS / layernorm_threads_(C) : 1, most = dev->n_sms * at_once;
-    int rows = one_pass ? (int)LAYERNORM_PAIR : (int)WARP;
-    return (int)(ceil_div(N, rows) < most ? ceil_div(N, rows) : most);
+    return (int)(ceil_div(N, WARP) < dev->n_sms ? ceil_div(N, WARP) : dev->n_sms);
 #endif
 }
 
@@ -545,7 +597,7 @@ static inline void layernorm_add_parts_(float* dweight, float* dbias, float* dri
 template <typename X>
 static inline void layernorm_backward_columns_(float* dweight, float* dbias, const X* dout, const X* inp,
                                                const float* mean, const float* rstd, int N, int C, const Device* dev) {
-    int n_parts = layernorm_parts_(N, C, 0, dev);
+    int n_parts = layernorm_parts_(N, dev);
     float* parts = device_workspace(dev, sizeof(float) * 2 * (size_t)C * n_parts);
     dim3 channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
     layernorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dweight != NULL, dbias != NULL, dout,
@@ -566,28 +618,36 @@ static inline void layernorm_backward_two_passes_(X* dinp, float* dweight, float
     if (dright) { layernorm_backward_columns_(NULL, dright, (const X*)dinp, inp, mean, rstd, N, C, dev); }
 }
 
+template <int INPUT, int PARAMETERS, int RIGHT, typename X>
+static inline void layernorm_backward_launch_(X* dinp, float* parts, const X* dout, const X* inp, const X* weight,
+                                              const float* mean, const float* rstd, int N, int C, int n_blocks,
+                                              const Device* dev) {
+    const dim3 block((unsigned)layernorm_threads_(C), (unsigned)layernorm_rows_<X>(C, dev));
+    const int n_bytes = layernorm_ring_<X>() * (int)(block.x * block.y);
+    cudaCheck(cudaFuncSetAttribute(layernorm_backward_kernel<INPUT, PARAMETERS, RIGHT, X>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
+    layernorm_backward_kernel<INPUT, PARAMETERS, RIGHT>
+        <<<n_blocks, block, n_bytes, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+}
+
 template <typename X>
 static inline void layernorm_backward_one_pass_(X* dinp, float* dweight, float* dbias, float* dright, const X* dout,
                                                 const X* inp, const X* weight, const float* mean, const float* rstd,
                                                 int N, int C, const Device* dev) {
-    int n_parts = layernorm_parts_(N, C, 1, dev), threads = layernorm_threads_(C), n_kinds = dright ? 3 : 2;
+    int64_t needed = ceil_div(N, layernorm_rows_<X>(C, dev));
+    int n_blocks = (int)(needed < dev->n_sms ? needed : dev->n_sms), n_kinds = dright ? 3 : 2;
     int sums = dweight || dbias || dright;
-    size_t kept = (size_t)threads * layernorm_kept_<X>(dinp != NULL, dright != NULL);
-    float* parts = sums ? (float*)device_workspace(dev, sizeof(float) * n_kinds * (size_t)C * n_parts) : NULL;
+    float* parts = sums ? (float*)device_workspace(dev, sizeof(float) * n_kinds * (size_t)C * n_blocks) : NULL;
     if (dright) {
-        layernorm_backward_kernel<1, 1, 1>
-            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_launch_<1, 1, 1>(dinp, parts, dout, inp, weight, mean, rstd, N, C, n_blocks, dev);
     } else if (dinp && sums) {
-        layernorm_backward_kernel<1, 1, 0>
-            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_launch_<1, 1, 0>(dinp, parts, dout, inp, weight, mean, rstd, N, C, n_blocks, dev);
     } else if (dinp) {
-        layernorm_backward_kernel<1, 0, 0>
-            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_launch_<1, 0, 0>(dinp, parts, dout, inp, weight, mean, rstd, N, C, n_blocks, dev);
     } else if (sums) {
-        layernorm_backward_kernel<0, 1, 0>
-            <<<n_parts, threads, kept, dev->stream>>>(dinp, parts, dout, inp, weight, mean, rstd, N, C);
+        layernorm_backward_launch_<0, 1, 0>(dinp, parts, dout, inp, weight, mean, rstd, N, C, n_blocks, dev);
     }
-    if (sums) { layernorm_add_parts_(dweight, dbias, dright, parts, n_parts, n_kinds, C, dev); }
+    if (sums) { layernorm_add_parts_(dweight, dbias, dright, parts, n_blocks, n_kinds, C, dev); }
 }
 
 template <typename X>
@@ -599,7 +659,7 @@ static inline void residual_layernorm_backward(typename MaybeNull<X>::type* dinp
 #ifdef EXACT
     one_pass = 0;
 #endif
-    if (one_pass && layernorm_one_pass_fits_<X>(C)) {
+    if (one_pass && layernorm_rows_<X>(C, dev) > 0) {
         layernorm_backward_one_pass_(dinp, dweight, dbias, dright, dout, inp, weight, mean, rstd, N, C, dev);
     } else if (packs) {
         layernorm_backward_two_passes_<W>(dinp, dweight, dbias, dright, dout, inp, weight, mean, rstd, N, C, dev);
