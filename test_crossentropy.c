@@ -4,8 +4,7 @@ is obvious; the fast version must equal it bit for bit, whatever the shape, the 
 place too, and so must rows whose columns lie in several parts. Fast kernels must agree with double within the tolerance
 that the header derives.
 */
-#define CROSSENTROPY_IN_L2 4000  // bytes: some rows of these tests are long ones, of which a block keeps a part
-#define CROSSENTROPY_KEPT 480
+#define CROSSENTROPY_KEPT 480  // bytes: some rows of these tests are long ones, of which a block keeps a part
 #include "llmc/ops/crossentropy.h"
 #include "llmc/test/test.h"
 

@@ -17,11 +17,11 @@ columns from number `first` on in rows of Vp, a rank knows, in a CrossEntropyRow
     crossentropy_part_end     losses (N), on every rank; with the gradient dlogits in place of what add has left
 What P parts give are the bits of one; what becomes of a row that is not counted before the end is left open.
 Cost:   C: three passes over rows of 4*V bytes, which fit in the second cache, and one exp per column, 0.7 ns with
-        AVX-512. CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it),
-        since the second pass finds the row in L2: two blocks per multiprocessor keep 26 MB of rows there at Vp = 50304.
-        Where they would keep more than CROSSENTROPY_IN_L2 (in bf16 on 132 multiprocessors: Vp above 95,000), rows would
-        come from memory twice: there a block has its multiprocessor for itself, and keeps in shared memory what finds
-        room, 115,000 columns of an H100 or H200. The rest of Vp = 256,000 is 37 MB. Judge it in GB/s.
+        AVX-512. CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it): a
+        block keeps its row in shared memory, which two rows of 57,600 columns fit into on an H100 or H200, and sends
+        for all of it at once. Columns beyond that are read twice, the second time from L2 if it has them. H200,
+        2026-11-28: N 16384, Vp 50304 in 0.83 ms, 4.0 TB/s of a copy's 4.2 (1.05 ms when the row came from L2 the second
+        time, 0.87 with kernel_exp); N 4096, Vp 256,000 in 1.5 ms, 2.8 TB/s. Judge it in GB/s.
 Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24, found 1e-5 at V = 50257.
         Fast kernels, against exact arithmetic on the same logits, d = max - logit: an exponential is off by (3 + 2 d)
         2^-23 of itself (hardware exp: 2 + 1.2 d, CUDA guide; the difference rounds, too), below 2^-126 by all of it.
@@ -39,6 +39,7 @@ Source: sums online: Milakov & Gimelshein 2018, arXiv:1805.02867; derived in doc
 #include "../core/device.h"  // Device
 #include "../core/fmath.h"   // fm_exp, fm_log
 #include "../core/kernel.h"  // row_add, row_max, Pack
+#include "../core/mma.h"     // in a CUDA build: cp_async_16, cp_async_commit, cp_async_wait
 #include "../core/vec.h"     // v_load_columns: rows of one column side by side
 
 // of a position, of the columns seen so far
@@ -336,8 +337,16 @@ enum { CROSSENTROPY_THREADS = 1024 };
 
 struct Softmax { float max, sum; };  // of a row: its probabilities are exp(x - max) / sum
 
-__device__ inline float crossentropy_prob_(float x, Softmax row) {
-    const float e = kernel_exp(x - row.max);
+__device__ inline float crossentropy_exp_(float x, float max) {
+#ifdef EXACT
+    return kernel_exp(x - max);
+#else
+    return kernel_exp2((x - max) * 0x1.715476p+0f);  // log2(e)
+#endif
+}
+
+// e: the exponential. That of a target is kernel_exp's: down to 2^-149 its loss is finite
+__device__ inline float crossentropy_prob_(float e, Softmax row) {
 #ifdef EXACT
     return e / row.sum;
 #else
@@ -356,7 +365,7 @@ __device__ inline float crossentropy_row_max_(const X* x, int V) {
 }
 
 template <int W, typename X>
-__device__ inline Softmax crossentropy_softmax_(const X* x, int V, Pack<X, W>*, int) {
+__device__ inline Softmax crossentropy_softmax_(const X* x, int V, const Pack<X, W>*, int) {
     Softmax row = {crossentropy_row_max_(x, V), 0.0f};
     const int lane = threadIdx.x;
     for (int v = lane; v - lane < V; v += WARP) {
@@ -368,7 +377,7 @@ __device__ inline Softmax crossentropy_softmax_(const X* x, int V, Pack<X, W>*, 
 // the softmax of the columns of all 32 lanes, from each lane's own
 __device__ inline Softmax crossentropy_join_lanes_(Softmax s) {
     const float max = row_max(s.max);
-    const Softmax all = {max, lane_sum(s.sum * kernel_exp(s.max - max))};
+    const Softmax all = {max, lane_sum(s.sum * crossentropy_exp_(s.max, max))};
     return all;
 }
 
@@ -377,30 +386,30 @@ template <int W>
 __device__ inline Softmax crossentropy_add_(Softmax s, const float (&x)[W]) {
     float max = s.max;
     for (int i = 0; i < W; i++) { max = fmaxf(max, x[i]); }  // of a NaN and a number: the number
-    s.sum *= kernel_exp(s.max - max);
-    for (int i = 0; i < W; i++) { s.sum += kernel_exp(x[i] - max); }
+    s.sum *= crossentropy_exp_(s.max, max);
+    for (int i = 0; i < W; i++) { s.sum += crossentropy_exp_(x[i], max); }
     s.max = max;
     return s;
 }
 
-// block is a multiple of 32, at most 32 * 32; every thread gets the row's. The first n_kept columns, whole packs, are
-// kept: each thread has those that it will want again
+// Block is a multiple of 32, at most 32 * 32; every thread gets the row's. The first n_kept columns, whole packs, are
+// on their way to `kept`; the others are read while these come. A thread has the packs that it asked for itself
 template <int W, typename X>
-__device__ inline Softmax crossentropy_softmax_(const X* x, int V, Pack<X, W>* kept, int n_kept) {
+__device__ inline Softmax crossentropy_softmax_(const X* x, int V, const Pack<X, W>* kept, int n_kept) {
     __shared__ Softmax of_warp[WARP];
     const Softmax nothing = {-10000.0f, 0.0f};
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP, whole = V / W * W;
     Softmax s = nothing;
-    for (int v = W * threadIdx.x; v < whole; v += W * blockDim.x) {
-        const Pack<X, W> pack = pack_load<W>(x + v);
-        if (v < n_kept) { kept[v / W] = pack; }
-        float columns[W];
-        for (int i = 0; i < W; i++) { columns[i] = to_float(pack.x[i]); }
-        s = crossentropy_add_(s, columns);
+    for (int v = n_kept + W * threadIdx.x; v < whole; v += W * blockDim.x) {
+        s = crossentropy_add_(s, load_floats<W>(x + v).x);
     }
     for (int v = whole + threadIdx.x; v < V; v += blockDim.x) {
         const float column[1] = {to_float(x[v])};
         s = crossentropy_add_(s, column);
+    }
+    cp_async_wait<0>();
+    for (int v = W * threadIdx.x; v < n_kept; v += W * blockDim.x) {
+        s = crossentropy_add_(s, load_floats<W>(kept[v / W].x).x);
     }
     s = crossentropy_join_lanes_(s);
     if (lane == 0) { of_warp[warp] = s; }
@@ -420,30 +429,33 @@ __global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_kernel(floa
     Pack<X, W>* kept = reinterpret_cast<Pack<X, W>*>(crossentropy_kept);
     const int n = gridDim.x - 1 - blockIdx.x, target = targets[n];  // the last rows first: they are still in L2
     const int n_columns = WRITE != WRITE_PROBS && target < 0 ? 0 : V;  // a row that is not counted is not read
-    const int whole = n_columns / W * W;
+    const int whole = n_columns / W * W, stride = W * blockDim.x;
     const X* x = logits + (size_t)n * Vp;
     X* y = out + (size_t)n * Vp;
+    n_kept = n_kept < whole ? n_kept : whole;
+    for (int v = W * threadIdx.x; v < n_kept; v += stride) { cp_async_16(kept + v / W, x + v); }
+    cp_async_commit();
     const Softmax row = crossentropy_softmax_<W>(x, n_columns, kept, n_kept);
+    // out may be logits: one thread reads and writes the target's column
+    const int owner = target < 0 ? 0 : target < whole ? target % stride / W : target - whole;
+    const int is_owner = (int)threadIdx.x == owner;
     float p_target = 0.0f;
-    if (threadIdx.x == 0 && target >= 0) { p_target = crossentropy_prob_(to_float(x[target]), row); }
-    if (threadIdx.x == 0) { losses[n] = target < 0 ? 0.0f : -fm_log(p_target); }
+    if (is_owner && target >= 0) { p_target = crossentropy_prob_(kernel_exp(to_float(x[target]) - row.max), row); }
+    if (is_owner) { losses[n] = target < 0 ? 0.0f : -fm_log(p_target); }
     if (WRITE == WRITE_NOTHING) { return; }
-    __syncthreads();  // out may be logits: the target's has been read
-    for (int v = W * threadIdx.x; v < whole; v += W * blockDim.x) {
+    for (int v = W * threadIdx.x; v < whole; v += stride) {
         Pack<X, W> pack = v < n_kept ? kept[v / W] : pack_load<W>(x + v);
         for (int i = 0; i < W; i++) {
-            const float p = crossentropy_prob_(to_float(pack.x[i]), row);
+            const float p = crossentropy_prob_(crossentropy_exp_(to_float(pack.x[i]), row.max), row);
             pack.x[i] = from_float<X>(WRITE == WRITE_GRADIENT ? p * dloss : p);
         }
         pack_store(y + v, pack);
     }
     for (int v = whole + threadIdx.x; v < Vp; v += blockDim.x) {
-        const float p = v < n_columns ? crossentropy_prob_(to_float(x[v]), row) : 0.0f;
+        const float p = v < n_columns ? crossentropy_prob_(crossentropy_exp_(to_float(x[v]), row.max), row) : 0.0f;
         y[v] = from_float<X>(WRITE == WRITE_GRADIENT ? p * dloss : p);
     }
-    if (WRITE == WRITE_PROBS || target < 0) { return; }
-    __syncthreads();  // the target's column has been written
-    if (threadIdx.x == 0) { y[target] = from_float<X>((p_target - 1.0f) * dloss); }
+    if (WRITE == WRITE_GRADIENT && is_owner && target >= 0) { y[target] = from_float<X>((p_target - 1.0f) * dloss); }
 }
 
 // grid is (N)
@@ -473,7 +485,7 @@ __global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_part_begin_
 #ifdef EXACT
     const Softmax row = {crossentropy_row_max_(x, n_columns), 0.0f};
 #else
-    const Softmax row = crossentropy_softmax_<W>(x, n_columns, (Pack<X, W>*)NULL, 0);
+    const Softmax row = crossentropy_softmax_<W>(x, n_columns, (const Pack<X, W>*)NULL, 0);
 #endif
     if (threadIdx.x > 0) { return; }
     const int is_here = target >= 0 && target < n_columns;
@@ -521,7 +533,7 @@ __device__ inline float crossentropy_part_prob_(float x, Softmax row) {
 #if CROSSENTROPY_CHAINS
     return x / row.sum;  // its exponential
 #else
-    return crossentropy_prob_(x, row);
+    return crossentropy_prob_(crossentropy_exp_(x, row.max), row);
 #endif
 }
 
@@ -533,7 +545,7 @@ __global__ __launch_bounds__(CROSSENTROPY_THREADS) void crossentropy_part_end_ke
     const int n = blockIdx.x, target = targets[n] - first, n_columns = targets[n] < 0 ? 0 : V;
     const Softmax row = {rows[n].max, rows[n].sum};
     X* x = logits + (size_t)n * Vp;
-    const float p_target = crossentropy_prob_(rows[n].target, row);
+    const float p_target = crossentropy_prob_(kernel_exp(rows[n].target - row.max), row);
     if (threadIdx.x == 0) { losses[n] = targets[n] < 0 ? 0.0f : -fm_log(p_target); }
     for (int v = W * threadIdx.x; with_gradient && v < Vp; v += W * blockDim.x) {
         Pack<X, W> pack = pack_load<W>(x + v);
@@ -563,19 +575,16 @@ static inline int crossentropy_threads_(int64_t n_packs) {
     return n_packs < CROSSENTROPY_THREADS ? (int)ceil_div(n_packs, WARP) * WARP : CROSSENTROPY_THREADS;
 }
 
-#ifndef CROSSENTROPY_IN_L2  // test_crossentropy.c: less of both, so that its rows are long ones
-#define CROSSENTROPY_IN_L2 (48 << 20)  // bytes, of the 50 MiB of an H100 or H200
-#define CROSSENTROPY_KEPT (1 << 30)    // of shared memory; at most what there is
+#ifndef CROSSENTROPY_KEPT           // test_crossentropy.c: less, so that its rows are long ones
+#define CROSSENTROPY_KEPT (1 << 30)  // bytes of shared memory of a block; at most what there is
 #endif
 
-// columns of a row of Vp that its block keeps, multiples of W; then no other block finds room beside it. 0: two do, and
-// the L2 has the rows of all
+// columns of a row that its block keeps, multiples of W: all, or as many as leave room for another block
 template <int WRITE, typename X>
-static inline int crossentropy_kept_columns_(int V, int Vp, int W, const Device* dev) {
-    const int64_t in_use = 2 * (int64_t)dev->n_sms * Vp * (int64_t)sizeof(X);
-    const int static_room = 1024, most = dev->most_shared - static_room;
-    if (CROSSENTROPY_CHAINS || WRITE == WRITE_NOTHING || in_use <= CROSSENTROPY_IN_L2) { return 0; }
-    const int room = (most < CROSSENTROPY_KEPT ? most : CROSSENTROPY_KEPT) / (int)sizeof(X);
+static inline int crossentropy_kept_columns_(int V, int W, const Device* dev) {
+    const int half = dev->most_shared / 2 - 1024;  // what the system and the sums of warps take is less than 1 KiB
+    const int room = (half < CROSSENTROPY_KEPT ? half : CROSSENTROPY_KEPT) / (int)sizeof(X);
+    if (CROSSENTROPY_CHAINS || WRITE == WRITE_NOTHING) { return 0; }
     return (V < room ? V : room) / W * W;
 }
 
@@ -585,7 +594,7 @@ static inline void crossentropy_launch_(float* losses, X* out, const X* logits, 
                                         int N, int V, int Vp, const Device* dev) {
     const int W = pack_width<X>();
     if (pack_fits(logits, Vp) && pack_fits(out, Vp)) {
-        const int n_kept = crossentropy_kept_columns_<WRITE, X>(V, Vp, W, dev), n_bytes = n_kept * (int)sizeof(X);
+        const int n_kept = crossentropy_kept_columns_<WRITE, X>(V, W, dev), n_bytes = n_kept * (int)sizeof(X);
         cudaCheck(cudaFuncSetAttribute(crossentropy_kernel<WRITE, W, X>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        n_bytes));
         crossentropy_kernel<WRITE, W><<<N, crossentropy_threads_(Vp / W), n_bytes, dev->stream>>>(
