@@ -288,25 +288,39 @@ __global__ static void embedding_count_kernel(int* counts, const int* order, con
     for (int i = threadIdx.x; i < SORT_DIGITS; i += blockDim.x) { counts[i * gridDim.x + blockIdx.x] = count[i]; }
 }
 
-// every count becomes the sum of those before it. One block: each thread has a stretch of its own
+// every count becomes the sum of those before it. One block, whole warps: each turn takes SCAN_COUNTS for every thread
+enum { SCAN_COUNTS = 4 };
 __global__ static void embedding_scan_kernel(int* counts, int n) {
-    __shared__ int sums[SORT_BLOCK];
     __shared__ int warp_sums[SORT_BLOCK / WARP];
-    int i = threadIdx.x, warp = i / WARP, lane = i % WARP;
-    int stretch = (n + blockDim.x - 1) / blockDim.x, first = min(i * stretch, n), last = min(first + stretch, n),
-        before = 0;
-    sums[i] = 0;
-    for (int j = first; j < last; j++) { sums[i] += counts[j]; }
-    __syncthreads();
-    for (int j = warp * WARP; j < i; j++) { before += sums[j]; }
-    if (lane == WARP - 1) { warp_sums[warp] = before + sums[i]; }
-    __syncthreads();
-    for (int w = 0; w < warp; w++) { before += warp_sums[w]; }
-    for (int j = first; j < last; j++) {
-        int count = counts[j];
-        counts[j] = before;
-        before += count;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP, before = 0;
+    for (int first = 0; first < n; first += SCAN_COUNTS * blockDim.x) {
+        int at = first + SCAN_COUNTS * threadIdx.x, count[SCAN_COUNTS], own = 0;
+        for (int k = 0; k < SCAN_COUNTS; k++) { own += count[k] = at + k < n ? counts[at + k] : 0; }
+        int sum = own;  // then with the lanes before
+        for (int step = 1; step < WARP; step *= 2) {
+            int other = __shfl_up_sync(ALL_LANES, sum, step);
+            sum += lane >= step ? other : 0;
+        }
+        if (lane == WARP - 1) { warp_sums[warp] = sum; }
+        __syncthreads();
+        int all = before;
+        sum += before - own;
+        for (int w = 0; w < n_warps; w++) {
+            sum += w < warp ? warp_sums[w] : 0;
+            all += warp_sums[w];
+        }
+        for (int k = 0; k < SCAN_COUNTS; k++) {
+            if (at + k < n) { counts[at + k] = sum; }
+            sum += count[k];
+        }
+        before = all;
+        __syncthreads();  // warp_sums is read
     }
+}
+
+static inline void embedding_scan(int* counts, int n, const Device* dev) {
+    unsigned threads = n < SORT_BLOCK ? (unsigned)ceil_div(n, WARP) * WARP : (unsigned)SORT_BLOCK;
+    embedding_scan_kernel<<<1, threads, 0, dev->stream>>>(counts, n);
 }
 
 // Place of a position: the places of its digit in this block begin at counts; before it stand the equals in earlier
@@ -348,7 +362,7 @@ static inline const int* embedding_sort_(int* scratch, const int* tokens, int N,
     for (int pass = 0; pass < SORT_PASSES; pass++) {
         int shift = pass * SORT_BITS;
         embedding_count_kernel<<<blocks, threads, 0, dev->stream>>>(counts, order, tokens, N, shift);
-        embedding_scan_kernel<<<1, n_counts < most ? n_counts : most, 0, dev->stream>>>(counts, (int)n_counts);
+        embedding_scan(counts, (int)n_counts, dev);
         embedding_place_kernel<<<blocks, threads, 0, dev->stream>>>(sorted[pass % 2], counts, order, tokens, N, shift);
         order = sorted[pass % 2];
     }

@@ -25,7 +25,7 @@ Source: counting sort: Seward 1954; without padding: Gale et al. 2022, arXiv:221
 #include "../core/kernel.h"  // load_floats, store_floats, pack_aligned
 #include "../core/madd.h"    // madd
 #ifdef __CUDACC__
-#include "embedding.h"  // embedding_scan_kernel, SORT_BLOCK
+#include "embedding.h"  // embedding_scan
 #endif
 
 enum { EXPERT_ROWS_EXPERTS = 1024 };  // at most
@@ -337,8 +337,7 @@ static inline void expert_rows_find(ExpertRows* r, const int* experts, int N, co
     while (E >> bits) { bits++; }
     int* starts = (int*)device_workspace(dev, sizeof(int) * n_starts);
     expert_rows_count_kernel<<<n_blocks, threads, shared, dev->stream>>>(starts, experts, R, E, bits);
-    embedding_scan_kernel<<<1, n_starts < SORT_BLOCK ? (unsigned)n_starts : SORT_BLOCK, 0, dev->stream>>>(
-        starts, (int)n_starts);
+    embedding_scan(starts, (int)n_starts, dev);
     expert_rows_place_kernel<<<n_blocks, threads, shared, dev->stream>>>(*r, starts, experts, R, bits);
     cudaCheck(cudaGetLastError());
 }

@@ -18,7 +18,7 @@ Source: counting sort: Seward 1954
 #include "../core/device.h"  // Device, ceil_div, device_zero
 #include "../core/kernel.h"  // WARP, ALL_LANES, grid_first, grid_step, grid_blocks
 #ifdef __CUDACC__
-#include "embedding.h"  // embedding_scan_kernel, SORT_BLOCK
+#include "embedding.h"  // embedding_scan
 #endif
 
 // ---- plain C: read this first ----
@@ -174,14 +174,13 @@ inverse_lists_place_kernel(int* positions, int* pairs, const int* offsets, const
 static inline void inverse_lists(int* offsets, int* positions, int* pairs, int* scratch, const int* chosen, int N,
                                  int topk, int n_entries, const Device* dev) {
     const size_t n = (size_t)N * topk;
-    const unsigned most = SORT_BLOCK, n_counts = (unsigned)n_entries + 1;
+    const unsigned n_counts = (unsigned)n_entries + 1;
     (void)scratch;
     inverse_lists_check_(N, topk, n_entries);
     device_zero(offsets, sizeof(int) * n_counts, dev);
     if (n == 0 || n_entries == 0) { return; }
     inverse_lists_count_kernel<<<grid_blocks(n, 1, dev), GRID_BLOCK, 0, dev->stream>>>(offsets, chosen, n);
-    embedding_scan_kernel<<<1, n_counts < most ? (unsigned)ceil_div(n_counts, WARP) * WARP : most, 0, dev->stream>>>(
-        offsets, (int)n_counts);
+    embedding_scan(offsets, (int)n_counts, dev);
     inverse_lists_place_kernel<<<(unsigned)ceil_div(n_entries, WARP), INVERSE_BLOCK, 0, dev->stream>>>(
         positions, pairs, offsets, chosen, N, topk, n_entries);
     cudaCheck(cudaGetLastError());
