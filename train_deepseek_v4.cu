@@ -847,6 +847,7 @@ static void deepseek_v4_choose(Run* r) {
     DecoderSizes sizes = decoder_sizes(c.Vp, c.D, AT(embedding), 0, c.E, c.k);
     sizes.C = c.hc * c.D;
     sizes.says_again = 1;
+    sizes.by_documents = 1;  // entries end with them
     sizes.cp_unit = chunk_unit(&c, w->adapted.decoder.cp);
     decoder_begin_ranks(r, &sizes);
     w->v4.config = config_part(&c, r->model->tp.size);

@@ -712,6 +712,7 @@ static void begin_ranks(Run* r, const Config* c) {
     DecoderSizes sizes = decoder_sizes(c->Vp, c->D, AT(embedding), 0, routers_of(glm) > 0 ? c->E : 0, c->k);
     for (int l = 0; l < c->L; l++) { starts[l] = c->indexers[l] == FULL_INDEXER; }
     sizes.starts = starts;
+    sizes.by_documents = 1;  // an indexer goes from one to the next
     decoder_begin_ranks(r, &sizes);
     glm->config = config_part(c, r->model->tp.size);
 }

@@ -43,6 +43,7 @@ typedef struct {
     int says_again;      // --recompute 3 computes what experts say, too
     const char* starts;  // (layers) before which a stage may begin, until decoder_begin_ranks is back; NULL: all
     int cp_unit;         // with --cp: a chunk of a row has a multiple of so many positions
+    int by_documents;    // with --doc-reset the launches of a micro-batch follow from its documents
 } DecoderSizes;
 
 typedef struct {
@@ -136,15 +137,15 @@ static inline void decoder_begin_ranks(Run* r, const DecoderSizes* x) {
 
 // varies: what is left out of each micro-batch, in the words of graph_check; NULL: nothing. NH, NKV: heads that this
 // rank has, where --cp-by says how keys of other ranks are met; 0: there is no such option. --graph comes last:
-// experts_check may give up an --ep, beside which there is none
+// experts_check may give up an --ep, beside which there is none. The number of targets that MTP counts comes with the
+// documents, too
 static inline void decoder_check_ranks(Run* r, const char* varies, int NH, int NKV) {
     Decoder* d = decoder_of(r);
     pp_check_batches(r);
     cp_check(r, &d->cp, varies != NULL);
     if (NH > 0) { cp_check_by(r, d->cp_by, NH, NKV); }
     if (d->sizes.E > 0) { experts_check(r, &d->how.ep, d->sizes.k); }
-    // entries come with their documents, and so does the number of targets that MTP counts
-    graph_check(r, &d->graph, varies ? varies : experts_obstacle(r), NH == 0 || r->model->learns_mtp);
+    graph_check(r, &d->graph, varies ? varies : experts_obstacle(r), d->sizes.by_documents || r->model->learns_mtp);
 }
 
 // ---- what ranks send each other in an update: sent_run.h ----
