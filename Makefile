@@ -449,6 +449,7 @@ golden:
 	$(PYTHON) dev/ref/glm5.py
 	$(PYTHON) dev/ref/lora.py
 	$(PYTHON) dev/ref/muon.py
+	$(PYTHON) dev/ref/fp8_rows.py
 	$(PYTHON) dev/ref/rows.py
 
 bench: setup

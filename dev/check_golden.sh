@@ -20,6 +20,7 @@ $python dev/ref/deepseek_v4.py --out "$new" >/dev/null
 $python dev/ref/glm5.py --out "$new" >/dev/null
 $python dev/ref/lora.py --out "$new" >/dev/null
 $python dev/ref/muon.py --out "$new" >/dev/null
+$python dev/ref/fp8_rows.py --out "$new" >/dev/null
 $python dev/ref/rows.py --out "$new" >/dev/null
 passed=0
 failed=0
