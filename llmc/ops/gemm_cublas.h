@@ -1,15 +1,20 @@
 /*
 gemm on tensor cores, by cuBLASLt: out = scale * a * b with what follows a product in the same kernel. Fast CUDA builds
-only.
+only. And that of factors in fp8, gemm_cublas_fp8.
     out (M, N)                 rows out_stride apart, those of pre N; a (M, K), b (K, N) of gemm.h
     bias (N) or NULL           added to every row
     pre (M, N) or NULL         then out = gelu(a * b + bias) and pre what gelu was taken of, for its backward; in
                                gemm_cublas_gelu_slope out = (a * b) * gelu'(pre), of sums that nothing has rounded yet
     add                        1: out = out + scale * a * b
+In fp8 a (M, K) are codes of e4m3 with a scale for each row and each 128 of K, blocks of K x M: those of a block lie
+together. b^T is a StoredMatrix (N, K) with a scale for each block of 128 x 128, blocks of N x blocks of K, rows of a
+multiple of 4. That is all that Hopper has: neither factor turned, M a multiple of 4, K of 16, no FAST_ACCUM.
 Returns 0, and has done nothing, where cuBLASLt cannot or would be slow: rows that are not whole packs of 16 bytes. The
 Device counts these calls (device_fell_back).
 X bf16: products of tensor cores, sums in float, rounded once to Out. X float: float products, or with -DTF32 products
 of factors that are rounded to 10 bits of fraction first.
+In fp8 an H200 adds the products of a block of K in words that end 2^-13 below their largest part, and what lies lower
+is cut off; then out = madd(sum, scale of a * scale of b, out) in float, block after block.
 Order:  cuBLASLt's own. Its manual promises the same bits from the same version on GPUs of one architecture with
         equally many multiprocessors, given one workspace per stream (section "Results reproducibility"). The
         algorithm is that of gemm_algorithms.h for card and shape, else the first of its heuristic for the shape:
@@ -21,12 +26,13 @@ Cost:   a bf16 product of an H200 has 989 TFLOP/s as its limit, float 67. The ho
         which may take it a millisecond, and keeps the CUBLAS_PLANS answers that were used last: M may change with every
         call, as in generation, and the shapes that come again in every step stay. A shape is found by its hash. The
         host never waits for the GPU.
-Source: cuBLAS manual, "Using the cuBLASLt API"
+Source: cuBLAS manual, "Using the cuBLASLt API", and of fp8 "128-element 1D and 128x128 2D Block Scaling"
 */
 #ifndef LLMC_GEMM_CUBLAS_H
 #define LLMC_GEMM_CUBLAS_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // pack_fits
+#include "../core/kernel.h"  // pack_fits, pack_aligned
+#include "../core/stored.h"  // StoredMatrix, fp8_blocks, FP8_BLOCK
 #include "gemm_algorithms.h" // CublasShape, CublasConfig, cublas_row
 #include "gemm.h"            // MatrixOf, MaybeNull, Device, cublasCheck, CUBLAS_WORKSPACE
 
@@ -37,6 +43,7 @@ enum { CUBLAS_CHAINS = 512 };    // lists of plans whose shapes hash alike: most
 template <typename X> static inline cudaDataType_t cublas_type_();
 template <> inline cudaDataType_t cublas_type_<float>() { return CUDA_R_32F; }
 template <> inline cudaDataType_t cublas_type_<__nv_bfloat16>() { return CUDA_R_16BF; }
+template <> inline cudaDataType_t cublas_type_<uint8_t>() { return CUDA_R_8F_E4M3; }  // codes
 
 // how sums and products of X are made
 template <typename X>
@@ -164,6 +171,12 @@ static inline int cublas_has_pre_(const CublasShape* s) {
            s->epilogue == CUBLASLT_EPILOGUE_DGELU;
 }
 
+// of a and of b, which cuBLASLt calls B and A
+static inline void cublas_set_scales_(CublasPlan* plan, const float* a, const float* b) {
+    cublas_set_(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void*)b);
+    cublas_set_(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void*)a);
+}
+
 static inline void cublas_make_plan_(CublasPlan* plan, const CublasCache* cache, const CublasShape* s,
                                      cublasComputeType_t compute, const Device* dev) {
     plan->shape = *s;
@@ -175,8 +188,13 @@ static inline void cublas_make_plan_(CublasPlan* plan, const CublasCache* cache,
     cublas_operand_(&plan->out, s->out_type, 0, s->out_stride, s->M, s->N);
     cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)s->epilogue);
     if (cublas_has_pre_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s->N); }
-    // the heuristic reads the alignment of these two pointers, so it is shown the least that they may have
+    // the heuristic reads the alignment of these pointers, so it is shown the least that they may have
     void* any = (void*)(uintptr_t)CUBLAS_ALIGNMENT;
+    if (s->type == CUDA_R_8F_E4M3) {
+        cublas_set_(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+        cublas_set_(plan, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+        cublas_set_scales_(plan, (const float*)any, (const float*)any);
+    }
     if (cublas_has_bias_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, any); }
     if (cublas_has_pre_(s)) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, any); }
     plan->possible = cublas_choose_(plan, cache, dev);
@@ -239,27 +257,35 @@ static inline CublasPlan* cublas_plan_(const CublasShape* shape, cublasComputeTy
 template <typename X>
 static inline int64_t cublas_stride_(MatrixOf<X> m) { return (int64_t)(m.row_stride * m.col_stride); }
 
-// with GELU a product follows that may be one of cuBLASLt again
+// with GELU a product follows that may be one of cuBLASLt again, and so it does where the factors are in fp8
+template <typename X>
 static inline int cublas_refused_(cublasLtEpilogue_t epilogue, int M, int N, int K, const Device* dev) {
     const int is_plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
-    device_fell_back(dev, is_plain ? FALLBACK_PRODUCT : FALLBACK_GELU, "(%d, %d) of sums of %d", M, N, K);
+    const FallbackKind kind = sizeof(X) == 1 ? FALLBACK_FP8 : is_plain ? FALLBACK_PRODUCT : FALLBACK_GELU;
+    device_fell_back(dev, kind, "(%d, %d) of sums of %d", M, N, K);
     return 0;
 }
+
+// of factors in fp8
+struct CublasScales {
+    const float *a, *b;
+};
 
 // pre: read or written, as the epilogue says
 template <typename Out, typename X>
 static inline int cublas_product_(Out* out, size_t out_stride, cublasLtEpilogue_t epilogue, const Out* bias,
                                   const Out* pre, float scale, int add, MatrixOf<X> a, MatrixOf<X> b, int M, int N,
-                                  int K, const Device* dev) {
+                                  int K, const Device* dev, CublasScales scales = {NULL, NULL}) {
     int64_t a_stride = cublas_stride_(a), b_stride = cublas_stride_(b), stride = (int64_t)out_stride;
     int fits = pack_fits(a.data, a_stride) && pack_fits(b.data, b_stride) && pack_fits(out, stride) &&
                pack_aligned(bias);
     if (pre) { fits = fits && pack_fits(pre, N) && N % 8 == 0; }  // 8: cuBLASLt's rule for pre, of any type
-    if (!fits) { return cublas_refused_(epilogue, M, N, K, dev); }
+    if (!fits) { return cublas_refused_<X>(epilogue, M, N, K, dev); }
     const CublasShape shape = {M, N, K, stride, a_stride, b_stride, a.col_stride != 1, b.col_stride != 1,
                                 cublas_type_<X>(), cublas_type_<Out>(), epilogue};
     CublasPlan* plan = cublas_plan_(&shape, cublas_compute_<X>(), dev);
-    if (!plan->possible) { return cublas_refused_(epilogue, M, N, K, dev); }
+    if (!plan->possible) { return cublas_refused_<X>(epilogue, M, N, K, dev); }
+    if (scales.a) { cublas_set_scales_(plan, scales.a, scales.b); }
     if (bias) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (const void*)bias); }
     if (pre) { cublas_set_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (const void*)pre); }
     const float from_old = add ? 1.0f : 0.0f;
@@ -283,6 +309,19 @@ template <typename Out, typename X>
 static inline int gemm_cublas_gelu_slope(Out* out, const Out* pre, MatrixOf<X> a, MatrixOf<X> b, int M, int N, int K,
                                          const Device* dev) {
     return cublas_product_(out, (size_t)N, CUBLASLT_EPILOGUE_DGELU, (const Out*)NULL, pre, 1.0f, 0, a, b, M, N, K, dev);
+}
+
+// out (M, N) = a * b^T + bias, where b is in fp8. scales.b: b's, with whole rows
+template <typename Out>
+static inline int gemm_cublas_fp8(Out* out, const typename MaybeNull<Out>::type* bias, const uint8_t* a,
+                                  const StoredMatrix* b, CublasScales scales, int M, const Device* dev) {
+    const int N = b->rows, K = b->columns;
+    const cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const int is_whole = b->block_rows == FP8_BLOCK && b->block_columns == FP8_BLOCK &&
+                         (b->part_rows == N || b->part_rows % FP8_BLOCK == 0);
+    if (!is_whole || !pack_aligned(scales.a, scales.b)) { return cublas_refused_<uint8_t>(epilogue, M, N, K, dev); }
+    return cublas_product_(out, (size_t)N, epilogue, bias, (const Out*)NULL, 1.0f, 0, gemm_matrix(a, (size_t)K),
+                           gemm_transposed((const uint8_t*)b->data, (size_t)K), M, N, K, dev, scales);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_GEMM_CUBLAS_H

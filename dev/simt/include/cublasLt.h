@@ -9,10 +9,13 @@ CUBLAS_STATUS_INVALID_VALUE or read what it should not:
     memory that is not the device's, or too short; less workspace than the algorithm wants, and it does overwrite it
     an epilogue without its bias or its auxiliary matrix, whose leading dimension must be a multiple of 8
 Types that it does not multiply are CUBLAS_STATUS_NOT_SUPPORTED, as in the real one.
+Factors of e4m3 have scales, and that alone which an H200 was found to take (doc/gpu/fp8.md): A in blocks of 128 x 128, B in groups of
+1 x 128, A turned and B not. Their sums lose what an H200 cuts off: of 32 products and the sum so far what lies below 2^-13 of the largest.
 */
 #ifndef SIMT_CUBLASLT_H
 #define SIMT_CUBLASLT_H
 #include "cuda_bf16.h"
+#include "cuda_fp8.h"
 #include "cuda_runtime.h"
 #include <math.h>
 #include <vector>
@@ -26,7 +29,7 @@ typedef enum {
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
-typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28 } cudaDataType_t;
 typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 } cublasComputeType_t;
 typedef enum {
@@ -43,6 +46,12 @@ typedef enum {
     CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
     CUBLASLT_REDUCTION_SCHEME_MASK = 7
 } cublasLtReductionScheme_t;
+
+typedef enum {
+    CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F = 0,
+    CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F = 4,
+    CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F = 5
+} cublasLtMatmulMatrixScale_t;
 
 typedef struct SimtBlas* cublasLtHandle_t;
 struct SimtBlas { int unused; };
@@ -74,6 +83,8 @@ typedef struct {
     const void* bias;
     void* aux;  // of DGELU it is read
     int64_t aux_ld;
+    int32_t scale_mode_a, scale_mode_b;
+    const float *scales_a, *scales_b;
 } cublasLtMatmulDescOpaque_t;
 typedef cublasLtMatmulDescOpaque_t* cublasLtMatmulDesc_t;
 
@@ -135,7 +146,11 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
+    CUBLASLT_MATMUL_DESC_A_SCALE_MODE = 31,
+    CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 32
 } cublasLtMatmulDescAttributes_t;
 
 static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t p, cublasLtMatmulDescAttributes_t attribute,
@@ -149,6 +164,10 @@ static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t
         case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return simt_blas_set_(call, attribute, &p->bias, value, n_bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return simt_blas_set_(call, attribute, &p->aux, value, n_bytes);
         case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return simt_blas_set_(call, attribute, &p->aux_ld, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return simt_blas_set_(call, attribute, &p->scales_a, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return simt_blas_set_(call, attribute, &p->scales_b, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_A_SCALE_MODE: return simt_blas_set_(call, attribute, &p->scale_mode_a, value, n_bytes);
+        case CUBLASLT_MATMUL_DESC_B_SCALE_MODE: return simt_blas_set_(call, attribute, &p->scale_mode_b, value, n_bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -178,7 +197,9 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
 
 // ---- what fits together ----
 
-static inline size_t simt_blas_bytes_(int32_t type) { return type == CUDA_R_32F ? sizeof(float) : sizeof(__nv_bfloat16); }
+static inline size_t simt_blas_bytes_(int32_t type) {
+    return type == CUDA_R_32F ? sizeof(float) : type == CUDA_R_16BF ? sizeof(__nv_bfloat16) : 1;
+}
 
 typedef long long unsigned SimtCount;  // for %llu
 
@@ -229,6 +250,16 @@ static inline void simt_blas_check_shapes_(const char* call, cublasLtHandle_t ha
     }
 }
 
+// factors of e4m3: D (m, n)
+static inline int simt_blas_supports_fp8_(const cublasLtMatmulDescOpaque_t* p, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                          cublasLtMatrixLayout_t d) {
+    const int with_modes = p->scale_mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F &&
+                           p->scale_mode_b == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const int is_packed = a->ld % 16 == 0 && b->ld % 16 == 0 && a->rows % 16 == 0 && d->rows * simt_blas_bytes_(d->type) % 16 == 0;
+    return with_modes && is_packed && p->compute == CUBLAS_COMPUTE_32F && p->turn_a == CUBLAS_OP_T && p->turn_b == CUBLAS_OP_N &&
+           d->columns % 4 == 0 && (d->type == CUDA_R_32F || d->type == CUDA_R_16BF) && !simt_blas_with_aux_(p);
+}
+
 // the part of the manual's table of types that is computed here
 static inline int simt_blas_supported_(const cublasLtMatmulDescOpaque_t* p, int32_t a, int32_t b, int32_t c, int32_t d) {
     if (p->scale != CUDA_R_32F || a != b || c != d) { return 0; }
@@ -245,6 +276,7 @@ static inline cublasLtMatmulAlgo_t simt_blas_problem_(cublasLtMatmulDesc_t p, cu
     memcpy((void*)&problem.a, a, sizeof *a), memcpy((void*)&problem.b, b, sizeof *b);
     memcpy((void*)&problem.c, c, sizeof *c), memcpy((void*)&problem.d, d, sizeof *d);
     problem.product.bias = NULL, problem.product.aux = NULL;
+    problem.product.scales_a = problem.product.scales_b = NULL;
     return problem;
 }
 
@@ -266,7 +298,9 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
         simt_fail("%s: parts of a split sum may be rounded to the type of the result", call);
     }
     if (n_asked < 1) { simt_fail("%s: %d results asked for", call, n_asked); }
-    if (!simt_blas_supported_(p, a->type, b->type, c->type, d->type)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    const int is_fp8 = a->type == CUDA_R_8F_E4M3 && b->type == CUDA_R_8F_E4M3 && c->type == d->type;
+    const int is_supported = is_fp8 ? simt_blas_supports_fp8_(p, a, b, d) : simt_blas_supported_(p, a->type, b->type, c->type, d->type);
+    if (!is_supported) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     for (*n_found = 0; *n_found < n_asked && *n_found < SIMT_BLAS_ANSWERS; ++*n_found) {
         cublasLtMatmulHeuristicResult_t* result = &results[*n_found];
         memset((void*)result, 0, sizeof *result);
@@ -314,6 +348,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLt
 // ---- the product ----
 
 static inline float simt_blas_load_(const void* p, int32_t type, size_t i) {
+    if (type == CUDA_R_8F_E4M3) { return simt_fp8_float_(((const unsigned char*)p)[i], __NV_E4M3); }
     return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const __nv_bfloat16*)p)[i];
 }
 
@@ -370,6 +405,15 @@ static inline void simt_blas_check_call_(cublasLtMatmulDesc_t p, const void* a, 
         simt_check_range("cublasLtMatmul", "bias", p->bias, d_layout->rows * simt_blas_bytes_(d_layout->type), 1);
         if ((uintptr_t)p->bias % 16 != 0) { simt_fail("cublasLtMatmul: bias %p is no multiple of 16 bytes", p->bias); }
     }
+    if (a_layout->type == CUDA_R_8F_E4M3) {
+        const size_t blocks = (a_layout->rows + 127) / 128, whole = (blocks + 3) / 4 * 4;
+        const size_t n_a = whole * ((d_layout->rows + 127) / 128), n_b = blocks * d_layout->columns;
+        simt_check_range("cublasLtMatmul", "scales of A", p->scales_a, sizeof(float) * n_a, 1);
+        simt_check_range("cublasLtMatmul", "scales of B", p->scales_b, sizeof(float) * n_b, 1);
+        if ((uintptr_t)p->scales_a % 16 != 0 || (uintptr_t)p->scales_b % 16 != 0) {
+            simt_fail("cublasLtMatmul: scales %p and %p are no multiples of 16 bytes", (const void*)p->scales_a, (const void*)p->scales_b);
+        }
+    }
     if (simt_blas_with_aux_(p)) {
         cublasLtMatrixLayoutOpaque_t aux = *d_layout;
         aux.ld = p->aux_ld;
@@ -391,6 +435,36 @@ struct SimtProduct {
     float alpha, beta;
 };
 
+// n products beside sum, of which all that lies below 2^-13 of the largest part is cut off
+static inline float simt_blas_cut_sum_(float sum, const float* a, size_t a_step, const float* b, size_t b_step, size_t n) {
+    float largest = fabsf(sum), plain = sum;
+    for (size_t i = 0; i < n; i++) {
+        largest = fmaxf(largest, fabsf(a[i * a_step] * b[i * b_step]));
+        plain += a[i * a_step] * b[i * b_step];
+    }
+    if (largest == 0.0f || !isfinite(plain)) { return plain; }
+    const float unit = ldexpf(1.0f, ilogbf(largest) - 13);
+    float total = truncf(sum / unit);
+    for (size_t i = 0; i < n; i++) { total += truncf(a[i * a_step] * b[i * b_step] / unit); }
+    return total * unit;
+}
+
+// an element of a product of e4m3; left (K, M), right (K, N)
+static inline float simt_blas_fp8_(const cublasLtMatmulDescOpaque_t* p, const float* left, const float* right, size_t m, size_t M,
+                                   size_t n, size_t N, size_t K) {
+    const size_t whole = ((K + 127) / 128 + 3) / 4 * 4;
+    float sum = 0.0f;
+    for (size_t first = 0; first < K; first += 128) {
+        const size_t end = first + 128 < K ? first + 128 : K;
+        float of_block = 0.0f;
+        for (size_t k = first; k < end; k += 32) {
+            of_block = simt_blas_cut_sum_(of_block, left + k * M + m, M, right + k * N + n, N, k + 32 < end ? 32 : end - k);
+        }
+        sum = fmaf(of_block, p->scales_a[m / 128 * whole + first / 128] * p->scales_b[first / 128 * N + n], sum);
+    }
+    return sum;
+}
+
 static inline void simt_blas_run_(const SimtProduct& x) {
     SimtAccess access;
     SimtProduct copy = x;
@@ -399,13 +473,14 @@ static inline void simt_blas_run_(const SimtProduct& x) {
     memset(x.workspace, 0xff, x.algo.workspace);  // NaN: nobody may keep anything there
     size_t M = d_layout->rows, N = d_layout->columns, K = p->turn_a == CUBLAS_OP_T ? a_layout->rows : a_layout->columns;
     int with_bias = simt_blas_with_bias_(p), with_slope = simt_blas_with_slope_(p), with_gelu = simt_blas_with_aux_(p) && !with_slope;
-    int tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    int tf32 = p->compute == CUBLAS_COMPUTE_32F_FAST_TF32, is_fp8 = a_layout->type == CUDA_R_8F_E4M3;
     std::vector<float> left = simt_blas_unpack_(x.a, a_layout, p->turn_a == CUBLAS_OP_N, M, K, tf32);
     std::vector<float> right = simt_blas_unpack_(x.b, b_layout, p->turn_b == CUBLAS_OP_T, N, K, tf32);
     #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
         std::vector<float> sum(M);
-        for (size_t k = 0; k < K; k++) {
+        for (size_t m = 0; is_fp8 && m < M; m++) { sum[m] = simt_blas_fp8_(p, left.data(), right.data(), m, M, n, N, K); }
+        for (size_t k = 0; !is_fp8 && k < K; k++) {
             for (size_t m = 0; m < M; m++) { sum[m] += left[k * M + m] * right[k * N + n]; }
         }
         for (size_t m = 0; m < M; m++) {
