@@ -11,11 +11,11 @@ the codes, and which products cuBLASLt takes.
 
 enum { INP, OUT };
 
-static void forward_ref(float* const* a, const int* d) { fp8_rows_forward_ref(a[OUT], a[INP], d['N'], d['C']); }
+static void forward_ref(float* const* a, const int* d) { fp8_rows_forward_ref(a[OUT], a[INP], NULL, d['N'], d['C']); }
 
 OP_STORED(X)
 static void forward(X* const* x, float* const* a, const int* d, const Device* dev) {
-    fp8_rows_forward(x[OUT], x[INP], d['N'], d['C'], dev);
+    fp8_rows_forward(x[OUT], x[INP], NULL, d['N'], d['C'], dev);
 }
 
 static const int shapes[][OP_DIMS] = {{1, 1}, {7, 33}, {3, 127}, {5, 128}, {4, 129}, {9, 256}, {2, 388}, {33, 260},
@@ -55,7 +55,7 @@ static void test_nearest(Test* t) {
         for (int c = 0; c < C; c++) {
             x[c] = ldexpf(x[c], (int)(splitmix64((uint64_t)k, (uint64_t)c) % 24) + 4 * k - 126);
         }
-        fp8_rows_forward_ref(out, x, 1, C);
+        fp8_row_ref(out, x, C);
         for (int first = 0; first < C; first += FP8_BLOCK) {
             const int end = first + FP8_BLOCK < C ? first + FP8_BLOCK : C;
             double largest = 1e-4f, scale = 0x1p-40;
@@ -93,7 +93,7 @@ static void test_not_finite(Test* t) {
     for (int k = 0; k < 4; k++) {
         float *x = random_array(C, 1.0f, 5), out[C];
         x[FP8_BLOCK + 77] = bad[k];
-        fp8_rows_forward_ref(out, x, 1, C);
+        fp8_row_ref(out, x, C);
         for (int c = 0; c < C; c++) {
             const int is_here = c / FP8_BLOCK == 1, is_it = c == FP8_BLOCK + 77;
             const int is_large = k == 3 && (is_it ? isinf(out[c]) : out[c] == 0.0f), is_bad = k < 3 && isnan(out[c]);
@@ -102,6 +102,27 @@ static void test_not_finite(Test* t) {
         }
         free(x);
     }
+}
+
+// rows that an index chooses, some twice, are those rows
+static void test_gathered(Test* t) {
+    enum { C = 260 };
+    const int index[] = {2, 0, 2, 1};
+    float* x = random_array(3 * C, 3.0f, 1);
+    for (int i = 0; i < N_TEST_THREADS; i++) {
+        Device dev = test_device(test_threads(i));
+        float *got = filled_array(4 * C, NAN), *want = filled_array(3 * C, NAN);
+        float *inp = to_device(x, 3 * C, &dev), *out = to_device(got, 4 * C, &dev);
+        int* rows_of = ints_to_device(index, 4, &dev);
+        fp8_rows_forward(out, inp, rows_of, 4, C, &dev);
+        from_device(got, out, 4 * C, &dev);
+        fp8_rows_forward_ref(want, x, NULL, 3, C);
+        for (int n = 0; n < 4; n++) { check_bits(t, "a row", got + n * C, want + index[n] * C, C); }
+        device_drop(inp), device_drop(rows_of);
+        free(got), free(want);
+        device_free(&dev);
+    }
+    free(x);
 }
 
 // rows, and their product with a weight in fp8 whose blocks are ragged and whose scales are no powers of two
@@ -123,8 +144,8 @@ static void test_golden(Test* t) {
         void* data = device_alloc(n_codes, "codes");
         device_upload(data, bytes, n_codes, &dev);
         weight.data = data, weight.scales = scales;
-        fp8_rows_forward(rounded, inp, N, C, &dev);
-        fp8_matmul_forward(out, inp, weight, NULL, N, &dev);
+        fp8_matmul_forward(out, inp, weight, NULL, rounded, N, &dev);
+        fp8_rows_forward(rounded, inp, NULL, N, C, &dev);
         from_device(got, rounded, (size_t)N * C, &dev);
         golden_check(t, &g, "rounded", got, (size_t)N * C);
 #if !defined(__CUDACC__) || defined(EXACT)  // sums of other builds have another order
@@ -219,11 +240,12 @@ static void check_product(Test* t, const Product* p, int with_bias, X* type, con
     float* scales = to_device((const float*)host.scales, stored_scales(&host), dev);
     w.data = data, w.scales = scales;
     X *inp = op_up_(type, x, n_inp, dev), *out = op_up_(type, got, n_out, dev), *b = op_up_(type, bias, p->OC, dev);
-    fp8_matmul_forward(out, inp, w, with_bias ? b : NULL, p->N, dev);
+    void* room = device_alloc(fp8_matmul_bytes(sizeof(X), p->N, p->C, p->OC), "room");
+    fp8_matmul_forward(out, inp, w, with_bias ? b : NULL, (X*)room, p->N, dev);
     op_down_(got, out, n_out, dev);
     check_out(t, p, x, &host, got, want);
     device_drop(inp), device_drop(b), device_drop(scales);
-    device_release(data, n_codes);
+    device_release(data, n_codes), device_release(room, fp8_matmul_bytes(sizeof(X), p->N, p->C, p->OC));
     free((void*)host.data), free((void*)host.scales), free(x), free(bias), free(rounded), free(want), free(got);
 }
 
@@ -271,7 +293,7 @@ static void check_codes(Test* t, int N, int C, X* type) {
     uint8_t *d = (uint8_t*)device_alloc(n, "codes"), *codes = (uint8_t*)new_array(n, 1);
     X *inp = to_device_as<X>(x, n, &dev), *out = to_device_as<X>(x, n, &dev);
     float* s = to_device(scales, n_scales, &dev);
-    fp8_rows_forward(out, inp, N, C, &dev);
+    fp8_rows_forward(out, inp, NULL, N, C, &dev);
     fp8_rows_codes(d, s, inp, N, C, &dev);
     from_device_as<X>(numbers, out, n, &dev), from_device(scales, s, n_scales, &dev);
     device_download(codes, d, n, &dev);
@@ -304,6 +326,7 @@ int main(int argc, char** argv) {
         {"nearest", "every number is the nearest of its group's grid, by a search; bf16 holds it", test_nearest},
         {"scale", "the smallest power of two that a group needs, and its limits", test_scale},
         {"not finite", "Inf and NaN spoil their group alone; what is near 2^128 becomes infinite", test_not_finite},
+        {"gathered", "rows that an index chooses are those rows", test_gathered},
         {"golden", "NumPy's rows, and their product with a weight in fp8", test_golden},
         {"product", "the plain loop's bits; in a fast build near it", test_product},
 #if defined(__CUDACC__) && !defined(EXACT)

@@ -144,6 +144,7 @@ static void size_scratch(Activations* acts, const DeepseekV4* v4, int B) {
     const size_t head = vocabulary_room_elements(m, N, N_head, acts->purpose == TO_GENERATE ? N_head : 1);
     const size_t products = tp_larger(linear_room_elements(m, N), linear_blocks_room(m, &v4->adapters, N));
     acts->adapter.n = adapter_scratch_elements(&v4->adapters, m, N, N * v4->config.k);
+    acts->rounded.n = linear_rounded_elements(m, N, N * v4->config.k);
     acts->parallel.n = tp_larger(head, products);
 }
 

@@ -129,6 +129,7 @@ static void size_scratch(Activations* acts, const Glm5* glm, int B, int T) {
     const int N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
     const size_t head = vocabulary_room_elements(m, N_keys, N_head, acts->purpose == TO_GENERATE ? N_head : 1);
     acts->adapter.n = adapter_scratch_elements(&glm->adapters, m, N_keys, N * glm->config.k);
+    acts->rounded.n = linear_rounded_elements(m, N_keys, N * glm->config.k);
     acts->parallel.n = tp_larger(head, linear_room_elements(m, N_keys));
 }
 

@@ -98,6 +98,7 @@ static void size_scratch(Activations* acts, const Qwen* qwen, int B, int T) {
     const size_t norms = trains && c->qk_norm ? heads_room_elements(N, qwen->whole.NH, c->HS, &m->tp) : 0;
     const size_t products = tp_larger(linear_room_elements(m, N), tp_larger(shared, norms));
     acts->adapter.n = adapter_scratch_elements(&qwen->adapters, m, N, N * c->k);
+    acts->rounded.n = linear_rounded_elements(m, N, N * c->k);
     acts->parallel.n = tp_larger(products, vocabulary_room_elements(m, N, N_head, N_last));
     acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);
 }

@@ -163,6 +163,7 @@ static void size_scratch(Activations* acts, const Qwen36* qwen, int B, int T) {
     const size_t head = vocabulary_room_elements(m, N, N_head, N_last);
     const size_t shared = shared_keys_elements(m, c->NH, c->HS, N, trains);
     acts->adapter.n = adapter_scratch_elements(&qwen->adapters, m, N, N * c->k);
+    acts->rounded.n = linear_rounded_elements(m, N, N * c->k);
     acts->parallel.n = tp_larger(tp_larger(back, shared), tp_larger(head, linear_room_elements(m, N)));
     if (!has_full) { return; }
     acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);

@@ -151,7 +151,7 @@ mutation "fp8: a block of 448 gets twice the scale" test_fp8 scale fp8.h:fp8_sca
 mutation "fp8 rows: a group of 448 gets twice the scale" test_fp8_rows scale fp8.h:fp8_row_scale '> 0x600000' '>= 0x600000'
 mutation "fp8 rows: groups near 0 have scales as small" test_fp8_rows golden fp8.h:fp8_row_scale \
     'largest > FP8_LEAST_ROW \? largest : FP8_LEAST_ROW' 'largest'
-mutation "fp8 rows: a row has one scale" test_fp8_rows golden fp8_rows.h:fp8_rows_forward_ref 'c \+= FP8_BLOCK' 'c += C'
+mutation "fp8 rows: a row has one scale" test_fp8_rows golden fp8_rows.h:fp8_row_ref 'c \+= FP8_BLOCK' 'c += C'
 mutation "fp8: up's blocks go on where gate's end" test_matmul stored stored.h:stored_row_scales \
     'row % m->part_rows / m->block_rows' 'row % m->block_rows / m->part_rows'
 mutation "fp8: rows that are turned together have the scale of the first" test_matmul stored gemm.h:gemm_scales_ \

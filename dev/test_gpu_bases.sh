@@ -57,9 +57,9 @@ for name in $trainers; do
     adapter released_$name "$gpu" --from release_$name
     equal "beside a folder in $scaled: the adapter that C finds beside the same floats" beside_floats_$name released_$name
     check "... which stays as it is" boxed released_$name matrices "$scaled and all else as in the files"
-    adapter rounded_c_$name "$c" --config $name.json --base-dtype fp8
-    adapter rounded_$name "$gpu" --config $name.json --base-dtype fp8
-    equal "--base-dtype fp8 of a model drawn at random: the bits of C" rounded_c_$name rounded_$name
+    adapter rounded_c_$name "$c" --config $name.json --base-dtype fp8 --act-fp8 1
+    adapter rounded_$name "$gpu" --config $name.json --base-dtype fp8 --act-fp8 1
+    equal "--base-dtype fp8 --act-fp8 1 of a model drawn at random: the bits of C" rounded_c_$name rounded_$name
     merge=(--from release_$name --lora released_$name/step_000003 --merge 1)
     run merged "$c" "${merge[@]}" --export-hf merged_c_$name && run merged "$gpu" "${merge[@]}" --export-hf merged_$name &&
         cmp merged_c_$name/model.safetensors merged_$name/model.safetensors >err 2>&1

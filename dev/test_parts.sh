@@ -167,7 +167,7 @@ if is_quick; then
     parts gpt2 "GPT-2" "4/4" --config gpt2.json --dropout 0.1
     parts moe "experts" "4/2/--ep,4" --config experts.json --grad-accum 4 --seq-len 13
     parts qwen36 "Qwen3.6" "2/2 4/2/--ep,4" --config hybrid.json --grad-accum 4
-    parts qwen "an adapter beside a base in fp8" "2/2" --config wide.json --lora-rank 3 --base-dtype fp8
+    parts qwen "an adapter beside a base in fp8, --act-fp8 1" "2/2" --config wide.json --lora-rank 3 --base-dtype fp8 --act-fp8 1
     parts qwen36 "an adapter of Qwen3.6, of experts, too" "4/4" --config four.json --grad-accum 4 --lora-rank 2 --lora-targets all-linear \
         --lora-rank-pattern shared_expert_gate=1 --lora-parameters mlp.experts.down_proj
     parts v4 "DeepSeek V4, all that learns" "4/4 4/2/--ep,4" --config taught.json --grad-accum 4
@@ -243,7 +243,7 @@ echo "# bases in less than floats"
 parts qwen "an adapter beside a base in bf16" "2/2 4/2/--pp,2" --config wide.json --lora-rank 3 --base-dtype bf16
 parts qwen "... in fp8" "2/2 8/2/--pp,2,--recompute,3" --config wide.json --lora-rank 3 --base-dtype fp8
 parts qwen "... in fp8, biases of o, four parts" "4/4" --config llama.json --lora-rank 3 --base-dtype fp8
-parts qwen "... in fp8, with experts" "2/2 4/2/--ep,4" --config wide_sparse.json "${some[@]}" --lora-rank 3 --base-dtype fp8
+parts qwen "... in fp8, with experts, --act-fp8 1" "2/2 4/2/--ep,4" --config wide_sparse.json "${some[@]}" --lora-rank 3 --base-dtype fp8 --act-fp8 1
 parts qwen36 "an adapter of Qwen3.6 beside a base in bf16" "2/2 4/2/--pp,2" --config wide_hybrid.json "${some[@]}" --lora-rank 3 --base-dtype bf16
 parts qwen36 "... in fp8" "2/2 4/2/--ep,4" --config wide_hybrid.json "${some[@]}" --lora-rank 3 --base-dtype fp8
 # folders as they are published; fp8 with scales that are no powers of two, the embedding too
@@ -263,12 +263,12 @@ kept "fp8, fp4"
 parts qwen36 "Qwen3.6 beside a folder in fp8" "4/2/--ep,4 2/2" --from release36 "${some[@]}" --lora-rank 3
 kept fp8
 parts v4 "DeepSeek V4 beside a base in bf16" "4/4" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype bf16
-parts v4 "... in fp8" "2/2" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype fp8
+parts v4 "... in fp8, --act-fp8 1" "2/2" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype fp8 --act-fp8 1
 parts v4 "... a folder in fp4 and fp8" "4/2/--ep,4,--recompute,3 8/2/--pp,2" --from release_v4 "${some[@]}" "${in_groups[@]}"
 kept "fp8, fp4"
 timeout 60 "$glm" --config wide_glm.json --export-hf glm_hf >out 2>err
 "$python" "$root/dev/ref/fp8.py" glm_hf release_glm --release floats && rm -rf floats
-parts glm "GLM-5 beside a folder in fp8" "8/4/--pp,2 4/2/--ep,4,--recompute,3" --from release_glm "${some[@]}" --lora-rank 3
+parts glm "GLM-5 beside a folder in fp8, --act-fp8 1" "8/4/--pp,2 4/2/--ep,4,--recompute,3" --from release_glm "${some[@]}" --lora-rank 3 --act-fp8 1
 kept fp8
 merge=("${run[@]}" --from release8 --lora-rank 3 --merge 1)
 timeout 60 "$qwen" "${merge[@]}" --run adapter --export-hf merged >out 2>err

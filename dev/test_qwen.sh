@@ -647,6 +647,10 @@ fp8() {
         batch >in
         go --from floats --lora adapter --probe in --probe-out before && go --from base --base-dtype fp8 --lora adapter --probe in --probe-out after --threads 3 && cmp before after
         verdict $? "... logits, loss and gradients of a probe: the same bytes" "$(<err)"
+        "$python" "$root/dev/ref/lora.py" --from floats --lora adapter --act-fp8 --probe in --probe-out numpy >/dev/null
+        go --from base --base-dtype fp8 --act-fp8 1 --lora adapter --probe in --probe-out rounded --threads 3 &&
+            cmp <(tensors numpy .) <(tensors rounded .) && ! cmp -s after rounded
+        verdict $? "... with --act-fp8 1: to the last bit those of dev/ref/lora.py" "$(<err)"
         write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" --lora adapter "$@" && cat out; }
         text=$(write --from floats)
         check "... the same text" test -n "$text" -a "$text" = "$(write --from base --base-dtype fp8)" -a "$text" = "$(write --from base --weights fp8 --threads 3)"
@@ -677,6 +681,12 @@ fp8() {
     go --from base --lora whole --eval-only --val text --seq-len 16 --weights fp8 && same=$(grep 'val loss' out)
     go --from base --lora whole --eval-only --val text --seq-len 16 --weights fp32
     check "--lora RUN is beside fp8, as it has learnt, but for a --weights that is typed" test -n "$text" -a "$text" = "$same" -a "$text" != "$(grep 'val loss' out)"
+    rm -rf other && go "${start[@]}" --act-fp8 1 --run other
+    batch >in
+    probe() { go --from base --lora other --probe in --probe-out "$@"; }
+    probe learnt.out && probe 1.out --act-fp8 1 && probe 0.out --act-fp8 0 && probe floats.out --weights fp32 && cmp learnt.out 1.out && ! cmp -s 1.out 0.out
+    verdict $? "--lora RUN rounds inputs as it has learnt, but for an --act-fp8 that is typed" "$(<err)"
+    refuse "--act-fp8 of floats" "--act-fp8: is for matrices in fp8: --weights fp8 beside an adapter, or to write and evaluate" --from base --act-fp8 1 --eval-only --val text
     rm -rf full other && go --from base --lora whole --merge 1 --export-hf full && cp err said && go --from base --lora whole --weights fp8 --merge 1 --export-hf other
     check "... --merge, too, and says so" test "$(cmp {full,other}/model.safetensors && ! [ -s err ]; echo $?) $(grep -cF -- '--weights fp8, beside which the adapter has learnt: with --weights fp32 --merge adds it to the numbers of the files' said)" = "0 1"
     for i in fp32 bf16; do

@@ -7,8 +7,9 @@ Hu et al. 2021, "LoRA", arXiv:2106.09685: a linear layer y = W x becomes y = W x
 are PEFT's: adapter_model.safetensors and adapter_config.json.
 
     python dev/ref/lora.py [--out DIR]     check the reference, then write the golden files (default: dev/golden)
-    python dev/ref/lora.py --from DIR --lora DIR --probe IN --probe-out OUT
-                                           logits, loss and gradients of A and B of one batch, named as in the file
+    python dev/ref/lora.py --from DIR --lora DIR --probe IN --probe-out OUT [--act-fp8]
+                                           logits, loss and gradients of A and B of one batch, named as in the file.
+                                           --act-fp8: products read their inputs in fp8 (fp8_rows.py)
     python dev/ref/lora.py --from DIR --lora DIR --merge DIR
                                            W + s B A in a Hugging Face folder
 
@@ -346,6 +347,7 @@ def write_golden(folder):
 def probe_or_merge(args):
     batch = exact.read_safetensors(args.probe) if args.probe else {"inputs": np.zeros((1, 1), np.int32)}
     cfg, base = qwen.load(args.folder, *batch["inputs"].shape)
+    cfg = replace(cfg, act_fp8=args.act_fp8)
     model, places, p = load(args.lora, cfg, base)
     if args.merge:
         qwen.save(args.merge, cfg, merge(cfg, base, places, p))
@@ -362,6 +364,7 @@ def main():
     parser.add_argument("--probe", metavar="IN", help="safetensors file with inputs and targets, I32 (B, T)")
     parser.add_argument("--probe-out", metavar="OUT", help="file for logits, loss and gradients")
     parser.add_argument("--merge", metavar="DIR", help="folder for the merged model")
+    parser.add_argument("--act-fp8", action="store_true", help="round what products read to fp8")
     args = parser.parse_args()
     if args.probe or args.merge:
         if not args.folder or not args.lora or bool(args.probe) != bool(args.probe_out):

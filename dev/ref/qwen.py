@@ -37,6 +37,7 @@ Where more than one order would do:
     dnorm1           one chain over the outputs of q, then of k, then of v
     experts' dnorm2  the chain over the router's outputs; rows of the position's experts are added to it, ascending
     a tied head      its gradient first; positions are added to it, ascending
+    act_fp8          a product reads its inputs as fp8_rows.py rounds them; adapters and all gradients read what was there
     balance          of all layers with experts together: counts, as whole numbers, and mean scores are summed over
                      those layers, ascending, and divided by their number; of that router.h's balance. Its weight in
                      the gradient of each of them: ((router_aux_loss_coef * k) / layers) * (1 / leaves)
@@ -49,6 +50,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import exact
+import fp8_rows
 import trainer
 from exact import F4, chain_dot, chain_sum, tree_sum
 from ops import (adapter_backward, adapter_forward, attention_backward, attention_weights, back_through,
@@ -87,6 +89,7 @@ class Config(trainer.Run):
     norm_topk_prob: bool = False     # do the weights of a position sum up to 1?
     router_aux_loss_coef: float = 0  # of the balance in the loss; 0 where config.json does not ask for it
     fused_experts: bool = False      # on disk the experts of a layer are one tensor
+    act_fp8: bool = False            # products round their inputs to fp8, but those of the router and of a tied head
 
     @property
     def dense_layers(self):
@@ -267,17 +270,22 @@ def save(folder, cfg, p):
 # ---------------------------------------------------------------------------------------------------------------------
 # One layer. Its linear layers may have adapters (lora.py): adapters[name, l] is a list of them by row of the table.
 # ---------------------------------------------------------------------------------------------------------------------
+def in_fp8(x):
+    return fp8_rows.round_rows(rows(x)).reshape(x.shape)
+
+
 class Layer:
     """The parameters w of layer l by name, adapters, and in backward the gradients g of both"""
 
     def __init__(self, p, cfg, l, adapters):
         self.w = {row.name: p[row.name][i] for row, i in trainer.layer_rows(parameter_table(cfg), l)}
         self.adapters = {name: adapters.get((name, l), ()) for name in self.w}
-        self.window, self.g = cfg.windows[l], {}
+        self.window, self.act_fp8, self.g = cfg.windows[l], cfg.act_fp8, {}
 
     def linear(self, name, x, ranges=None):
         """x w^T + bias, then each adapter goes on with the chains of its outputs."""
-        out = linear_forward(x, self.w[name], self.w.get(name + "_bias"), ranges)
+        read = in_fp8(x) if self.act_fp8 and name != "router" else x
+        out = linear_forward(read, self.w[name], self.w.get(name + "_bias"), ranges)
         for adapter in self.adapters[name]:
             out[..., adapter.outputs] = adapter_forward(out[..., adapter.outputs], x, adapter, ranges)
         return out
@@ -440,7 +448,8 @@ def forward(p, inputs, targets, cfg, adapters={}):
         blocks.append(a)
     acts["blocks"] = blocks
     acts["norm"], acts["norm_rstd"] = rmsnorm_forward(residual, p["norm"], cfg.rms_norm_eps)
-    acts["logits"] = linear_forward(acts["norm"], p.get("lm_head", p["embed_tokens"]))
+    read = in_fp8(acts["norm"]) if cfg.act_fp8 and "lm_head" in p else acts["norm"]
+    acts["logits"] = linear_forward(read, p.get("lm_head", p["embed_tokens"]))
     acts["probs"], acts["losses"] = classifier_forward(acts["logits"], targets, cfg.vocab_size, exact)
     return acts
 

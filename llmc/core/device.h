@@ -11,7 +11,6 @@ that a trainer needs to know of the difference:
     device_download                     to the host: waits for every op before it
     device_sync                         waits, and stops if a kernel has failed
     device_workspace                    scratch of the op that runs now
-    device_rounded                      what that op reads of its inputs, if not these themselves
     device_widened                      of a GPU: what that op reads of a matrix that is stored otherwise
     device_fell_back                    of a GPU: a fast kernel did not take a call
     device_say_fallbacks                how often that was, for the end of a run
@@ -62,7 +61,6 @@ typedef enum {
 typedef struct {
     int n_threads;
     Workspace* workspace;  // scratch of the op that runs now (device_workspace); nothing in it outlives the call
-    Workspace* rounded;    // inputs of a product in fp8, as it reads them: ops/fp8_matmul.h
 #ifdef __CUDACC__
     cudaStream_t stream;   // of every kernel: one begins when the one before has ended
     cublasLtHandle_t blas;
@@ -180,8 +178,7 @@ static inline void device_init(Device* dev, int n_threads) {
     dev->n_threads = device_threads(n_threads);
     device_team(dev->n_threads);
     dev->workspace = (Workspace*)calloc(1, sizeof(Workspace));
-    dev->rounded = (Workspace*)calloc(1, sizeof(Workspace));
-    if (!dev->workspace || !dev->rounded) { fail_run("device: no memory"); }
+    if (!dev->workspace) { fail_run("device: no memory"); }
 #ifdef __CUDACC__
     int gpu = 0;
     cudaCheck(cudaGetDevice(&gpu));
@@ -329,12 +326,8 @@ static inline float* device_workspace(const Device* dev, size_t n_bytes) {
     return device_room_(dev->workspace, n_bytes, "workspace");
 }
 
-// what an op reads that has scratch of its own
-static inline void* device_rounded(const Device* dev, size_t n_bytes) {
-    return device_room_(dev->rounded, n_bytes, "inputs as products in fp8 read them");
-}
-
 #ifdef __CUDACC__
+// what an op reads that has scratch of its own
 static inline void* device_widened(const Device* dev, size_t n_bytes) {
     return device_room_(dev->widened, n_bytes, "a matrix as products read it");
 }
@@ -379,8 +372,6 @@ static inline void device_free(Device* dev) {
     device_release(dev->workspace->memory, dev->workspace->n_bytes);
     free(dev->workspace);
     dev->workspace = NULL;
-    device_release(dev->rounded->memory, dev->rounded->n_bytes);
-    free(dev->rounded);
 #ifdef __CUDACC__
     device_release(dev->widened->memory, dev->widened->n_bytes);
     free(dev->widened);

@@ -7,9 +7,9 @@ as one. A leaf has hundreds, and each takes the host its time: where kernels are
     }
 A graph repeats its launches with the arguments of the recording, so it serves a leaf that would have the same.
 What differs from leaf to leaf says graph_begin: where the gradients go (place; NULL: this leaf is no graph's), and the
-scale of the loss; the sizes; and the workspace and the rooms of what is widened or rounded, which an op between two
-leaves may have replaced by larger ones. All else that changes must lie at a fixed address: tokens and targets are
-uploaded before, weights stay where they are.
+scale of the loss; the sizes; and the workspace and the room of a matrix that is widened, which an op between two leaves
+may have replaced by larger ones. All else that changes must lie at a fixed address: tokens and targets are uploaded
+before, weights stay where they are.
 And the launches themselves must not follow from the data: runs whose counted targets vary are refused, and those whose
 documents do in models whose launches follow from these (run/graph_option.h); and the head takes all positions, counted
 or not (TokenBatch.counts_all).
@@ -31,7 +31,7 @@ enum { GRAPH_KINDS = 32 };  // a leaf tree of 2^31 leaves has so many places
 typedef struct {
     const void *place, *workspace;
     size_t n_workspace;
-    const void *widened, *rounded;  // device_widened, device_rounded
+    const void* widened;  // device_widened
     float dloss;
     int B, T;
 } GraphKind;
@@ -59,14 +59,13 @@ typedef struct {
 #ifdef __CUDACC__
 static inline GraphKind graph_kind_(const void* place, float dloss, int B, int T, const Device* dev) {
     const GraphKind kind = {place, dev->workspace->memory, dev->workspace->n_bytes,
-                            dev->widened->memory, dev->rounded->memory, dloss, B, T};
+                            dev->widened->memory, dloss, B, T};
     return kind;
 }
 
 static inline int graph_kinds_equal_(const GraphKind* a, const GraphKind* b) {
     return a->place == b->place && a->workspace == b->workspace && a->n_workspace == b->n_workspace &&
-           a->widened == b->widened && a->rounded == b->rounded && a->dloss == b->dloss && a->B == b->B &&
-           a->T == b->T;
+           a->widened == b->widened && a->dloss == b->dloss && a->B == b->B && a->T == b->T;
 }
 
 static inline void graph_drop_(GraphKept* kept) {

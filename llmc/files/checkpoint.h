@@ -11,7 +11,7 @@ unseen. Which checkpoint is the newest is computed from what is there and verifi
     checkpoint_verify       is every byte the one that was saved?
     checkpoint_newest_good  the newest that verifies; each damaged one before it is named on stderr
     checkpoint_find         what a path means: a checkpoint, or the newest good one of a run
-    checkpoint_option       with which option it was made; checkpoint_number: of one that is an integer
+    checkpoint_option       with which option it was made; checkpoint_number: an integer or a switch
     checkpoint_begin/publish/remove   each leaves whole checkpoints only, wherever a kill or a power cut falls into it
     checkpoint_clean        removes what such an interruption has left
     run_lock                one writer to a run
@@ -328,10 +328,11 @@ static inline char* checkpoint_option(const char* folder, const char* name) {
     return copy;
 }
 
-// the same of an option that is an integer; nobody has noted it: `usual`
+// the same of an option that is an integer or a switch; nobody has noted it: `usual`
 static inline int checkpoint_number(const char* folder, const char* name, int usual) {
     json_t* value = checkpoint_noted_(folder, name);
-    const int n = json_is_integer(value) ? (int)json_integer_value(value) : usual;
+    const int is_number = json_is_integer(value), is_switch = json_is_boolean(value);
+    const int n = is_number ? (int)json_integer_value(value) : is_switch ? json_is_true(value) : usual;
     json_decref(value);
     return n;
 }

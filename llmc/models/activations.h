@@ -58,6 +58,7 @@ typedef struct {
     Scratch adapter;         // of adapters beside matrices: adapter_scratch_elements
     Scratch parallel;        // of --tp: linear_room_elements, vocabulary_room_elements, what else ranks gather
     Scratch keys;            // of attention with --cp: segment_room_elements
+    Scratch rounded;         // of --act-fp8: linear_rounded_elements
     ExpertLayers experts;    // of layers that have some; size.L 0: none has
     int rotated;             // channels of a head that turn (rotary_attention.h), 0: none do,
     double theta;            // the slowest by this base
@@ -152,7 +153,8 @@ static inline size_t activations_scratch_elements_(const Scratch* x) {
 static inline size_t activations_scratch_bytes_(const Activations* acts) {
     return sizeof(floatX) * (activations_scratch_elements_(&acts->adapter) +
                              activations_scratch_elements_(&acts->parallel) +
-                             activations_scratch_elements_(&acts->keys));
+                             activations_scratch_elements_(&acts->keys) +
+                             activations_scratch_elements_(&acts->rounded));
 }
 
 // B: rows of the cache, in generation
@@ -189,6 +191,7 @@ static inline void activations_open_scratch_(Activations* acts) {
     acts->adapter.at = (floatX*)device_alloc(n_bytes, "scratch of layers");
     acts->parallel.at = acts->adapter.at + activations_scratch_elements_(&acts->adapter);
     acts->keys.at = acts->parallel.at + activations_scratch_elements_(&acts->parallel);
+    acts->rounded.at = acts->keys.at + activations_scratch_elements_(&acts->keys);
 }
 
 // RoPE of layers with entries

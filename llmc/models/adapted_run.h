@@ -3,7 +3,8 @@ What trainers tell a run whose model may be the frozen base of an adapter (LoRA)
 that does not depend on the architecture. adapters_run.h has the parts; here they are the calls of a Trainer.
     Adapted, adapted_init     a member of the trainer's own struct: its Decoder, and options; which adapters are its
     adapted_trainer           a Trainer like decoder_trainer's that knows adapters
-    adapted_options           rows of the table: --weights (--base-dtype), --lora-rank and what goes with it; --from
+    adapted_options           rows of the table: --weights (--base-dtype), --act-fp8, --lora-rank and what goes with it;
+                              --from
     adapted_base              in Trainer.choose: of the files, what their numbers add up to
     adapted_choose            ... the adapter that is asked for, if any; files in fp8 or fp4 stay so, unless --weights
                               is typed; an adapter of a run has what it had there
@@ -29,6 +30,7 @@ typedef struct {
     Decoder decoder;      // first: decoder_of finds it
     AdapterOptions lora;
     int weights;          // BaseDtype
+    int act_fp8;          // inputs of matrices in fp8 become fp8, too
     int is_bf16;          // the files' matrices are
     int has_scaled;       // some of them are in fp8 or fp4
     int has_fp4;          // some in fp4
@@ -65,6 +67,10 @@ static inline void adapted_options(Run* r, Adapted* x) {
          "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, "
          "which is then the default; beside --lora RUN it is what that run had. A build for GPUs that stores bf16 has "
          "no fp32", OPTION_BEGINS},
+        {"model", "act-fp8", "", OPTION_SWITCH, &x->act_fp8, "0", 0, 0, "0|1",
+         "round the inputs of matrices in fp8 to fp8, too, each 128 of a row with a scale of their own, as who serves "
+         "such a model does. A build for GPUs that stores bf16 multiplies them in fp8 on an H100 or H200, faster. "
+         "Gradients pass the rounding as if it were not there", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
     r->n_options = adapter_options(r->table, r->n_options, &x->lora);
@@ -105,6 +111,14 @@ static inline int adapted_recall_weights_(Run* r) {
     return is_rounded;
 }
 
+// ... and so do their inputs, where they are in fp8
+static inline void adapted_recall_rounding_(Run* r) {
+    char folder[PATH_BYTES];
+    if (r->o.resume || !*r->adapter_weights || options_given(r->table, r->n_options, "act-fp8")) { return; }
+    const int was = checkpoint_number(path_parent(folder, r->adapter_weights), "act-fp8", 0);
+    if (was && adapted_of(r)->weights == BASE_FP8) { options_set(r->table, r->n_options, "act-fp8", "1"); }
+}
+
 // base: the n rows of the model's table. 0: no adapter is asked for
 static inline int adapted_choose(Run* r, Adapters* adapters, const Tensor* base, int n) {
     Adapted* x = adapted_of(r);
@@ -114,6 +128,7 @@ static inline int adapted_choose(Run* r, Adapters* adapters, const Tensor* base,
     if (!*r->weights) { x->base_sum = adapters_random_base(base, n, r->o.seed); }
     const int is_adapter = adapters_choose(r, adapters, &x->lora, base, n, x->base_sum);
     if (!adapted_recall_weights_(r)) { adapted_keep_scaled_(r, is_adapter); }
+    adapted_recall_rounding_(r);
     return is_adapter;
 }
 
@@ -134,6 +149,7 @@ static inline void adapted_store_as_read_(Run* r) {
 static inline void adapted_store(Run* r, const size_t* fields, int n) {
     const int weights = adapted_of(r)->weights, as_read = weights == BASE_FP8 && adapted_of(r)->has_scaled;
     Model* m = r->model;
+    m->rounds_inputs = adapted_of(r)->act_fp8;
     if (weights <= BASE_OF_BUILD) { return; }
     model_store_frozen(m, weights == BASE_FP8 ? STORED_FP8 : STORED_BF16);
     if (as_read) { adapted_store_as_read_(r); }
@@ -154,6 +170,14 @@ static inline int adapted_parameters_(const Run* r) {
     return n;
 }
 
+static inline int adapted_has_fp8_(const Run* r) {
+    int n = 0;
+    for (const Tensor* t = adapted_base_rows_(r); t < r->model->table + r->model->n_table; t++) {
+        n += tensor_is_matrix(t) && t->stored == STORED_FP8;
+    }
+    return n > 0;
+}
+
 static inline void adapted_check(Run* r) {
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(run_is_typed(r, "weights") && adapted_of(r)->weights < BASE_OF_BUILD, "weights",
@@ -161,6 +185,8 @@ static inline void adapted_check(Run* r) {
     options_refuse(learns && adapted_of(r)->weights > BASE_OF_BUILD && !model_is_adapter(r->model), "weights",
                    "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
                    "--eval-only");
+    options_refuse(adapted_of(r)->act_fp8 && !adapted_has_fp8_(r), "act-fp8",
+                   "is for matrices in fp8: --weights fp8 beside an adapter, or to write and evaluate");
     if (!FLOATX_IS_FLOAT && adapted_parameters_(r)) {
         options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
     }
@@ -184,6 +210,7 @@ static inline void adapted_box(const Run* r, int tied) {
         box_row("matrices", "rounded to fp8, %s%s", tied ? "but the embedding" : "the head too",
                 x->lora.merge ? "; so are those that --merge writes" : "");
     }
+    if (x->act_fp8) { box_row("  their inputs", "rounded to fp8"); }
     adapters_box(r, x->adapters, &x->lora, x->is_bf16);
 }
 

@@ -24,6 +24,7 @@ static inline Linear layer_linear_biased(const Activations* acts, size_t weight,
     Linear w = model_linear(acts->model, weight, bias, l);
     linear_adapt(&w, acts->model, acts->adapters, pass, weight, l);
     w.room = acts->parallel.at;
+    w.rounded = acts->rounded.n > 0 ? acts->rounded.at : NULL;
     return w;
 }
 

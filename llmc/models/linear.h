@@ -17,11 +17,13 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
     linear_blocks_backward_input   dinp alone
     linear_room_elements, linear_blocks_room, linear_sends, linear_layer_sends   of --tp: scratch,
                             and what travels
+    linear_rounded_elements   of --act-fp8: scratch
     linear_adapt, linear_adapt_gradients   adapters (LoRA) beside the weight, whose places adapters.h knows: all of the
                             calls above go on with them, but for linear_rows
 Weights are stored as floatX or, where they do not learn, as bf16, fp8 or fp4 (core/stored.h): the bits are those of the
 same numbers stored as floatX. With --tp they travel as they are stored, and become floats in the
-product.
+product. With --act-fp8 the inputs of a weight in fp8 become fp8, too (ops/fp8_matmul.h), those of experts as well; what
+adapters read, gradients, and layers in groups, whose inputs DeepSeek does not round either, know nothing of it.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. Its
 adapter is shared with it: of split rows each rank has B's own, of split columns A's; A and B are small, and whole where
@@ -35,6 +37,7 @@ vocabulary's rows all of this is the rank's own (vocabulary.h).
 #include "../ops/block_matmul.h"  // block_matmul_forward, block_matmul_backward_input, block_matmul_backward_weight
 #include "../ops/lora.h"       // lora_forward, lora_backward, LoraShape, LoraExperts
 #include "../ops/embedding.h"  // token_embedding_forward
+#include "../ops/fp8_matmul.h"  // fp8_matmul_forward, fp8_matmul_bytes, fp8_rows_forward
 #include "../ops/gelu.h"       // gelu_backward
 #include "../ops/grouped_matmul.h"  // grouped_matmul_forward, grouped_matmul_backward_input
 #include "../ops/matmul.h"     // matmul_forward, matmul_backward_input, matmul_gelu_backward_input, ...
@@ -64,6 +67,7 @@ typedef struct {
     TpSections sections;  // of its rows, those of all ranks
     const RankGroup* tp;
     floatX* room;         // of --tp: linear_room_elements
+    floatX* rounded;      // of --act-fp8: linear_rounded_elements; NULL: inputs stay as they are
 } Linear;
 
 // NULL: does not learn
@@ -215,6 +219,17 @@ static inline size_t linear_blocks_room(const Model* m, const Adapters* x, int N
     return most;
 }
 
+// Scratch of products with matrices in fp8, of N positions or R rows of experts; 0: their inputs stay as they are
+static inline size_t linear_rounded_elements(const Model* m, int N, int R) {
+    size_t most = 0;
+    for (int i = 0; i < m->n_table && m->rounds_inputs; i++) {
+        const Tensor* t = &m->table[i];
+        if (t->stored != STORED_FP8 || !tensor_is_matrix(t)) { continue; }
+        most = tp_larger(most, fp8_matmul_bytes(sizeof(floatX), t->experts > 0 ? R : N, t->columns, t->rows));
+    }
+    return (most + sizeof(floatX) - 1) / sizeof(floatX);
+}
+
 // So many times a floatX a rank sends for N positions and one layer of row i: forward where its columns are split, on
 // the way back where its rows are. Activations, and its part of the matrix as that is stored
 static inline double linear_sends(const Model* m, int i, int N) {
@@ -326,8 +341,11 @@ static inline Linear linear_turned_rows_(const Linear* w, const TpRoom* room, co
 
 // ---- the products ----
 
+static inline int linear_rounds_(const Linear* w) { return w->rounded && w->weight.kind == STORED_FP8; }
+
 static inline void linear_product_(floatX* out, const floatX* inp, const Linear* w, int N, const Device* dev) {
-    matmul_forward_stored(out, inp, w->weight, w->bias, N, dev);
+    if (linear_rounds_(w)) { fp8_matmul_forward(out, inp, w->weight, w->bias, w->rounded, N, dev); }
+    else { matmul_forward_stored(out, inp, w->weight, w->bias, N, dev); }
 }
 
 static inline void linear_product_back_(floatX* dinp, const floatX* dout, const Linear* w, int add, int N,
@@ -351,7 +369,9 @@ static inline void linear_rows(floatX* out, const int* tokens, const Linear* w, 
 
 static inline void linear_grouped_product_(floatX* out, const floatX* inp, const int* index, const Linear* w,
                                            const int* offsets, int E, int R, const Device* dev) {
-    grouped_matmul_forward_stored(out, inp, index, w->weight, offsets, E, R, dev);
+    if (linear_rounds_(w)) { fp8_rows_forward(w->rounded, inp, index, R, w->C, dev); }
+    const floatX* x = linear_rounds_(w) ? w->rounded : inp;
+    grouped_matmul_forward_stored(out, x, linear_rounds_(w) ? NULL : index, w->weight, offsets, E, R, dev);
 }
 
 static inline void linear_grouped_product_back_(floatX* dinp, const floatX* dout, const int* index, const Linear* w,
@@ -363,7 +383,8 @@ static inline void linear_grouped_product_back_(floatX* dinp, const floatX* dout
 // to floats, as a router's logits are; without bias and adapters
 static inline void linear_forward(float* out, const floatX* inp, Linear w, int N, const Device* dev) {
     assert(!w.bias && w.n_adapters == 0);
-    matmul_forward_stored(out, inp, w.weight, NULL, N, dev);
+    if (linear_rounds_(&w)) { fp8_matmul_forward(out, inp, w.weight, NULL, w.rounded, N, dev); }
+    else { matmul_forward_stored(out, inp, w.weight, NULL, N, dev); }
 }
 #endif
 

@@ -1,6 +1,6 @@
 /*
 Linear layer of a weight in fp8 whose inputs become fp8, too: out = r(inp) * weight^T + bias, with r of fp8_rows.h.
-    inp (N, C)   out (N, OC)   weight (OC, C) in fp8 (core/stored.h)   bias (OC) or NULL
+    inp (N, C)   out (N, OC)   weight (OC, C) in fp8 (core/stored.h)   bias (OC) or NULL   room: fp8_matmul_bytes
 Backward: matmul_backward_input_stored and its kin, of inp as it was: r is taken as nothing (straight-through).
 Cost:   2*N*C*OC flops, and r, which is memory bound. By cuBLASLt 1.4 to 1.7 times as fast as in bf16, and no weight is
         widened (widen.h): on an H200, cuBLASLt 13.1, 2026-11-28, at (N, OC, C) = (8192, 4096, 7168) 432 us, in bf16 590
@@ -21,7 +21,7 @@ Source: as fp8_rows.h
 static inline void fp8_matmul_forward_ref(float* out, float* rounded, const float* inp, const StoredMatrix* weight,
                                           const float* bias, int N) {
     const size_t C = (size_t)weight->columns, OC = (size_t)weight->rows;
-    fp8_rows_forward_ref(rounded, inp, N, (int)C);
+    fp8_rows_forward_ref(rounded, inp, NULL, N, (int)C);
     for (size_t n = 0; n < (size_t)N; n++) {
         for (size_t oc = 0; oc < OC; oc++) {
             float sum = bias ? bias[oc] : 0.0f;
@@ -35,63 +35,60 @@ static inline void fp8_matmul_forward_ref(float* out, float* rounded, const floa
 
 #ifndef __CUDACC__  // ---- fast C ----
 
-static inline size_t fp8_matmul_bytes(const StoredMatrix* weight, int N) {
-    return sizeof(float) * (size_t)N * (size_t)weight->columns;
+// of N rows of C inputs, with OC outputs: what `room` needs, where an element has so many bytes
+static inline size_t fp8_matmul_bytes(size_t element, int N, int C, int OC) {
+    (void)OC;
+    return element * (size_t)N * (size_t)C;
 }
 
-static inline void fp8_matmul_forward(float* out, const float* inp, StoredMatrix weight, const float* bias, int N,
-                                      const Device* dev) {
-    float* rounded = (float*)device_rounded(dev, fp8_matmul_bytes(&weight, N));
-    fp8_rows_forward(rounded, inp, N, weight.columns, dev);
-    matmul_forward_stored(out, rounded, weight, bias, N, dev);
+static inline void fp8_matmul_forward(float* out, const float* inp, StoredMatrix weight, const float* bias, float* room,
+                                      int N, const Device* dev) {
+    fp8_rows_forward(room, inp, NULL, N, weight.columns, dev);
+    matmul_forward_stored(out, room, weight, bias, N, dev);
 }
 
 #else  // ---- CUDA ----
 
-// codes of N rows; behind them lie their scales, and behind these those of the weight, in rows of whole packs
-static inline size_t fp8_matmul_codes_(const StoredMatrix* w, int N) {
-    return ((size_t)N * (size_t)w->columns + 15) / 16 * 16;
+// In room are the rows, or their codes; behind these lie scales (blocks of a row, N), and behind these a copy of the
+// weight's, in rows of whole packs. Bytes:
+static inline size_t fp8_matmul_codes_(int N, int C) { return ((size_t)N * (size_t)C + 15) / 16 * 16; }
+static inline size_t fp8_matmul_scales_(int N, int C) {
+    return sizeof(float) * (((size_t)N * (size_t)fp8_blocks(C) + 3) / 4 * 4);
 }
-static inline size_t fp8_matmul_scales_(const StoredMatrix* w, int N) {
-    return sizeof(float) * (((size_t)N * (size_t)fp8_blocks(w->columns) + 3) / 4 * 4);
-}
-static inline size_t fp8_matmul_scale_row_(const StoredMatrix* w) {
-    return sizeof(float) * (size_t)((fp8_blocks(w->columns) + 3) / 4 * 4);
-}
+static inline size_t fp8_matmul_scale_row_(int C) { return sizeof(float) * (size_t)((fp8_blocks(C) + 3) / 4 * 4); }
 
-// what device_rounded is asked for
-template <typename X>
-static inline size_t fp8_matmul_bytes(const StoredMatrix* w, int N) {
-    const size_t of_weight = fp8_matmul_scale_row_(w) * (size_t)fp8_blocks(w->rows);
-    const size_t codes = fp8_matmul_codes_(w, N) + fp8_matmul_scales_(w, N) + of_weight;
-    const size_t numbers = sizeof(X) * (size_t)N * (size_t)w->columns;
+static inline size_t fp8_matmul_bytes(size_t element, int N, int C, int OC) {
+    const size_t of_weight = fp8_matmul_scale_row_(C) * (size_t)fp8_blocks(OC);
+    const size_t codes = fp8_matmul_codes_(N, C) + fp8_matmul_scales_(N, C) + of_weight;
+    const size_t numbers = element * (size_t)N * (size_t)C;
     return numbers > codes ? numbers : codes;
 }
 
 #ifndef EXACT
-// the weight's scales as cuBLASLt reads them: they themselves, or a copy in `room` whose rows are whole
-static inline const float* fp8_matmul_whole_rows_(float* room, const StoredMatrix* w, const Device* dev) {
-    const size_t row = sizeof(float) * (size_t)fp8_blocks(w->columns), whole = fp8_matmul_scale_row_(w);
+// the weight's scales as cuBLASLt reads them: they themselves, or a copy whose rows are whole
+static inline const float* fp8_matmul_whole_rows_(float* copy, const StoredMatrix* w, const Device* dev) {
+    const size_t row = sizeof(float) * (size_t)fp8_blocks(w->columns), whole = fp8_matmul_scale_row_(w->columns);
     if (row == whole && (uintptr_t)w->scales % 16 == 0) { return (const float*)w->scales; }
-    device_copy_strips(room, whole, w->scales, row, row, fp8_blocks(w->rows), dev);
-    return room;
+    device_copy_strips(copy, whole, w->scales, row, row, fp8_blocks(w->rows), dev);
+    return copy;
 }
 
 // 1: done. 0: not for these rows or, the template of X, not for this type
 template <typename Out>
 static inline int fp8_matmul_on_codes_(Out* out, const bf16* inp, const StoredMatrix* w,
-                                       const typename MaybeNull<Out>::type* bias, int N, const Device* dev) {
+                                       const typename MaybeNull<Out>::type* bias, bf16* room, int N,
+                                       const Device* dev) {
+    const int C = w->columns;
     if (N <= FEW_ROWS) { return 0; }
-    char* room = (char*)device_rounded(dev, fp8_matmul_bytes<bf16>(w, N));
-    float* scales = (float*)(room + fp8_matmul_codes_(w, N));
-    float* of_weight = (float*)(room + fp8_matmul_codes_(w, N) + fp8_matmul_scales_(w, N));
-    fp8_rows_codes((uint8_t*)room, scales, inp, N, w->columns, dev);
-    const CublasScales both = {scales, fp8_matmul_whole_rows_(of_weight, w, dev)};
-    return gemm_cublas_fp8(out, bias, (const uint8_t*)room, w, both, N, dev);
+    uint8_t* codes = (uint8_t*)room;
+    float* scales = (float*)(void*)(codes + fp8_matmul_codes_(N, C));
+    float* copy = (float*)(void*)(codes + fp8_matmul_codes_(N, C) + fp8_matmul_scales_(N, C));
+    fp8_rows_codes(codes, scales, inp, N, C, dev);
+    return gemm_cublas_fp8(out, bias, codes, w, CublasScales{scales, fp8_matmul_whole_rows_(copy, w, dev)}, N, dev);
 }
 template <typename Out, typename X>
-static inline int fp8_matmul_on_codes_(Out*, const X*, const StoredMatrix*, const typename MaybeNull<Out>::type*, int,
-                                       const Device*) {
+static inline int fp8_matmul_on_codes_(Out*, const X*, const StoredMatrix*, const typename MaybeNull<Out>::type*, X*,
+                                       int, const Device*) {
     return 0;
 }
 #endif
@@ -99,13 +96,12 @@ static inline int fp8_matmul_on_codes_(Out*, const X*, const StoredMatrix*, cons
 // out may be float where inp is bf16
 template <typename Out, typename X>
 static inline void fp8_matmul_forward(Out* out, const X* inp, StoredMatrix weight,
-                                      const typename MaybeNull<Out>::type* bias, int N, const Device* dev) {
+                                      const typename MaybeNull<Out>::type* bias, X* room, int N, const Device* dev) {
 #ifndef EXACT
-    if (fp8_matmul_on_codes_(out, inp, &weight, bias, N, dev)) { return; }
+    if (fp8_matmul_on_codes_(out, inp, &weight, bias, room, N, dev)) { return; }
 #endif
-    X* rounded = (X*)device_rounded(dev, fp8_matmul_bytes<X>(&weight, N));
-    fp8_rows_forward(rounded, inp, N, weight.columns, dev);
-    matmul_forward_stored(out, (const X*)rounded, weight, bias, N, dev);
+    fp8_rows_forward(room, inp, NULL, N, weight.columns, dev);
+    matmul_forward_stored(out, (const X*)room, weight, bias, N, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_FP8_MATMUL_H

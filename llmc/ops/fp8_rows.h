@@ -2,6 +2,7 @@
 Activations as a product in fp8 reads them: a row is cut into groups of FP8_BLOCK neighbours, the last of which may be
 shorter, and each becomes e4m3 times a scale of its own.
     out[n][c] = e4m3(inp[n][c] / s) * s      inp, out (N, C)      s: fp8_row_scale of the group's largest magnitude
+An index that is not NULL gathers: row index[n] of inp is in the place of n.
 s is a power of two, so nothing but e4m3 rounds, and out has 4 digits: it is a bf16 as well as a float. Its product with
 a weight in fp8 is that of matmul.h, one chain over c, in every build but those whose sums have another order.
 Backward: the gradient of out is that of inp (straight-through), so there is none.
@@ -32,20 +33,24 @@ static inline float fp8_group_ref(float* out, const float* x, int n) {
     return scale;
 }
 
-static inline void fp8_rows_forward_ref(float* out, const float* inp, int N, int C) {
-    for (size_t at = 0; at < (size_t)N * (size_t)C; at += (size_t)C) {
-        for (int c = 0; c < C; c += FP8_BLOCK) {
-            fp8_group_ref(out + at + c, inp + at + c, C - c < FP8_BLOCK ? C - c : FP8_BLOCK);
-        }
+static inline void fp8_row_ref(float* out, const float* x, int C) {
+    for (int c = 0; c < C; c += FP8_BLOCK) { fp8_group_ref(out + c, x + c, C - c < FP8_BLOCK ? C - c : FP8_BLOCK); }
+}
+
+static inline void fp8_rows_forward_ref(float* out, const float* inp, const int* index, int N, int C) {
+    for (int n = 0; n < N; n++) {
+        fp8_row_ref(out + (size_t)n * (size_t)C, inp + (size_t)(index ? index[n] : n) * (size_t)C, C);
     }
 }
 
 #ifndef __CUDACC__  // ---- fast C: threads share rows ----
 
-static inline void fp8_rows_forward(float* out, const float* inp, int N, int C, const Device* dev) {
+static inline void fp8_rows_forward(float* out, const float* inp, const int* index, int N, int C, const Device* dev) {
     (void)dev;
     #pragma omp parallel for if ((size_t)N * (size_t)C > FEW_ELEMENTS)
-    for (int n = 0; n < N; n++) { fp8_rows_forward_ref(out + (size_t)n * C, inp + (size_t)n * C, 1, C); }
+    for (int n = 0; n < N; n++) {
+        fp8_row_ref(out + (size_t)n * (size_t)C, inp + (size_t)(index ? index[n] : n) * (size_t)C, C);
+    }
 }
 
 #else  // ---- CUDA: a warp has a group ----
@@ -82,18 +87,18 @@ struct Fp8Codes {
 
 // block is (WARP, FP8_ROW_WARPS), grid (N over FP8_ROW_WARPS, groups of a row). A lane takes W of each WARP * W
 template <int W, typename X, typename Made>
-__global__ void fp8_rows_kernel(Made made, const X* inp, int N, int C) {
+__global__ void fp8_rows_kernel(Made made, const X* inp, const int* index, int N, int C) {
     constexpr int packs = FP8_BLOCK / (WARP * W);
     const int n = blockIdx.x * blockDim.y + threadIdx.y, group = blockIdx.y, lane = threadIdx.x;
     const int begin = group * FP8_BLOCK, end = C - begin < FP8_BLOCK ? C : begin + FP8_BLOCK, first = begin + lane * W;
-    const size_t row = (size_t)n * C;
     if (n >= N) { return; }
+    const size_t row = (size_t)n * C, from = (size_t)(index ? index[n] : n) * C;
     Pack<float, W> x[packs];
     float largest = 0.0f;
     for (int k = 0; k < packs; k++) {
         const int c = first + k * WARP * W;
         if (c >= end) { continue; }
-        x[k] = load_floats<W>(inp + row + c);
+        x[k] = load_floats<W>(inp + from + c);
         for (int i = 0; i < W; i++) {
             const float size = fp8_magnitude(x[k].x[i]);
             largest = size > largest ? size : largest;
@@ -108,26 +113,27 @@ __global__ void fp8_rows_kernel(Made made, const X* inp, int N, int C) {
 }
 
 template <typename X, typename Made>
-static inline void fp8_rows_launch_(Made made, const X* inp, int is_wide, int N, int C, const Device* dev) {
+static inline void fp8_rows_launch_(Made made, const X* inp, const int* index, int is_wide, int N, int C,
+                                    const Device* dev) {
     const dim3 block(WARP, FP8_ROW_WARPS), grid((unsigned)ceil_div(N, FP8_ROW_WARPS), (unsigned)fp8_blocks(C));
     if (N == 0) { return; }
     if (is_wide && C % 4 == 0) {
-        fp8_rows_kernel<4><<<grid, block, 0, dev->stream>>>(made, inp, N, C);
+        fp8_rows_kernel<4><<<grid, block, 0, dev->stream>>>(made, inp, index, N, C);
     } else {
-        fp8_rows_kernel<1><<<grid, block, 0, dev->stream>>>(made, inp, N, C);
+        fp8_rows_kernel<1><<<grid, block, 0, dev->stream>>>(made, inp, index, N, C);
     }
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
-static inline void fp8_rows_forward(X* out, const X* inp, int N, int C, const Device* dev) {
-    fp8_rows_launch_(Fp8Numbers<X>{out}, inp, pack_aligned(out, inp), N, C, dev);
+static inline void fp8_rows_forward(X* out, const X* inp, const int* index, int N, int C, const Device* dev) {
+    fp8_rows_launch_(Fp8Numbers<X>{out}, inp, index, pack_aligned(out, inp), N, C, dev);
 }
 
 // codes (N, C), scales (fp8_blocks(C), N): what fp8_rows_forward makes, as cuBLASLt reads it
 template <typename X>
 static inline void fp8_rows_codes(uint8_t* codes, float* scales, const X* inp, int N, int C, const Device* dev) {
-    fp8_rows_launch_(Fp8Codes{codes, scales, N}, inp, pack_aligned(codes, inp), N, C, dev);
+    fp8_rows_launch_(Fp8Codes{codes, scales, N}, inp, NULL, pack_aligned(codes, inp), N, C, dev);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_FP8_ROWS_H
