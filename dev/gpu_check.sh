@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Everything that only a machine with a GPU can tell: builds natively, runs every test with kernels on the GPU, then under
 # compute-sanitizer, measures ops and training steps beside PyTorch's, and writes doc/gpu/<date>-<card>.md.
-#     dev/gpu_check.sh                          all stages: build tests sanitizer ops profile steps qwen report
+#     dev/gpu_check.sh                          all stages: build tests sanitizer ops profile steps trainers qwen report
 #     dev/gpu_check.sh build tests              some of them, in this order; what they found stays in --results
-#     dev/gpu_check.sh call 1                   of three calls of 570 s at most: build tests sanitizer; 2: build ops steps; 3: build profile qwen
+#     dev/gpu_check.sh call 1                   of three calls of 570 s at most: build tests sanitizer; 2: build ops steps; 3: build profile trainers qwen
 #     dev/gpu_check.sh report                   the page again from --results; needs no GPU
 #     dev/gpu_check.sh pack                     before going to a machine without a network: .gpu/ gets what a build needs from here
 #     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny, about 20 seconds
 # Options:
-#     --results DIR     where stages leave what they found (build/gpu_check); nine files, log.txt has all output
+#     --results DIR     where stages leave what they found (build/gpu_check); ten files, log.txt has all output
 #     --and DIR         results of other stages on the same card, brought home from elsewhere: for report; may be given again
 #     --budget SECONDS  for everything: a stage gets what is left, and is not started when nothing is
 #     --limit STAGE=SECONDS   instead of the stage's own limit
@@ -34,6 +34,8 @@ steps=200  # a card is at its temperature, and has lowered its clocks, after som
 verified=5  # steps with --verify-every 1
 text_models=(small 6.9b)  # of train_moe, that write text
 text_tokens=128
+trainers=(moe qwen3 qwen36 deepseek_v4 glm5)
+trainer_rows=16 trainer_model=small
 rehearse=0
 inside=""  # the stage that this process is, and what runs PyTorch there
 torch=""
@@ -41,7 +43,7 @@ stand_in=0
 stages=()
 others=()
 together=""  # the stages of this call, for the one that builds
-declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [profile]=240 [steps]=780 [qwen]=540 [report]=60)
+declare -A limit=([build]=360 [tests]=300 [sanitizer]=480 [ops]=300 [profile]=240 [steps]=780 [trainers]=240 [qwen]=540 [report]=60)
 
 fail_input() { echo "gpu_check.sh: $1" >&2; exit 2; }
 
@@ -50,8 +52,8 @@ while [ $# -gt 0 ]; do
         --rehearse) rehearse=1; shift; continue ;;
         --torch-stand-in) stand_in=1; shift; continue ;;  # also where PyTorch is, for dev/test_gpu_check.sh
         --results | --budget | --limit | --llmc | --batch | --steps | --rounds | --texts | --inside | --torch | --and | --together | call) [ $# -gt 1 ] || fail_input "$1: expected a value, found none" ;;
-        pack | build | tests | sanitizer | ops | profile | steps | qwen | report) stages+=("$1"); shift; continue ;;
-        *) fail_input "expected stages (build tests sanitizer ops profile steps qwen report), pack or an option, found \"$1\"" ;;
+        pack | build | tests | sanitizer | ops | profile | steps | trainers | qwen | report) stages+=("$1"); shift; continue ;;
+        *) fail_input "expected stages (build tests sanitizer ops profile steps trainers qwen report), pack or an option, found \"$1\"" ;;
     esac
     case $1 in
         --results) results=$2 ;;
@@ -71,14 +73,14 @@ while [ $# -gt 0 ]; do
             case $2 in
                 1) stages+=(build tests sanitizer) limit[build]=220 limit[tests]=120 ;;
                 2) stages+=(build ops steps) limit[build]=120 limit[ops]=120 limit[steps]=320 ;;
-                3) stages+=(build profile qwen) limit[build]=120 limit[profile]=100 limit[qwen]=340 ;;
+                3) stages+=(build profile trainers qwen) limit[build]=150 limit[profile]=90 limit[trainers]=60 limit[qwen]=260 ;;
                 *) fail_input "call: expected 1, 2 or 3, found \"$2\"" ;;
             esac
             ;;
     esac
     shift 2
 done
-[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops profile steps qwen report)
+[ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops profile steps trainers qwen report)
 [ -n "$together" ] || together="${stages[*]}"
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ if [ $rehearse = 1 ]; then
     PATH=$PWD/dev/gpu_rehearsal:$PATH  # stand-ins for nvidia-smi, compute-sanitizer and ncu
     small=(--small)
     graph=()  # no GPU, no graph: the same program again
-    rounds=1 steps=4 verified=2 batch=2 seq=16 qwen_rows=2 text_models=(tiny) text_tokens=200
+    rounds=1 steps=4 verified=2 batch=2 seq=16 qwen_rows=2 text_models=(tiny) text_tokens=200 trainers=(moe qwen3) trainer_rows=2 trainer_model=tiny
     export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive  # tiny loops on a busy machine: threads that spin would wait for each other
 fi
 mkdir -p "$results" || exit 1
@@ -121,7 +123,7 @@ folder() {
 # what the build with PRECISION $1 has, as names in its folder
 programs() {
     if [ $rehearse = 1 ]; then
-        echo train_gpt2 train_moe train_qwen3 test_gelu test_layernorm bench/gpu_ops bench/gated_delta
+        echo train_gpt2 "${trainers[@]/#/train_}" test_gelu test_layernorm bench/gpu_ops bench/gated_delta
     else
         make -s cuda_names "PRECISION=$1"
     fi
@@ -136,8 +138,9 @@ needed() {
             bench/gpu_ops) stage="ops profile" ;;
             bench/gated_delta) stage=ops ;;
             train_gpt2*) stage="steps profile" ;;
-            train_moe) stage=steps ;;
-            train_qwen3) stage=qwen ;;
+            train_moe) stage="steps trainers" ;;
+            train_qwen3) stage="trainers qwen" ;;
+            train_*) stage=trainers ;;
             *) stage=none ;;
         esac
         [ "$together" = build ] || [[ $together == *" tests "*" qwen"* ]] || [[ " $together " =~ \ (${stage// /|})\  ]] || continue
@@ -303,7 +306,7 @@ stage_ops() {
     return $status
 }
 
-# how long each kernel of a training step takes, alone: lines "kernel" of ops.tsv. Two steps, for the first chooses algorithms
+# how long each kernel of a training step takes, alone: lines "launch" of ops.tsv. Two steps, for the first chooses algorithms
 profile_step() {
     local out
     write_tokens "$work/model" || return
@@ -319,7 +322,7 @@ stage_profile() {
     work=$(mktemp -d)  # not local: the trap reads it
     trap 'rm -rf "$work"' EXIT
     touch "$results/ops.tsv"
-    sed -i '/^ncu \|^# ncu\|^kernel\t/d' "$results/ops.tsv"
+    sed -i '/^ncu \|^# ncu\|^launch\t/d' "$results/ops.tsv"
     if ! command -v ncu >/dev/null; then
         echo "# ncu: not on this machine, no kernel was profiled" | tee -a "$results/ops.tsv"
         return
@@ -472,6 +475,28 @@ stage_steps() {
         if ms=$(step_text train_moe --model "$model"); then printf 'ours\ttext %s\t%s\n' "$model" "$ms" >>"$results/steps.tsv"; else status=1; fi
     done
     cat "$results/steps.tsv"
+    return $status
+}
+
+# a step of each other trainer, of its preset "small" on our own pages
+stage_trainers() {
+    local name run status=0
+    work=$(mktemp -d)  # not local: the trap reads it
+    trap 'rm -rf "$work"' EXIT
+    run=$work/run
+    : >"$results/trainers.tsv"
+    cat doc/*.md >"$work/text"
+    for name in "${trainers[@]}"; do
+        rm -rf "$run"
+        "$(folder bf16)/train_$name" --model "$trainer_model" --train "$work/text" --batch-size "$trainer_rows" --seq-len "$seq" --steps $((steps < 40 ? steps : 40)) \
+            --eval-every 0 --sample-every 0 --save-every 0 --run "$run" 2>&1 | tee "$work/said"
+        [ "${PIPESTATUS[0]}" = 0 ] || { status=1; continue; }
+        sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
+        printf 'train_%s\t%s B %s T %s\t%s\t%s\t%s\n' "$name" "$trainer_model" "$trainer_rows" "$seq" "$(tail -n $(($(wc -l <"$work/ours") / 2)) "$work/ours" | cut -d ' ' -f 3 | median)" \
+            "$(sed -n 's/^| parameters *| *\([^ =]*\).*/\1/p' "$work/said")" "$(head -n 1 "$work/ours" | cut -d ' ' -f 2) $(tail -n 1 "$work/ours" | cut -d ' ' -f 2)" >>"$results/trainers.tsv"
+        sed -n "s/^.*slow: /# train_$name: /p" "$work/said" >>"$results/trainers.tsv"
+    done
+    cat "$results/trainers.tsv"
     return $status
 }
 

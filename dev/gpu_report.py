@@ -6,10 +6,11 @@ machine.txt   key, value                                    build.tsv      preci
 tests.tsv     precision, program, passed, failed, skipped, seconds, why
 sanitizer.tsv tool, precision, program, verdict, detail     stages.tsv     stage, verdict, seconds
 ops.tsv       program, case, ms, bytes, flops (ours alone); the shortest of the repetitions counts. "ncu CASE", kernel, and what
-              Nsight Compute counted of it, by METRICS: `gpu_report.py --ncu CASE` makes these lines of its CSV. "kernel", its name,
-              how often it runs in a step, microseconds of all of these: `gpu_report.py --step`
+              Nsight Compute counted of it, by METRICS: `gpu_report.py --ncu CASE` makes these lines of its CSV. "launch", kernel,
+              microseconds, in their order, of one training step: `gpu_report.py --step`
 steps.tsv     program, case, ms (the median of a run; the lower of two runs counts); "loss PROGRAM", step, loss; and "text MODEL" as case:
               ms of a token that train_moe writes. Lines with # are notes: the card's clock and power, --verify-every
+trainers.tsv  program, "MODEL B b T t", ms of a step, parameters, first and last loss; as notes, what fell back to slow kernels
 qwen.tsv      of Qwen3-0.6B: program, "full B b T t" or "lora ..." or "write", ms (of a step, of a token); "loss TASK PROGRAM", step, loss
 Fields are separated by tabs. A file that is missing is a stage that did not run, and the page says so.
 """
@@ -20,7 +21,7 @@ import sys
 
 import roofline
 
-STAGES = ["build", "tests", "sanitizer", "ops", "profile", "steps", "qwen"]
+STAGES = ["build", "tests", "sanitizer", "ops", "profile", "steps", "trainers", "qwen"]
 # ncu's names, and ours
 METRICS = {"Duration": "us", "Compute (SM) Throughput": "compute %", "Issue Slots Busy": "issue %", "Memory Throughput": "memory %",
            "L2 Cache Throughput": "L2 %", "DRAM Throughput": "DRAM %", "Achieved Occupancy": "occupancy %", "Registers Per Thread": "registers"}
@@ -171,6 +172,15 @@ def texts(folders):
     return table(["train_moe, one text", "ms of a token", "tok/s", "GB/s of weights", "% of copy"], body)
 
 
+def trainers(folders):
+    body = []
+    for program, case, ms, parameters, curve in rows(folders, "trainers.tsv"):
+        B, T = (int(n) for n in re.findall(r"\d+", case)[-2:])
+        body.append([program, case, parameters, number(float(ms), 4), f"{1e3 * B * T / float(ms):,.0f}", " to ".join(f"{float(x):.3f}" for x in curve.split())])
+    text = table(["trainer", "model and batch", "parameters", "ms", "tok/s", "loss, first and last step"], body, left=2) if body else "No results.\n"
+    return text + "".join(f"\n- {note}" for note in comments(folders, "trainers.tsv")) + "\n"
+
+
 def qwen(folders):
     """Steps of all parameters and of LoRA, and tokens of a text; the losses of the first step say whether it is the same model."""
     lines = rows(folders, "qwen.tsv")
@@ -235,21 +245,22 @@ def ncu_lines(case, text):
 
 
 def step_lines(text):
-    """Lines for ops.tsv: the kernels of the last whole step in what `ncu --csv --metrics gpu__time_duration.sum` printed; AdamW ends one."""
+    """Lines for ops.tsv: the launches of the last whole step in what `ncu --csv --metrics gpu__time_duration.sum` printed; AdamW ends one."""
     start = text.find('"ID"')
     launches = [(re.sub(r"^void |\(.*", "", line["Kernel Name"]), float(line["Metric Value"].replace(",", "")) * (1.0 if line["Metric Unit"] == "us" else 1e-3))
                 for line in csv.DictReader(text[start:].splitlines()) if start >= 0 and line["Metric Name"] == "gpu__time_duration.sum"]
     ends = [i + 1 for i, (name, _) in enumerate(launches) if "adamw" in name and not any("adamw" in other for other, _ in launches[i + 1:i + 2])]
-    sums = {}
-    for name, us in launches[ends[-2]:ends[-1]] if len(ends) > 1 else []:
-        count, total = sums.get(name, (0, 0.0))
-        sums[name] = (count + 1, total + us)
-    return [f"kernel\t{name}\t{count}\t{total:.1f}" for name, (count, total) in sorted(sums.items(), key=lambda item: -item[1][1])]
+    return [f"launch\t{name}\t{us:.3f}" for name, us in (launches[ends[-2]:ends[-1]] if len(ends) > 1 else [])]
 
 
 def kernels(folders):
     """Where a step's time goes: its kernels by their sums; those below a hundredth together."""
-    lines = [(line[1], int(line[2]), float(line[3])) for line in rows(folders, "ops.tsv") if line[0] == "kernel"]
+    sums = {}
+    for line in rows(folders, "ops.tsv"):
+        if line[0] == "launch":
+            count, us = sums.get(line[1], (0, 0.0))
+            sums[line[1]] = (count + 1, us + float(line[2]))
+    lines = [(name, count, us) for name, (count, us) in sorted(sums.items(), key=lambda item: -item[1][1])]
     whole = sum(us for _, _, us in lines)
     shown = [line for line in lines if line[2] >= 0.01 * whole]
     rest = [line for line in lines if line[2] < 0.01 * whole]
@@ -271,7 +282,7 @@ def profile(folders):
 
 
 def ops(folders):
-    best = shortest(line for line in rows(folders, "ops.tsv") if not line[0].startswith(("ncu ", "kernel")))
+    best = shortest(line for line in rows(folders, "ops.tsv") if not line[0].startswith(("ncu ", "launch")))
     if not best:
         return "No results.\n"
     gbps, tflops = ceilings(best)
@@ -289,7 +300,7 @@ def ops(folders):
 
 
 def attention(folders):
-    lines = [line for line in rows(folders, "ops.tsv") if not line[0].startswith(("ncu ", "kernel"))]
+    lines = [line for line in rows(folders, "ops.tsv") if not line[0].startswith(("ncu ", "launch"))]
     best = {key: value for key, value in shortest(lines).items() if key[1].startswith("attention")}
     if not best:
         return "No results.\n"
@@ -320,7 +331,7 @@ def main():
         print("**A rehearsal: no GPU had a part in this, and no number below means anything.**\n")
     print("Written by `dev/gpu_check.sh` ([how to read it](README.md)); an op's time is the shortest of several repetitions, taken in turn, a step's the median of a run.\n")
     for title, section in [("Machine", machine), ("Stages", stages), ("Tests", tests), ("compute-sanitizer", sanitizer),
-                           ("A training step of GPT-2 124M", steps), ("Where the step's time goes", kernels), ("Writing text", texts), ("Qwen3-0.6B", qwen),
+                           ("A training step of GPT-2 124M", steps), ("Where the step's time goes", kernels), ("Writing text", texts), ("The other trainers", trainers), ("Qwen3-0.6B", qwen),
                            ("Ops", ops), ("Causal attention", attention), ("What ncu counts", profile)]:
         print(f"## {title}\n\n{section(folders)}")
 

@@ -64,12 +64,13 @@ page_says "... LoRA, whose first loss is compared" '^\| ours \| LoRA of rank 16 
 page_says "... and its text has tokens a second" '^\| ours \| [0-9.]+ \| [0-9.,]+ \| [0-9.e,-]+ \| [0-9]+ \|'
 page_says "a kernel that ncu looked at has its numbers, a - where ncu has none" '^\| attention_backward B 8 T 1024 NH 12 \| `flash_backward_kernel<64, 2>` \| 2.5 \| 41.25 \| - \| - \| - \| - \| - \| 234 \|$'
 page_says "a step's kernels, its own alone, by their sums" '^\| `layernorm_kernel<4>` \| 2 \| 7.8 \| 0.02 \| [0-9.]+ \|$'
-for stage in build tests sanitizer ops profile steps qwen; do page_says "stage $stage is recorded" "^\| $stage \| ok \|"; done
+page_says "every trainer has a row" '^\| train_qwen3 \| tiny B 2 T 16 \| [0-9.]+[kM] \| [0-9.,]+ \| [0-9.,]+ \| [0-9.]+ to [0-9.]+ \|$'
+for stage in build tests sanitizer ops profile steps trainers qwen; do page_says "stage $stage is recorded" "^\| $stage \| ok \|"; done
 awk '/^\|/ { cells = gsub(/[^\\]\|/, ""); if (before && cells != before) { print NR ": " $0; bad = 1 } before = cells; next }
      { before = 0 } END { exit bad }' "$work/r/report.md" >"$work/cells"
 verdict $? "every row of a table has as many cells as the row before" "$(<"$work/cells")"
-[ "$(find "$work/r" -type f ! -name report.md | wc -l)" -le 9 ]
-verdict $? "at most nine files carry everything home" "$(ls "$work/r")"
+[ "$(find "$work/r" -type f ! -name report.md | wc -l)" -le 10 ]
+verdict $? "at most ten files carry everything home" "$(ls "$work/r")"
 cp "$work/r/report.md" "$work/first"
 gpu_check --rehearse --results "$work/r" report
 cmp -s "$work/first" "$work/r/report.md"
@@ -92,11 +93,12 @@ for call in 1 2 3; do
     verdict $status "call $call ends with status 0" "$(tail -n 20 "$work/out")"
 done
 built() { cut -f 1,2 "$work/call$1/build.tsv" | tr '\t\n' ' ,'; }
-check "a call builds only what it runs" test "$(built 1)$(built 2)$(built 3)" = "bf16 test_gelu,bf16 test_layernorm,exact test_gelu,exact test_layernorm,bf16 train_gpt2,bf16 train_moe,bf16 bench/gpu_ops,bf16 bench/gated_delta,bf16 train_qwen3,bf16 bench/gpu_ops,"
+check "a call builds only what it runs" test "$(built 1)$(built 2)$(built 3)" = "bf16 test_gelu,bf16 test_layernorm,exact test_gelu,exact test_layernorm,bf16 train_gpt2,bf16 train_moe,bf16 bench/gpu_ops,bf16 bench/gated_delta,bf16 train_gpt2,bf16 train_moe,bf16 train_qwen3,bf16 bench/gpu_ops,"
 check "the tools that may not be missed come first" test "$(grep -m 2 -oE '^# (mem|race)check bf16 test_[a-z]+' "$work/call1/log.txt" | sort | tr '\n' ,)" = "# memcheck bf16 test_layernorm,# racecheck bf16 test_layernorm,"
 gpu_check --rehearse --results "$work/call1" --and "$work/call2" --and "$work/call3" report
 cp "$work/call1/report.md" "$work/r/report.md"
-for stage in build tests sanitizer ops profile steps qwen; do page_says "three calls: stage $stage is on the page" "^\| $stage \| ok \|"; done
+page_says "every trainer has a row" '^\| train_qwen3 \| tiny B 2 T 16 \| [0-9.]+[kM] \| [0-9.,]+ \| [0-9.,]+ \| [0-9.]+ to [0-9.]+ \|$'
+for stage in build tests sanitizer ops profile steps trainers qwen; do page_says "three calls: stage $stage is on the page" "^\| $stage \| ok \|"; done
 
 mkdir "$work/llm.c"
 printf '#!/bin/sh\nfor i in 90.00 80.00 12.50 13.00; do echo "step    1/4 | loss 5.5 (+nanz)| norm 1 (+nanz)| lr 3e-04 | $i ms | 1.0%% bf16 MFU | 9 tok/s"; done\n' >"$work/llm.c/train_gpt2cu"
