@@ -11,12 +11,14 @@ changes one thing; main checks every step against crossentropy_fused_ref and, on
               them, and only the first of three passes reads from memory
     4 online  maximum and sum in one pass: two passes instead of three                                 8   not measured
     5 bf16    half the bytes, and all rows in work fit in L2                                           4   not measured
-    6 packs   16 bytes a load, 8 columns for one maximum. Lives in llmc/ops/crossentropy.h             4   not measured
-    7 kept    the row stays in shared memory: the second pass does not even ask L2. It needs           4   not measured
-              100 KB a block: two fit on a multiprocessor of an H100, one on an A100's
+    6 packs   16 bytes a load, 8 columns for one maximum                                               4   not measured
+    7 kept    all of the row sets out for shared memory at once: loads wait for nothing, and the       4   0.420 ms,
+              second pass does not even ask L2. It needs 100 KB a block: two fit on a                      3.9 TB/s
+              multiprocessor of an H100, one on an A100's. Lives in llmc/ops/crossentropy.h
 
 Bytes are those that memory itself moves. The limit on an H200: 4.8 TB/s, 0.34 ms for 412 million logits of 4 bytes. Two
-exponentials a logit, 16 a clock and multiprocessor, take two thirds of that: they must overlap with the loads.
+exponentials a logit, 16 a clock and multiprocessor, take two thirds of that: they must overlap with the loads. A copy
+reaches 4.2 TB/s. Times are of 2026-11-28.
     make build/nvcc-sm_90-bf16/cuda/crossentropy && build/nvcc-sm_90-bf16/cuda/crossentropy
     under dev/simt: only the checks
 */
@@ -153,54 +155,22 @@ static void online_bf16(const Classifier* c, const Device* dev) {
     online_kernel<<<c->N, BLOCK, 0, dev->stream>>>(c->losses, c->logits_bf16, c->targets, c->dloss, c->V, c->Vp);
 }
 
-// ---- 6: packs; the winner lives in llmc/ops/crossentropy.h. In float, too ----
+// ---- 6: packs, the kernel of llmc/ops/crossentropy.h that keeps no column. In float, too. Vp divides into packs ----
 
-static void packs_float(const Classifier* c, const Device* dev) {
-    crossentropy_fused(c->losses, c->logits, c->targets, c->dloss, 1, c->N, c->V, c->Vp, dev);
+template <typename X>
+static void packs_of(X* logits, const Classifier* c, const Device* dev) {
+    const int W = pack_width<X>();
+    crossentropy_kernel<WRITE_GRADIENT, W><<<c->N, crossentropy_threads_(c->Vp / W), 0, dev->stream>>>(
+        c->losses, logits, logits, c->targets, c->dloss, c->V, c->Vp, 0);
 }
 
-static void packs(const Classifier* c, const Device* dev) {
-    crossentropy_fused(c->losses, c->logits_bf16, c->targets, c->dloss, 1, c->N, c->V, c->Vp, dev);
-}
+static void packs_float(const Classifier* c, const Device* dev) { packs_of(c->logits, c, dev); }
+static void packs(const Classifier* c, const Device* dev) { packs_of(c->logits_bf16, c, dev); }
 
-// ---- 7: packs, and the first pass leaves the row in shared memory. Each thread reads only what it wrote there
-//      itself ----
-
-enum { PACK = 8 };
-
-// block is (BLOCK); Vp is a multiple of PACK; shared memory for a row
-__global__ void kept_kernel(float* losses, __nv_bfloat16* logits, const int* targets, float dloss, int V, int Vp) {
-    extern __shared__ __align__(16) __nv_bfloat16 shared_row[];
-    const int n = gridDim.x - 1 - blockIdx.x, target = targets[n];
-    __nv_bfloat16* x = logits + (size_t)n * Vp;
-    float max = -10000.0f, sum = 0.0f;
-    for (int v = PACK * threadIdx.x; v < Vp; v += PACK * BLOCK) {
-        Pack<__nv_bfloat16, PACK> pack = pack_load<PACK>(x + v);
-        float larger = max;
-        for (int i = 0; i < PACK; i++) { larger = v + i < V ? fmaxf(larger, to_float(pack.x[i])) : larger; }
-        sum *= kernel_exp(max - larger);
-        for (int i = 0; i < PACK; i++) { sum += v + i < V ? kernel_exp(to_float(pack.x[i]) - larger) : 0.0f; }
-        max = larger;
-        pack_store(shared_row + v, pack);
-    }
-    const float row_maximum = block_max(max);
-    sum = block_sum(sum * kernel_exp(max - row_maximum));
-    if (threadIdx.x == 0) { losses[n] = -fm_log(kernel_exp(to_float(shared_row[target]) - row_maximum) / sum); }
-    const float scale = 1.0f / sum;
-    for (int v = PACK * threadIdx.x; v < Vp; v += PACK * BLOCK) {
-        Pack<__nv_bfloat16, PACK> pack = pack_load<PACK>(shared_row + v);
-        for (int i = 0; i < PACK; i++) {
-            const float p = v + i < V ? kernel_exp(to_float(pack.x[i]) - row_maximum) * scale : 0.0f;
-            pack.x[i] = from_float<__nv_bfloat16>((p - (v + i == target ? 1.0f : 0.0f)) * dloss);
-        }
-        pack_store(x + v, pack);
-    }
-}
+// ---- 7: the same kernel keeps all columns; the winner, in llmc/ops/crossentropy.h ----
 
 static void kept(const Classifier* c, const Device* dev) {
-    const int n_bytes = (int)sizeof(__nv_bfloat16) * c->Vp;
-    cudaCheck(cudaFuncSetAttribute(kept_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
-    kept_kernel<<<c->N, BLOCK, n_bytes, dev->stream>>>(c->losses, c->logits_bf16, c->targets, c->dloss, c->V, c->Vp);
+    crossentropy_fused(c->losses, c->logits_bf16, c->targets, c->dloss, 1, c->N, c->V, c->Vp, dev);
 }
 
 // ---- check and time ----
