@@ -877,11 +877,18 @@ static inline NormSum dp_norm_pass_(Comm* world, NormSum own,
     device_upload(room, &own, sizeof own, dev);
     for (int k = 0; k < n; k++) {
         const DataParallel* s = of[k].dp;
+        const float *begin = NULL, *end = NULL;  // neighbours in memory make one pass: few tensors fill a GPU
         for (int i = 0; i < s->n_stretches; i++) {
             const Part part = dp_part(s, s->rank, i);
             if (part.n == 0 || part.tensor->is_copy) { continue; }
-            pass(room, of[k].grads + part_at(s->reduced[i], part.first), part.n, dev);
+            const float* g = of[k].grads + part_at(s->reduced[i], part.first);
+            if (g != end) {
+                pass(room, begin, (size_t)(end - begin), dev);
+                begin = g;
+            }
+            end = g + part.n;
         }
+        pass(room, begin, (size_t)(end - begin), dev);
     }
     comm_sync_device(world, dev, HERE);
     device_download(&own, room, sizeof own, dev);
