@@ -7,6 +7,7 @@
 #     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
 #     go, refuse, last                of a script that runs one trainer: a run, options that are refused, a run's newest checkpoint
 #     le BYTES NUMBER...              numbers as a binary file has them
+#     in_turn                         of a long list: is it this line's turn? SHARE=K/N: of N lines that ask one after another the K-th's
 # `quick` as a script's first argument: its most telling promises of each kind, for `make test`; is_quick asks for it.
 set -u
 export LC_ALL=C
@@ -79,6 +80,14 @@ refuse() {  # PROMISE TEXT OPTION...
 last() { printf '%s\n' "$1"/step_*[0-9] | tail -n 1; }  # RUN: its newest checkpoint
 
 # ---- files and the end ----
+
+n_asked=0
+in_turn() {
+    local k=0 n=1
+    if [ -n "${SHARE-}" ]; then IFS=/ read -r k n <<<"$SHARE"; fi
+    n_asked=$((n_asked + 1))
+    [ $((n_asked % n)) = "$k" ]
+}
 
 le() {  # BYTES NUMBER...: little-endian
     local size=$1 text="" number i

@@ -470,6 +470,7 @@ write_configs() {  # LAYERS EXPERTS LAYERS_WITHOUT_EXPERTS
 on_ranks() {  # TRAINER DIVIDED PROMISE "RANKS/SIZE[/MORE] ..." OPTION...
     local program=${!1} divided=$2 promise=$3 grids=$4 grid ranks size more status
     shift 4
+    in_turn || return
     rm -rf one
     timeout 60 "$program" "${run[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
     for grid in $grids; do
@@ -489,6 +490,7 @@ kib() { sed -nE "s/.*$1 ([0-9.]+) ([KM])iB.*/\1 \2/p" out | tail -n 1 | awk '{ p
 sends() {  # TRAINER "ROW|ROW" RANKS OPTION...
     local program=${!1} ranks=$3 rows="memory: parameters|  gradients, moments|  activations|  workspace, rest|  sent per update|$2"
     shift 3
+    in_turn || return
     local all=("${run[@]}" --eval-every 0 --sample-every 0 --save-every 0 "$@")
     rm -rf sent
     COMM_CHECK=0 timeout 60 "$launch" -n $ranks "$program" "${all[@]}" --run sent >out 2>err </dev/null

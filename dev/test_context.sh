@@ -77,6 +77,7 @@ shared() {
     local trainer=${!1} promise=$2 grids=$3 grid ranks size more status first=""
     local few=(--steps ${steps:-10} --sample-every ${steps:-10})
     shift 3
+    in_turn || return
     rm -rf one
     timeout 60 "$trainer" "${run[@]}" "${few[@]}" "$@" --run one >out 2>err || verdict 1 "$promise: alone" "$(tail -n 1 err)"
     for grid in $grids; do
@@ -281,7 +282,7 @@ sends gpt2 "  keys sent|positions" 2 --cp 2 --cp-by heads --config gpt2.json
 sends qwen "  keys sent|positions" 4 --cp 4 --cp-by ring --recompute 3 --config tied.json
 sends gpt2 "  keys sent|positions" 2 --cp 2 --cp-by ring --config gpt2.json
 sends moe "  keys sent|positions" 4 --cp 2 --config experts.json
-sends mamba "  states sent|positions" 4 --cp 2 "${tiny[@]}"
+SHARE="" sends mamba "  states sent|positions" 4 --cp 2 "${tiny[@]}"
 check "... and back, and for how long ranks wait: 1 of 3 + 1 layers" test "$(grep -cE '^\| +idle +\| 25% of an update' out) $(tr -d '|\n' <out | tr -s ' ' | grep -c 'all but the last, [0-9.]* KiB back by all but the first')" = "1 1"
 sends mamba "  states sent|positions" 3 --cp 3 --seq-len 15 --recompute layer --freeze first:1 "${tiny[@]}"
 sends qwen36 "  keys sent|positions" 2 --cp 2 "${chunks[@]}" --config linear.json

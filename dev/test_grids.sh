@@ -92,6 +92,7 @@ sends_as_said() {
 
 # dense TRAINER MODEL "GRID ..." OPTION...: and a row of the table
 dense() {
+    in_turn || return
     grids "$@"
     sends_as_said "$@"
     row "$2" "$3" "the same"
@@ -100,6 +101,7 @@ dense() {
 # sparse TRAINER MODEL "GRID ..." ALL OPTION...: ALL is the model all of whose experts are chosen
 sparse() {
     local natural=""
+    in_turn || return
     grids "$1" "$2" "$3" "${@:5}"
     [ $COMM_CHECK = 1 ] || natural="; as its router chooses, within $(printf %.1f%% $furthest)"
     sends_as_said "$1" "$2" "$3" "${@:5}" --config "$4"

@@ -83,6 +83,7 @@ parts() { on_ranks "$1" --tp "${@:2}"; }  # TRAINER PROMISE RANKS/PARTS... OPTIO
 # going_on RANKS/PARTS/STAGES RANKS/PARTS/STAGES: written by these ranks, resumed and exported by those; `whole` is one rank's run
 going_on() {
     local ranks size stages status
+    in_turn || return
     rm -rf several
     IFS=/ read -r ranks size stages <<<"$1"
     timeout 60 "$launch" -n $ranks "$qwen" "${run[@]}" --config tied.json --tp $size --pp $stages --run several >out 2>err </dev/null
@@ -256,20 +257,20 @@ timeout 60 "$qwen36" --config wide_hybrid.json --export-hf hybrid_hf >out 2>err
 timeout 60 "$v4" --config wide_streams.json --export-hf streams_hf >out 2>err
 "$python" "$root/dev/ref/fp4.py" streams_hf release_v4 --release floats && rm -rf floats
 kept() { check "... and the box says so" test "$(boxed matrices "$1 and all else as in the files") $(boxed matrices 'each shared by 2 ranks')" = "1 1"; }
-parts qwen "beside a folder in fp8" "4/2/--pp,2 2/2" --from release8 --lora-rank 3
-kept fp8
-parts qwen "beside one in fp4 and fp8" "4/2/--pp,2 2/2/--recompute,3" --from release4 --lora-rank 3
-kept "fp8, fp4"
-parts qwen36 "Qwen3.6 beside a folder in fp8" "4/2/--ep,4 2/2" --from release36 "${some[@]}" --lora-rank 3
-kept fp8
+parts qwen "beside a folder in fp8" "4/2/--pp,2 2/2" --from release8 --lora-rank 3 &&
+    kept fp8
+parts qwen "beside one in fp4 and fp8" "4/2/--pp,2 2/2/--recompute,3" --from release4 --lora-rank 3 &&
+    kept "fp8, fp4"
+parts qwen36 "Qwen3.6 beside a folder in fp8" "4/2/--ep,4 2/2" --from release36 "${some[@]}" --lora-rank 3 &&
+    kept fp8
 parts v4 "DeepSeek V4 beside a base in bf16" "4/4" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype bf16
 parts v4 "... in fp8, --act-fp8 1" "2/2" --config wide_streams.json "${some[@]}" "${in_groups[@]}" --base-dtype fp8 --act-fp8 1
-parts v4 "... a folder in fp4 and fp8" "4/2/--ep,4,--recompute,3 8/2/--pp,2" --from release_v4 "${some[@]}" "${in_groups[@]}"
-kept "fp8, fp4"
+parts v4 "... a folder in fp4 and fp8" "4/2/--ep,4,--recompute,3 8/2/--pp,2" --from release_v4 "${some[@]}" "${in_groups[@]}" &&
+    kept "fp8, fp4"
 timeout 60 "$glm" --config wide_glm.json --export-hf glm_hf >out 2>err
 "$python" "$root/dev/ref/fp8.py" glm_hf release_glm --release floats && rm -rf floats
-parts glm "GLM-5 beside a folder in fp8, --act-fp8 1" "8/4/--pp,2 4/2/--ep,4,--recompute,3" --from release_glm "${some[@]}" --lora-rank 3 --act-fp8 1
-kept fp8
+parts glm "GLM-5 beside a folder in fp8, --act-fp8 1" "8/4/--pp,2 4/2/--ep,4,--recompute,3" --from release_glm "${some[@]}" --lora-rank 3 --act-fp8 1 &&
+    kept fp8
 merge=("${run[@]}" --from release8 --lora-rank 3 --merge 1)
 timeout 60 "$qwen" "${merge[@]}" --run adapter --export-hf merged >out 2>err
 rm -rf several
