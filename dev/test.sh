@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, about eight minutes on 2 cores
-#     dev/test.sh rest               `make test-all`: all the rest, about an hour. .ci/run does both
+#     dev/test.sh quick              `make test`: what a person waits for, about six minutes on 2 cores
+#     dev/test.sh rest               `make test-all`: the rest, most of an hour; of long lists that are seldom red a commit's share
+#     dev/test.sh all                the rest, and all of each list: two hours
+#     dev/test.sh ci                 quick, then rest, as .ci/run: what rest runs in full, quick leaves but for a third
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -29,6 +31,12 @@ skip() {  # NAME WHY
 # no_time_is_left NAME: then it is skipped
 no_time_is_left() { [ "$(date +%s)" -ge "$until" ] && skip "$1" "no time is left"; }
 
+# cpu_seconds FILE: of what this shell has started and waited for; FILE is scratch, for `times` in a pipe says another shell's
+cpu_seconds() {
+    times >"$1"  # of this shell; of what it has started: 1m2.345s 0m6.789s
+    tail -n 1 "$1" | tr ms '  ' | awk '{ print 60 * ($1 + $3) + $2 + $4 }'
+}
+
 # part NAME COMMAND...: run it when fewer than at_once others run, then show what it prints and add its count
 part() {
     while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do finish_part; done
@@ -43,8 +51,7 @@ part() {
         timeout -k 10 $((left < longest ? left : longest)) "$@" >"$result.output" 2>&1
         status=$?
         if [ $status = 124 ] || [ $status = 137 ]; then echo "stopped after $((SECONDS - start)) s" >>"$result.output"; fi
-        times >"$result.times"  # of this shell; of what it has started: 1m2.345s 0m6.789s
-        echo "$status $((SECONDS - start)) $(tail -n 1 "$result.times" | tr ms '  ' | awk '{ print 60 * ($1 + $3) + $2 + $4 }')" >"$result.status"
+        echo "$status $((SECONDS - start)) $(cpu_seconds "$result.times")" >"$result.status"
     } &
 }
 
@@ -103,26 +110,27 @@ build_and_run() {
     if make_all "$folder" $variables $(printf "$folder/%s " $tests); then programs $(printf "$folder/%s " $tests); fi
 }
 
-# simt exact|fast [TEST...]: the CUDA kernels on this CPU, as their exact or their fast build, without these tests. Whole
-# models and ranks run in one order of threads: races of kernels are found by the tests of their ops
+# without NAMES NAME...: the names that are not among NAMES
+without() { printf '%s\n' "${@:2}" | grep -vxF "$(printf '%s\n' $1)"; }
+
+# simt exact|fast OPS LONG: the CUDA kernels on this CPU, as their exact or their fast build. Whole models and ranks run in
+# one order of threads: races of kernels are found by the tests of their ops
 simt() {
-    local build=$1 long tests
-    shift
-    long=$(make -s simt_long_tests | tr ' ' '\n' | grep -vxF "$(printf '%s\n' "$@")")
-    tests=$(make -s simt_tests | tr ' ' '\n' | grep -vxF "$(printf '%s\n' "$@" $long)")
-    make_all "dev/simt, $build" $(printf "build/simt-$build/%s " $long $tests) || return
-    programs $(printf "build/simt-$build/%s " $tests)
-    SIMT_ORDERS=1 programs $(printf "build/simt-$build/%s " $long)
+    make_all "dev/simt, $1" $(printf "build/simt-$1/%s " $2 $3) || return
+    programs $(printf "build/simt-$1/%s " $2)
+    SIMT_ORDERS=1 programs $(printf "build/simt-$1/%s " $3)
 }
 
 # make_all NAME ARGUMENT...: make them all, or say that something does not build
 make_all() {
-    local name=$1 start=$SECONDS
+    local name=$1 start=$SECONDS status
     shift
     if no_time_is_left "building: $name"; then return 1; fi
     echo "building: $name"
-    if make -s -j"$jobs" "$@"; then
-        echo "... built in $((SECONDS - start)) s"
+    (make -s -j"$jobs" "$@"; status=$?; cpu_seconds "$work/times" >"$work/cpu"; exit $status)
+    status=$?
+    if [ $status = 0 ]; then
+        printf '... built in %d s, %.0f of a core\n' $((SECONDS - start)) "$(cat "$work/cpu")"
         return
     fi
     failed=$((failed + 1))
@@ -132,7 +140,7 @@ make_all() {
 
 # what scripts share; build_shared PROGRAM...: and these
 build_shared() {
-    local trainers="train_gpt2 train_mamba_hpn train_bigram train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5"
+    local trainers="train_gpt2 train_mamba_hpn train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5"
     make_all "trainers and tools" $(printf "$(make -s folder)/%s " $trainers tools/inspect tools/tokenize launch train_gpt2_faults "$@")
 }
 
@@ -144,27 +152,47 @@ op_tests() {
     echo test_block_matmul test_fmath
 }
 
+# commit_of N: a number 0 to N - 1, another one for most commits: which of N shares is tested where not all of them are
+commit_of() { echo $((16#$(git rev-parse --short=6 HEAD 2>/dev/null || echo 0) % $1)); }
+
+# share N NAME...: of names that are seldom red one in N, others for most commits; all of them where all are asked for
+is_all=0
+share() {
+    if [ $is_all = 1 ]; then printf '%s\n' "${@:2}"; else printf '%s\n' "${@:2}" | sed -n "$(($(commit_of $1) + 1))~$1p"; fi
+}
+# half COMMAND...: the same of lines in a script's lists (in_turn of promises.sh)
+half() { if [ $is_all = 1 ]; then "$@"; else SHARE=$(commit_of 2)/2 "$@"; fi; }
+
+# shortly NAME SCRIPT...: the script's quick mode. Where rest follows, which runs all of it, a third of them have their turn
+rest_follows=0
+n_shortly=0
+shortly() {
+    n_shortly=$((n_shortly + 1))
+    [ $rest_follows = 1 ] && [ $((n_shortly % 3)) != "$(commit_of 3)" ] && return
+    part "$1, quick" "$2" quick "${@:3}"
+}
+
 # every test, and of the scripts that show what a user meets their most telling promises: by programs that compile in a
 # quarter of the time and have the same bits, as matrix shows, where what ships has its turn
 quick() {
     export OPT=-Og
     build_and_run ""
     build_shared
-    at_once=$((jobs + 1))  # scripts wait for disks, for ranks and for what they have killed
+    at_once=$((jobs + 2))  # scripts wait for disks, for ranks and for what they have killed
     # the longest first, so that all cores are busy to the end
-    part "train_qwen36, quick" dev/test_qwen36.sh quick
-    part "train_qwen3, quick" dev/test_qwen.sh quick
-    part "train_deepseek_v4, quick" dev/test_deepseek_v4.sh quick
-    part "train_glm5, quick" dev/test_glm5.sh quick
-    part "several ranks, quick" dev/test_ranks.sh quick
-    part "command line and runs, quick" dev/test_cli.sh quick
-    part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
+    shortly "train_qwen3" dev/test_qwen.sh
+    shortly "several ranks" dev/test_ranks.sh
+    shortly "train_qwen36" dev/test_qwen36.sh
     part "tools: inspect, tokenize, plot" dev/test_tools.sh
-    part "train_mamba_hpn, quick" dev/test_mamba.sh quick
-    part "train_moe, quick" dev/test_moe.sh quick presets bits files
+    shortly "command line and runs" dev/test_cli.sh
+    shortly "train_deepseek_v4" dev/test_deepseek_v4.sh
     part "conversations: data, chat" dev/test_sft.sh data chat
-    part "checkpoints and faults, quick" dev/test_faults.sh quick
-    part "layers on several ranks, quick" dev/test_stages.sh quick
+    part "mistakes of users, as doc/mistakes.md says" dev/mistakes.sh
+    shortly "train_glm5" dev/test_glm5.sh
+    shortly "train_mamba_hpn" dev/test_mamba.sh
+    shortly "train_moe" dev/test_moe.sh presets bits files
+    shortly "checkpoints and faults" dev/test_faults.sh
+    shortly "layers on several ranks" dev/test_stages.sh
     part "what make builds anew" dev/test_make.sh
     part "dashboard: what is served, and to whom" $python dev/tools/test_dashboard.py
     part "rewriting of launches" dev/simt/test_rewrite.py
@@ -176,38 +204,42 @@ quick() {
     part "documents name the right lines" $python dev/check_docs.py
     part "scripts parse" bash -c 'for script in .ci/run dev/*.sh dev/*/*.sh; do bash -n "$script" || exit 1; done'
     finish_parts
+    unset OPT
+    at_once=$jobs
 }
 
-# The same bits from other compilers, vector widths and levels of optimisation; a build for each. Vectors are written as
-# such, so other widths are the same code at -Og, too
+# The same bits from other compilers, vector widths and levels of optimisation; a build for each, half of them at a commit.
+# Vectors are written as such, so other widths are the same code at -Og, too
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
     local models="test_mamba_hpn test_moe test_qwen3 test_qwen36 test_deepseek_v4 test_glm5"  # which hold all their other ops too
-    build_and_run "" test_gpt2 $models
-    models+=" test_selective_scan test_router"
-    build_and_run "OMP=0 OPT=-Og" test_gpt2 test_matmul test_attention
-    if grep -qm1 avx512f /proc/cpuinfo; then build_and_run "ARCH=x86-64-v3 OPT=-Og" $bits $models; fi  # else native has its width
-    build_and_run "ARCH=x86-64 OPT=-Og" $bits $models
-    for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done
-    need clang "clang" || return
-    build_and_run "CC=clang OPT=-O1" $bits test_mamba_hpn test_qwen36 test_deepseek_v4  # the most ops; 40 s of compiler each
-    build_and_run "CC=clang ARCH=x86-64 OPT=-O1" $bits
+    local row opt
+    for row in $(share 2 models clang v3 x86-64 levels clang-x86-64 serial); do
+        case $row in
+            models) build_and_run "" test_gpt2 $models ;;
+            v3)  # else native has its width
+                if grep -qm1 avx512f /proc/cpuinfo; then build_and_run "ARCH=x86-64-v3 OPT=-Og" $bits $models test_selective_scan test_router; fi ;;
+            x86-64) build_and_run "ARCH=x86-64 OPT=-Og" $bits $models test_selective_scan test_router ;;
+            levels) for opt in -O0 -O2; do build_and_run "OPT=$opt" test_gpt2 test_fmath; done ;;
+            serial) build_and_run "OMP=0 OPT=-Og" test_gpt2 test_matmul test_attention ;;
+            clang)  # the most ops; 40 s of compiler each
+                if need clang "clang"; then build_and_run "CC=clang OPT=-O1" $bits test_mamba_hpn test_qwen36 test_deepseek_v4; fi ;;
+            clang-x86-64) if need clang "clang, x86-64"; then build_and_run "CC=clang ARCH=x86-64 OPT=-O1" $bits; fi ;;
+        esac
+    done
 }
-
-# commit_of N: a number 0 to N - 1, another one for most commits: which of N shares is tested where not all of them are
-commit_of() { echo $((16#$(git rev-parse --short=6 HEAD 2>/dev/null || echo 0) % $1)); }
 
 # what quick leaves: other builds, in full every script that has a quick mode, programs for GPUs, tests of the tests; last
 # what a slow machine may leave out
 rest() {
-    build_and_run "" $(op_tests)
-    build_and_run "ASAN=1 OPT=-Og"
-    simt exact
+    local long ops
+    long=$(make -s simt_long_tests)
+    ops=$(without "$long" $(make -s simt_tests))
+    simt exact "$ops" "$(share 2 $long)"
+    build_and_run "ASAN=1 OPT=-Og" $(share 2 $(basename -s .c test_*.c))
     make_all "what ships" $(printf "$(make -s folder)/%s " train_gpt2 train_mamba_hpn train_gpt2_faults tools/inspect tools/tokenize launch)
     finish_parts  # scripts measure time and memory
     at_once=$((jobs + 1))
-    part "headers: each alone as C11, all as C++17" dev/check_headers.sh
-    part "golden files are what the reference writes" dev/check_golden.sh
     part "command line and runs" dev/test_cli.sh
     part "checkpoints and faults" env STRIDE=5 KILLS=100 dev/test_faults.sh  # all of them: dev/faults/campaign.sh
     part "attacks on a run" dev/attacks.sh
@@ -215,7 +247,7 @@ rest() {
     part "strangers at the ports of a run" $python dev/faults/strangers.py
     part "train_mamba_hpn, every option and file" dev/test_mamba.sh
     export OPT=-Og  # of quick; their kernels at -O3 have their turn in matrix
-    build_shared train_moe_faults train_glm5_faults
+    build_shared train_bigram train_moe_faults train_glm5_faults
     part "ranks on several machines" dev/test_machines.sh
     part "train_bigram.c, as its page says" dev/test_example.sh
     part "train_moe, every option and file" dev/test_moe.sh
@@ -229,13 +261,15 @@ rest() {
     part "train_glm5, every option and file" dev/test_glm5.sh
     part "train_glm5, files" dev/test_glm5_files.sh
     part "train_glm5, checkpoints and faults, quick" env TRAINER=train_glm5 dev/test_faults.sh quick
-    part "layers on several ranks" dev/test_stages.sh
-    part "matrices on several ranks" dev/test_parts.sh
-    part "positions on several ranks" dev/test_context.sh
-    part "three ways to share on 8 ranks" dev/test_grids.sh
-    part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
+    half part "layers on several ranks" dev/test_stages.sh
+    half part "matrices on several ranks" dev/test_parts.sh
+    half part "positions on several ranks" dev/test_context.sh
+    half part "three ways to share on 8 ranks" dev/test_grids.sh
+    half part "train_gpt2.cu, its kernels on this CPU" dev/test_gpus.sh
     part "bases in fp8 on GPUs, on this CPU" dev/test_gpu_bases.sh
     part "dev/gpu_check.sh, rehearsed" dev/test_gpu_check.sh
+    part "headers: each alone as C11, all as C++17" dev/check_headers.sh
+    part "golden files are what the reference writes" dev/check_golden.sh $(share 3 $(dev/check_golden.sh names))
     finish_parts
     unset OPT
     if need_nvcc "CUDA programs"; then
@@ -243,27 +277,30 @@ rest() {
         part "trainers for sm_90, bf16" make -s -j"$jobs" cuda_trainers CUDA_ARCH=sm_90 NVCC_OPT=-O0
         finish_parts
         exact=(CUDA_ARCH=sm_90 PRECISION=exact NVCC_OPT=-O0)
-        part "a third of the tests for sm_90, exact" make -s -j"$jobs" "${exact[@]}" \
-            $(make -s simt_tests | tr ' ' '\n' | grep -v '^test_simt$' | sed -n "$(($(commit_of 3) + 1))~3s#^#$(make -s cuda_folder "${exact[@]}")/#p")
+        part "tests for sm_90, exact" make -s -j"$jobs" "${exact[@]}" \
+            $(printf "$(make -s cuda_folder "${exact[@]}")/%s " $(share 3 $(without test_simt $(make -s simt_tests))))
         finish_parts
         part "kernels for sm_90: none spills" make -s ptxas PTXAS_OPTIONS="--check --archs sm_90"
     fi
+    # without those which skip most, as bits are of the exact build, or compute nothing
+    simt fast "$(share 2 $ops)" "$(share 2 $(without "test_moe test_qwen3 test_deepseek_v4 test_glm5 test_comm test_shared_matrices" $long))"
+    build_and_run "" $(share 2 $(op_tests))
     matrix
-    # those which skip most, as bits are of the exact build, or compute nothing
-    simt fast test_moe test_qwen3 test_deepseek_v4 test_glm5 test_comm test_shared_matrices
     finish_parts
     part "what is broken on purpose finds its place" dev/mutate.sh --places
     # it keeps every core busy by itself
-    part "a sixth of what is broken on purpose" dev/mutate.sh --sixth $(commit_of 6)
+    part "what is broken on purpose turns a test red" dev/mutate.sh $([ $is_all = 1 ] || echo --sixth $(commit_of 6))
     finish_parts
-    part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 1000
+    part "tokenizer against Hugging Face tokenizers" $python dev/ref/check_tokenizer.py --strings 300
     part "images against Pillow and transformers" $python dev/ref/check_images.py --files 200
 }
 
 case ${1-} in
     check) programs "${@:2}" ;;
     quick | rest) $1 ;;
-    *) echo "test.sh: expected check, quick or rest, found \"${1-}\"" >&2; exit 2 ;;
+    all) is_all=1; rest ;;
+    ci) rest_follows=1; quick; rest ;;
+    *) echo "test.sh: expected check, quick, rest, all or ci, found \"${1-}\"" >&2; exit 2 ;;
 esac
 finish_parts
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
