@@ -48,7 +48,7 @@ typedef struct {
 
 #ifdef __CUDACC__
 // Calls that a library or a kernel for tensor cores did not take, so that a plain kernel of ours did, some 20 times
-// slower; and what the first of them was
+// slower, or one in fp8 bf16; and what the first of them was
 typedef struct {
     int64_t n;
     char first[80];
