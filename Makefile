@@ -427,6 +427,11 @@ $(foreach build,$(SIMT_BUILDS),$(eval $(call SIMT_RULES,$(build))))
 
 -include $(wildcard build/simt-*/*.d build/simt-*/*/*.d)
 
+# what dev/cuda, dev/bench and tests say in a fast build compiles, as far as a compiler reads without writing a program
+CUDA_SOURCES = $(wildcard dev/cuda/*.cu dev/bench/*.cu) $(CUDA_TESTS:%=%.c)
+cuda_syntax: $(CUDA_SOURCES:%=build/simt/src/%) | $(SIMT_HEADERS)
+	@for source in $^; do g++ $(SIMT_FLAGS) -O0 -fsyntax-only $$source || exit 1; done
+
 simt: $(SIMT_PROGRAMS)
 test-simt: $(SIMT_PROGRAMS)
 	@dev/test.sh check $^ dev/simt/test_rewrite.py
@@ -459,5 +464,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_tests cuda_trainers cuda_folder cuda_names ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests simt_long_tests
+    setup-cuda cuda cuda_programs cuda_tests cuda_trainers cuda_folder cuda_names cuda_syntax ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests simt_long_tests
 .DELETE_ON_ERROR:

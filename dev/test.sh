@@ -284,6 +284,8 @@ rest() {
     fi
     # without those which skip most, as bits are of the exact build, or compute nothing
     simt fast "$(share 2 $ops)" "$(share 2 $(without "test_moe test_qwen3 test_deepseek_v4 test_glm5 test_comm test_shared_matrices" $long))"
+    part "staircases, benchmarks and tests compile as CUDA" make -s cuda_syntax \
+        CUDA_SOURCES="$(echo $(share 3 dev/cuda/*.cu dev/bench/*.cu $(printf '%s.c ' $(without test_simt $ops $long))))"
     build_and_run "" $(share 2 $(op_tests))
     matrix
     finish_parts

@@ -33,6 +33,7 @@ is to be expected.
     under dev/simt (build/simt-fast/cuda/sparse_attention): only the checks
 */
 #include "llmc/ops/sparse_attention.h"  // sparse_attention_forward, sparse_attention_forward_ref, flash_sparse_forward
+#include "llmc/ops/tile_rows.h"         // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_scale, tile_rows_store
 #include "llmc/test/test.h"             // random_array, to_device_as, check
 
 enum { D = 512, LANE_CHANNELS = D / WARP };  // channels of a head, and those of a lane in step 2
@@ -138,7 +139,7 @@ static void shared_keys(const Layer* l, const Device* dev) {
                              &l->places, &l->w, dev);
 }
 
-// ---- 4: tensor cores, with the parts of flash_sparse.h; each chunk of 64 keys is waited for ----
+// ---- 4: tensor cores, with the parts of tile_rows.h; each chunk of 64 keys is waited for ----
 
 // block is (FLASH_SPARSE_THREADS), grid (N, tiles of heads). shared memory: queries, keys, dots
 __global__ void __launch_bounds__(FLASH_SPARSE_THREADS)
@@ -149,7 +150,7 @@ tensor_cores_kernel(bf16* out, const float* sinks, SparseInputsOf<bf16> in) {
     __shared__ float factors[HEADS];
     bf16 *q_tile = tiles, *keys = q_tile + HEADS * D;
     float* dots = (float*)(keys + KEYS * D);
-    const int warp = threadIdx.x / WARP, head = blockIdx.y * HEADS, h = flash_sparse_row_();
+    const int warp = threadIdx.x / WARP, head = blockIdx.y * HEADS, h = tile_rows_row();
     const int n_heads = min(HEADS, in.s.H - head), is_first = threadIdx.x % 4 == 0;
     const size_t row = (size_t)blockIdx.x * in.s.H + head;
     const SparseSeen see = sparse_seen_(in, blockIdx.x);
@@ -165,23 +166,23 @@ tensor_cores_kernel(bf16* out, const float* sinks, SparseInputsOf<bf16> in) {
         flash_sparse_load_<D>(keys, chunk, D);
         cp_async_wait<0>();
         __syncthreads();
-        flash_sparse_dots_<D, KEYS>(dots + warp % 2 * HEADS * KEYS, q_tile, warp / 4 * 32, keys, warp / 2 % 2 * 32,
-                                    warp % 2);
+        tile_rows_dots<D, KEYS>(dots + warp % 2 * HEADS * KEYS, q_tile, warp / 4 * 32, keys, warp / 2 % 2 * 32,
+                                warp % 2);
         __syncthreads();
-        flash_sparse_read_<KEYS>(x, dots);
+        tile_rows_read<KEYS>(x, dots);
         const float shrink = flash_sparse_weights_(x, &top, &total, see.n_keys - k0, in.s.scale);
-        flash_sparse_write_<KEYS>(dots, x);
+        tile_rows_write<KEYS>(dots, x);
         if (is_first) { factors[h] = shrink; }
         __syncthreads();
-        flash_sparse_scale_(sums, factors);
+        tile_rows_scale(sums, factors);
         tile_add_product_of<2 * KEYS, D, KEYS / 16, 0>(sums, (bf16*)dots, 0, keys, warp * (D / 64));
     }
     total = tile_quad_sum(total) + expf(sink - top);
     __syncthreads();
     if (is_first) { factors[h] = 1.0f / total; }
     __syncthreads();
-    flash_sparse_scale_(sums, factors);
-    flash_sparse_store_<D>(out + row * D, n_heads, D, q_tile, sums);
+    tile_rows_scale(sums, factors);
+    tile_rows_store<D>(out + row * D, (size_t)D, n_heads, D, q_tile, sums);
 }
 
 static void tensor_cores(const Layer* l, const Device* dev) {
