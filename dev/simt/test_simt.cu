@@ -1,10 +1,11 @@
 /*
 What dev/simt promises: every part of CUDA that llmc/ uses gives the known answer, and every fault planted here is found.
     make build/simt-exact/test_simt && build/simt-exact/test_simt     on the CPU
-    nvcc -x cu -std=c++17 -arch=sm_90 -I. dev/simt/test_simt.cu       the same answers from a GPU, without the planted faults
+    nvcc -x cu -std=c++17 -arch=sm_90 -I. dev/simt/test_simt.cu       the same answers from a GPU, without the planted faults and wgmma
 */
 #include "llmc/core/kernel.h"  // Pack, lane_sum
 #include "llmc/core/mma.h"     // mma_m16n8k16, ldmatrix_x4, cp_async_16
+#include "llmc/core/wgmma.h"   // wgmma_ss, wgmma_rs, smem_descriptor
 #include "llmc/test/test.h"    // check, check_exit, to_device, from_device
 #include <cuda_fp8.h>
 
@@ -342,7 +343,7 @@ static void test_fp8(Test* t) {
     device_free(&dev);
 }
 
-// ---- tensor cores and asynchronous copies ----
+// ---- tensor cores ----
 
 // d (16, 8) = a (16, 16) * b (8, 16)^T, b as a weight, or b (16, 8) where transposed; fragments by ldmatrix
 __global__ void mma_kernel(float* d, const __nv_bfloat16* a, const __nv_bfloat16* b, int transposed) {
@@ -392,6 +393,110 @@ static void test_mma(Test* t) {
     free(b);
     device_free(&dev);
 }
+
+// ---- products of a warpgroup ----
+
+#if defined(SIMT) || defined(WGMMA)
+typedef enum {
+    RIGHT, NO_FENCE, NO_PROXY_FENCE, NO_COMMIT, NO_WAIT, EARLY_READ, EARLY_WRITE, EARLY_OPERAND, EARLY_COPY, SECOND_ROW, BEYOND,
+    ONE_WARP_LESS
+} WgmmaFault;
+
+// rows of 64 elements into a tile of 128-byte rows, chunk c of row r at c ^ (r % 8)
+__device__ static void copy_tile(bf16* tile, const bf16* x, int rows, int stride) {
+    for (int i = threadIdx.x; i < rows * 8; i += WARPGROUP) {
+        int row = i / 8, chunk = i % 8;
+        cp_async_16(tile + row * 64 + (chunk ^ row % 8) * 8, x + row * stride + chunk * 8);
+    }
+    cp_async_commit();
+}
+
+// d (64, 128) = a (64, 64) b (64, 128). Transposed: a holds (k, m), b holds (k, n); else (m, k) and (n, k)
+template <int A_TRANSPOSED, int B_TRANSPOSED, int REGISTERS>
+__global__ void wgmma_kernel(float* d, const bf16* a, const bf16* b, WgmmaFault fault) {
+    extern __shared__ __align__(1024) bf16 wgmma_tiles[];
+    bf16 *a_tile = wgmma_tiles, *b_tile = a_tile + 64 * 64;
+    int lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 + lane / 4;
+    unsigned operands[4][4];
+    for (int i = 0; i < 16; i++) {
+        int m = row + i % 2 * 8, k = 16 * (i / 4) + lane % 4 * 2 + i / 2 % 2 * 8;
+        operands[i / 4][i % 4] = *(const unsigned*)(a + m * 64 + k);
+    }
+    copy_tile(a_tile, a, 64, 64);
+    copy_tile(b_tile, b, B_TRANSPOSED ? 64 : 128, B_TRANSPOSED ? 128 : 64);
+    if (B_TRANSPOSED) { copy_tile(b_tile + 64 * 64, b + 64, 64, 128); }
+    cp_async_wait<0>();
+    if (fault != NO_PROXY_FENCE || threadIdx.x != 77) { fence_proxy_async(); }
+    __syncthreads();
+    if (fault == ONE_WARP_LESS && threadIdx.x < WARP) { return; }
+    uint64_t a_matrix = smem_descriptor(a_tile + (fault == SECOND_ROW ? 64 : 0)),
+             b_matrix = smem_descriptor(b_tile + (fault == BEYOND ? 64 * 64 : 0), 64 * 64 * 2);
+    float sums[1][16][4];
+    if (fault != NO_FENCE) { wgmma_fence(); }
+    #pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint64_t b_now = b_matrix + k * (B_TRANSPOSED ? 2048 : 32) / 16;
+        if (REGISTERS) {
+            wgmma_rs<B_TRANSPOSED>(sums, operands[k], b_now, k > 0);
+        } else {
+            wgmma_ss<A_TRANSPOSED, B_TRANSPOSED>(sums, a_matrix + k * (A_TRANSPOSED ? 2048 : 32) / 16, b_now, k > 0);
+        }
+    }
+    if (fault != NO_COMMIT) { wgmma_commit(); }
+    if (fault == EARLY_COPY) {
+        __syncthreads();
+        copy_tile(b_tile, a, 64, 64);
+    }
+    if (fault == EARLY_READ) { d[threadIdx.x] = sums[0][0][0]; }
+    if (fault == EARLY_WRITE) { sums[0][3][1] = 0.0f; }
+    if (fault == EARLY_OPERAND) { operands[3][2] = 0; }
+    if (fault != NO_WAIT) { wgmma_wait<0>(); }
+    wgmma_keep(sums);
+    cp_async_wait<0>();
+    for (int i = 0; i < 64; i++) {
+        if (fault == EARLY_READ) { break; }
+        d[(row + i % 4 / 2 * 8) * 128 + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[0][i / 4][i % 4];
+    }
+}
+
+static const size_t WGMMA_BYTES = 3 * 64 * 64 * sizeof(bf16);
+
+template <int A_TRANSPOSED, int B_TRANSPOSED, int REGISTERS>
+static void check_wgmma(Test* t, const char* what) {
+    Device dev = test_device(1);
+    static float a[64 * 64], b[64 * 128], d[64 * 128];
+    for (int i = 0; i < 64 * 64; i++) { a[i] = (float)(i * 37 % 11 - 5); }  // small integers: every sum is exact
+    for (int i = 0; i < 64 * 128; i++) { b[i] = (float)(i * 29 % 13 - 6); }
+    bf16 *d_a = to_device_as<bf16>(a, 64 * 64, &dev), *d_b = to_device_as<bf16>(b, 64 * 128, &dev);
+    float* d_d = to_device(d, 64 * 128, &dev);
+    wgmma_kernel<A_TRANSPOSED, B_TRANSPOSED, REGISTERS><<<1, WARPGROUP, WGMMA_BYTES, dev.stream>>>(d_d, d_a, d_b, RIGHT);
+    from_device(d, d_d, 64 * 128, &dev);
+    device_drop(d_a), device_drop(d_b);
+    int n_wrong = 0;
+    for (int m = 0; m < 64; m++) {
+        for (int n = 0; n < 128; n++) {
+            float want = 0.0f;
+            for (int k = 0; k < 64; k++) { want += a[A_TRANSPOSED ? k * 64 + m : m * 64 + k] * b[B_TRANSPOSED ? k * 128 + n : n * 64 + k]; }
+            n_wrong += d[m * 128 + n] != want;
+        }
+    }
+    check(t, n_wrong == 0, "%s: %d of %d sums are wrong", what, n_wrong, 64 * 128);
+    device_free(&dev);
+}
+
+static void test_wgmma(Test* t) {
+    check_wgmma<0, 0, 0>(t, "a (m, k), b (n, k)");
+    check_wgmma<0, 1, 0>(t, "a (m, k), b (k, n)");
+    check_wgmma<1, 0, 0>(t, "a (k, m), b (n, k)");
+    check_wgmma<1, 1, 0>(t, "a (k, m), b (k, n)");
+    check_wgmma<0, 0, 1>(t, "a in registers, b (n, k)");
+    check_wgmma<0, 1, 1>(t, "a in registers, b (k, n)");
+}
+#else
+static void test_wgmma(Test* t) { skip(t, "not built for sm_90a"); }
+#endif
+
+// ---- asynchronous copies ----
 
 // sums rows of 32 floats, each lane 16 bytes of a piece of 4 rows; while one piece is added, the next is on its way
 __global__ void pipeline_kernel(float* out, const float* in, int n_pieces, int n_floats) {
@@ -672,6 +777,48 @@ static void plant(void* arg) {
     if (!strcmp(fault, "leak")) { fflush(stdout); exit(0); }
 }
 
+// one of the products of a warpgroup, wrong in one thing
+static void plant_wgmma(void* arg) {
+    float *d;
+    bf16* x;
+    cudaCheck(cudaMalloc((void**)&d, 64 * 128 * sizeof(float)));
+    cudaCheck(cudaMalloc((void**)&x, 64 * 128 * sizeof(bf16)));
+    cudaCheck(cudaMemset(x, 0, 64 * 128 * sizeof(bf16)));
+    WgmmaFault fault = *(const WgmmaFault*)arg;
+    if (fault == EARLY_OPERAND) {
+        cudaCheck(cudaMemset(x, 1, 64 * 128 * sizeof(bf16)));
+        wgmma_kernel<0, 0, 1><<<1, WARPGROUP, WGMMA_BYTES>>>(d, x, x, fault);
+    } else {
+        wgmma_kernel<0, 0, 0><<<1, WARPGROUP, WGMMA_BYTES>>>(d, x, x, fault);
+    }
+    float first;
+    cudaCheck(cudaMemcpy(&first, d, sizeof first, cudaMemcpyDeviceToHost));
+    fprintf(stderr, "the first sum is %g\n", (double)first);
+    fflush(stdout);
+    _exit(first == 0.0f ? 0 : 1);
+}
+
+static void test_wgmma_faults(Test* t) {
+    if (simt_orders() < 2) { skip(t, "one order asked for"); return; }
+    const struct {
+        WgmmaFault fault;
+        const char* text;
+    } faults[] = {
+        {NO_FENCE, "no wgmma.fence since the last wait"},
+        {NO_PROXY_FENCE, "reads what thread 77 copied without fence.proxy.async"},
+        {NO_COMMIT, "returned with 4 wgmma that it never waited for"},
+        {NO_WAIT, "returned with 4 wgmma that it never waited for"},
+        {EARLY_READ, "the first sum is nan"},
+        {EARLY_WRITE, "its sums were written before the wait at llmc/core/wgmma.h"},
+        {EARLY_OPERAND, "its operand a was written before the wait at llmc/core/wgmma.h"},
+        {EARLY_COPY, "race: kernel wgmma_kernel"},
+        {SECOND_ROW, "the matrix begins at byte 1152, which is no first row of eight"},
+        {BEYOND, "reads bytes 17408..33791, the block has 1024..25599"},
+        {ONE_WARP_LESS, "warp 1 issued 4 wgmma, warp 0 of its warpgroup 0"},
+    };
+    for (const auto& p : faults) { check_exit(t, p.text, plant_wgmma, (void*)&p.fault, 1, p.text); }
+}
+
 typedef struct { const char *fault, *text; } Planted;
 
 static void test_races(Test* t) {
@@ -919,6 +1066,7 @@ int main(int argc, char** argv) {
         {"bf16", "all 2^16 to float and back; rounding between each and the next, ties to even", test_bf16},
         {"fp8", "all 256 values of both formats; rounding is the nearest by search, and saturates", test_fp8},
         {"mma", "the fragments of the manual give the plain product, b in either layout", test_mma},
+        {"wgmma", "a warpgroup's product is the plain one, each operand in either layout", test_wgmma},
         {"async copies", "two stages, with zeros beyond the end", test_async},
         {"host calls", "copies, fills, streams, events, device properties", test_host},
         {"graphs", "launched three times, a graph leaves the bits of three plain runs; recording runs nothing", test_graph},
@@ -926,6 +1074,7 @@ int main(int argc, char** argv) {
 #ifdef SIMT
         {"pinned memory", "holds the data of a copy after a synchronisation with it, and not before", test_pinned},
         {"races", "each planted race is found by running in two orders", test_races},
+        {"wgmma faults", "fences, waits and descriptors that are wrong are found", test_wgmma_faults},
         {"misuse", "barriers, masks, copies and allocations: one line says what and where", test_misuse},
         {"sanitizers", "reads beyond shared, dynamic and device memory are reported with kernel and thread", test_sanitizers},
 #endif

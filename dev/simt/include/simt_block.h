@@ -30,6 +30,19 @@ struct SimtCopy {
     int n_bytes, n_valid, group;
 };
 
+// a product of a warpgroup under way (simt_wgmma.h)
+struct SimtWgmma {
+    float* sums;
+    int n;                   // 4 * n of them are this lane's
+    float* value;            // what they will be; one for all products of the same sums
+    const unsigned* a;       // registers of a, NULL: a_matrix
+    unsigned a_at_issue[4];
+    uint64_t a_matrix, b_matrix;
+    int a_transposed, b_transposed, add, group;
+    const char* file;
+    int line;
+};
+
 struct SimtThread {
     Fiber fiber;
     SimtState state;
@@ -41,6 +54,10 @@ struct SimtThread {
     void* part;
     std::vector<SimtCopy> copies;
     int n_groups;           // of copies, committed so far
+    std::vector<SimtCopy> unfenced;     // that arrived since this thread's last fence.proxy.async
+    std::vector<SimtWgmma> products;  // of its warpgroup, not waited for
+    int n_product_groups, n_products;   // committed, issued so far
+    int wgmma_fenced, wait_until;       // no wait since the last fence; the group that a wait leaves under way
 };
 
 struct SimtShared {  // one `__shared__` declaration
@@ -242,6 +259,7 @@ static inline void simt_thread_main_() {
     b.body(b.arguments);
     SimtThread& t = simt_self();
     if (!t.copies.empty()) { simt_fail("returned with %zu cp.async that it never waited for", t.copies.size()); }
+    if (!t.products.empty()) { simt_fail("returned with %zu wgmma that it never waited for", t.products.size()); }
     int lane = b.current % SIMT_WARP;
     SimtLanes& lanes = b.lanes[b.current / SIMT_WARP];
     for (unsigned waiting = lanes.wait; waiting; waiting &= waiting - 1) {
@@ -284,7 +302,8 @@ SIMT_TRUSTED static inline void simt_run_block_(dim3 block) {
         SimtThread& t = b.threads[i];
         t.state = SIMT_READY;
         t.line = 0;
-        t.n_groups = 0;
+        t.n_groups = t.n_product_groups = t.n_products = t.wgmma_fenced = 0;
+        t.unfenced.clear();
         t.index = uint3{i % block.x, i / block.x % block.y, i / block.x / block.y};
         fiber_start(&t.fiber, simt_thread_main_);
     }
@@ -306,5 +325,10 @@ SIMT_TRUSTED static inline void simt_run_block_(dim3 block) {
         if (b.released) { turn = b.released == SIMT_AT_WARP && turn > SIMT_WARP - 1 ? turn - (SIMT_WARP - 1) : 0; }
     }
     b.current = -1;
+    for (int i = 0; i < b.n_threads; i++) {
+        if (b.threads[i].n_products == b.threads[i / 128 * 128].n_products) { continue; }
+        simt_fail("warp %d issued %d wgmma, warp %d of its warpgroup %d", i / SIMT_WARP, b.threads[i].n_products, i / 128 * 4,
+                  b.threads[i / 128 * 128].n_products);
+    }
 }
 #endif  // SIMT_BLOCK_H

@@ -123,6 +123,7 @@ static inline void simt_cp_async_wait(int n) {
         SimtCopy& c = t.copies[done++];
         memcpy(c.to, c.from, (size_t)c.n_valid);
         memset(c.to + c.n_valid, 0, (size_t)(c.n_bytes - c.n_valid));
+        t.unfenced.push_back(c);
     }
     t.copies.erase(t.copies.begin(), t.copies.begin() + (long)done);
 }
