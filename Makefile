@@ -206,8 +206,8 @@ NVCC_exact = -DEXACT --fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 # nvcc's own warnings count; gcc's do not, for it sees what nvcc has made of the host code. 1675: a pragma of gcc, 128: a loop that
 # this precision never reaches
 NVCC_WARNINGS = -Werror all-warnings -diag-suppress 1675,128
-# by -arch=sm_90a nvcc 13.0 assembles PTX of compute_90, which has no wgmma
-NVCC_ARCH = $(if $(filter %a,$(CUDA_ARCH)),-gencode=arch=$(CUDA_ARCH:sm_%=compute_%)$(comma)code=$(CUDA_ARCH),-arch=$(CUDA_ARCH))
+# WGMMA: the kernels that only sm_90a has. By -arch=sm_90a nvcc 13.0 assembles PTX of compute_90, which has no wgmma
+NVCC_ARCH = $(if $(filter sm_90a,$(CUDA_ARCH)),-DWGMMA) $(if $(filter %a,$(CUDA_ARCH)),-gencode=arch=$(CUDA_ARCH:sm_%=compute_%)$(comma)code=$(CUDA_ARCH),-arch=$(CUDA_ARCH))
 NVCC_FLAGS = -std=c++17 $(NVCC_OPT) $(NVCC_ARCH) -lineinfo -I. $(NVCC_$(PRECISION)) $(NVCC_WARNINGS)
 NVCC_FLAGS += -Xcompiler $(subst $(space),$(comma),-march=$(ARCH) $(EXACT) -fopenmp)
 NVCC_BUILD = $(NVCC) $(NVCC_FLAGS) --options-file build/cuda_flags -MMD -MP -MF $@.d -x cu $< -o $@

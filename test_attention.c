@@ -5,6 +5,11 @@ later one. In a fast CUDA build sums have another order, and weights may be bf16
 bound that is computed beside it in double.
 */
 #define FLASH_STREAM 20000  // bytes: 1 or 2 heads form a group of flash_attention.h
+#if defined(SIMT) && !defined(EXACT)
+#define WGMMA  // dev/simt models it
+#endif
+static int flash_hopper;  // of a build with WGMMA: 1 takes the kernels of flash_hopper.h, 0 those of other cards
+#define FLASH_HOPPER flash_hopper
 #include "llmc/ops/attention.h"
 #include "llmc/test/test.h"
 
@@ -951,6 +956,19 @@ static void test_bf16_again(Test* t) {
         problem_free(&p);
     }
 }
+
+#ifdef WGMMA
+static void test_bf16_hopper(Test* t) {
+    flash_hopper = 1;
+    test_bf16(t);
+    test_bf16_documents(t);
+    test_bf16_causality(t);
+    test_bf16_again(t);
+    flash_hopper = 0;
+}
+#else
+static void test_bf16_hopper(Test* t) { skip(t, "not built for sm_90a"); }
+#endif
 #endif
 
 int main(int argc, char** argv) {
@@ -982,6 +1000,7 @@ int main(int argc, char** argv) {
         {"bf16 order", "blocks go by groups of heads, in a group tile after tile, each once", test_bf16_order},
         {"bf16 fallbacks", "what is not for tensor cores is counted, and the first is named", test_bf16_fallbacks},
         {"bf16 again", "two runs give the same bits", test_bf16_again},
+        {"bf16 Hopper", "products of warpgroups: bounds, documents, causality, the same bits", test_bf16_hopper},
 #endif
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -12,6 +12,7 @@ run. HS 64 and 128 waste nothing, others are filled up with zeros to the next of
     causal, window, documents    tiles that no query of the block sees are skipped, and where all see all, nothing is
                    masked
     copies         cp.async: the next tile is under way while this one is used, with one barrier per tile
+    Hopper         make CUDA_ARCH=sm_90a: other kernels, by wgmma (flash_hopper.h)
     order          groups of heads whose keys and values fit into the L2, in a group tile after tile (flash_place)
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, and sums in float, to first order:
             out   e * sum of att |v|  (weights are rounded before they meet v)  + e |out|
@@ -24,7 +25,7 @@ Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the l
         ldmatrix of 512 bytes feeds two mma, which shared memory and tensor cores of sm_80 do in the same time; with 32
         queries per warp it feeds four. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once:
                               registers on sm_80, sm_90   shared memory   blocks of four warps
-            forward      HS <=  64   239, 234                 48 KiB            2
+            forward      HS <=  64   239, 239                 48 KiB            2
                          HS <= 128   168, 168                 80 KiB            2
             dk and dv    HS <=  64   222, 235                 49 KiB            2
                          HS <= 128   254, 254                 65 KiB            2
@@ -40,119 +41,18 @@ Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, a
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // WARP, Pack, bf16, cudaCheck, device_workspace
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
+#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, FlashRow, flash_key_gradients_
 #include "tile.h"            // tile_load, tile_add_product, tile_store_rows
+#ifdef WGMMA
+#include "flash_hopper.h"    // flash_hopper_forward, flash_hopper_backward
+#ifndef FLASH_HOPPER  // test_attention.c: a variable, so that it has both kinds of kernels
+#define FLASH_HOPPER 1
+#endif
+#endif
 
 enum { FLASH_THREADS = 128, FLASH_KEYS = 64 };  // four warps; keys of a block or of a tile
 
-__device__ inline float flash_exp2_(float x) {
-#ifdef SIMT
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // 2 ulp; 2^-Inf = 0
-    return y;
-#endif
-}
-
-// ---- who sees whom ----
-
-struct FlashRange {
-    int first, last;
-    __device__ inline bool has(int i) const { return i >= first && i <= last; }
-    __device__ inline bool has_all(int i, int n) const { return i >= first && i + n - 1 <= last; }
-};
-
-// keys that all queries t..t+n-1 see. For a query or a key that does not exist, whose row is not kept, the last one's
-__device__ inline FlashRange flash_keys_(const AttentionShape& s, int b, int t, int n) {
-    return {attention_sees_from(&s, b, min(t + n, s.T) - 1), attention_last_key(&s, t)};
-}
-// queries that see all keys u..u+n-1
-__device__ inline FlashRange flash_queries_(const AttentionShape& s, int b, int u, int n) {
-    return {attention_first_query(&s, u + n - 1), attention_seen_until(&s, b, min(u, s.keys - 1))};
-}
-
-// ---- who computes what ----
-
-// Blocks begin in the order of their numbers, and those at work at a time should stream the same tensors, so that these
-// come from the L2 (50 MiB of an H100 or H200, 40 of an A100) and not from memory. So heads go in groups that together
-// stream FLASH_STREAM bytes, 64 heads of 64 channels at T 1024, and in a group tile after tile: whatever T is, a group
-// has 512 or 1024 blocks, and some 264 are at work.
-#ifndef FLASH_STREAM  // test_attention.c: fewer, so that its few heads are several groups
-#define FLASH_STREAM (16 << 20)
-#endif
-
-typedef struct {
-    int head, tile;
-} FlashPlace;
-
-// of block i of n_heads * n_tiles, `together` heads in a group; the last one has what is left
-FM_FUNCTION FlashPlace flash_place(int i, int n_heads, int n_tiles, int together) {
-    int first = i / (together * n_tiles) * together, n = n_heads - first < together ? n_heads - first : together;
-    i -= first * n_tiles;
-    FlashPlace place = {first + i % n, i / n};
-    return place;
-}
-
-// how many of the n_heads heads stream FLASH_STREAM bytes, if one streams n_rows rows of two tensors
-static inline int flash_together_(int n_heads, int64_t n_rows, int HS) {
-    int64_t n = FLASH_STREAM / (2 * (int64_t)sizeof(bf16) * n_rows * HS);
-    return n < 1 ? 1 : n < n_heads ? (int)n : n_heads;
-}
-
-// this block's, in a grid (heads, tiles)
-__device__ inline FlashPlace flash_my_place_(int together) {
-    return flash_place((int)(blockIdx.y * gridDim.x + blockIdx.x), (int)gridDim.x, (int)gridDim.y, together);
-}
-
 // ---- forward ----
-
-// scores that are not seen become -Inf; t, u: query, of sequence b, and key of the warp's first row and column
-template <int M, int N>
-__device__ inline void flash_mask_scores(float (&scores)[M][N][4], const AttentionShape& s, int b, int t, int u) {
-    int lane = threadIdx.x % WARP;
-    #pragma unroll
-    for (int m = 0; m < M; m++) {
-        #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            FlashRange seen = flash_keys_(s, b, t + 16 * m + lane / 4 + half * 8, 1);
-            #pragma unroll
-            for (int n = 0; n < 2 * N; n++) {
-                float& score = scores[m][n / 2][2 * half + n % 2];
-                score = seen.has(u + n / 2 * 8 + lane % 4 * 2 + n % 2) ? score : -INFINITY;
-            }
-        }
-    }
-}
-
-// scores become 2^(score * scale - max); what belongs to a smaller max, out and this lane's part of sum, shrinks to the
-// new one. The maximum begins at a number, not at -Inf, so no difference is Inf - Inf
-template <int W, int M, int N>
-__device__ inline void flash_softmax_step(float (&scores)[M][N][4], float (&out)[M][W / 8][4], float (&max)[M][2],
-                                          float (&sum)[M][2], float scale) {
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        #pragma unroll
-        for (int half = 0; half < 2; half++) {  // the two rows of this lane
-            float top = -INFINITY;
-            #pragma unroll
-            for (int n = 0; n < N; n++) { top = fmaxf(top, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1])); }
-            top = fmaxf(max[m][half], tile_quad_max(top) * scale);
-            float shrink = flash_exp2_(max[m][half] - top);
-            max[m][half] = top;
-            sum[m][half] *= shrink;
-            #pragma unroll
-            for (int n = 0; n < 2 * N; n++) {
-                float& p = scores[m][n / 2][2 * half + n % 2];
-                p = flash_exp2_(p * scale - top);
-                sum[m][half] += p;
-            }
-            #pragma unroll
-            for (int n = 0; n < 2 * (W / 8); n++) { out[m][n / 2][2 * half + n % 2] *= shrink; }
-        }
-    }
-}
-
-static const float FLASH_LOG2_E = 1.44269504f, FLASH_LN_2 = 0.693147181f;
 
 // grid (B * NH, tiles of queries) in the order of flash_place: tiles with the most keys first, for an even end. M:
 // blocks of 16 queries per warp. shared memory: queries, then two stages of keys and values
@@ -208,39 +108,6 @@ __global__ void __launch_bounds__(FLASH_THREADS)
 }
 
 // ---- backward ----
-
-// what backward needs of a query: its weights are 2^(score - level)
-struct FlashRow {
-    float level, D;
-};
-
-// where the FlashRow of query t is: two make 16 bytes, so each head begins at an even place
-__host__ __device__ inline size_t flash_row_stride_(const AttentionShape* s) {
-    return (size_t)(attention_queries(s) + 1) / 2 * 2;
-}
-__device__ inline size_t flash_at_row_(const AttentionShape& s, int b, int h, int t) {
-    return ((size_t)b * s.NH + h) * flash_row_stride_(&s) + (t - s.t0);
-}
-
-// eight lanes per query, 16 bytes each
-__global__ void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* out, const float* max, const float* inv,
-                                  AttentionShape s) {
-    int n_queries = attention_queries(&s);
-    int64_t n = (int64_t)blockIdx.x * (FLASH_THREADS / 8) + threadIdx.x / 8, n_rows = (int64_t)s.B * n_queries * s.NH;
-    int64_t i = n < n_rows ? n : n_rows - 1;  // all lanes stay for the sum; heads are neighbours in memory
-    int h = (int)(i % s.NH), t = s.t0 + (int)(i / s.NH % n_queries), b = (int)(i / s.NH / n_queries);
-    size_t at = attention_at_out(&s, b, h, t), row = attention_at_row(&s, b, h, t);
-    float D = 0.0f;
-    for (int c = threadIdx.x % 8 * 8; c < s.HS; c += 64) {
-        Pack<bf16, 8> x = pack_load<8>(dout + at + c), y = pack_load<8>(out + at + c);
-        for (int j = 0; j < 8; j++) { D += to_float(x.x[j]) * to_float(y.x[j]); }
-    }
-    for (int step = 4; step > 0; step /= 2) { D += __shfl_xor_sync(ALL_LANES, D, step); }
-    if (n < n_rows && threadIdx.x % 8 == 0) {
-        FlashRow x = {max[row] * FLASH_LOG2_E - log2f(inv[row]), D};  // inv 0: level Inf, so that all weights are 0
-        rows[flash_at_row_(s, b, h, t)] = x;
-    }
-}
 
 // weights from scores, ds / scale from datt, of a warp's 16 keys (rows) and the queries of a tile (columns); all:
 // queries that see all of these keys
@@ -388,12 +255,8 @@ __global__ void __launch_bounds__(FLASH_THREADS)
         tile_load<KEYS, W, FLASH_THREADS>(v_tile + stage, v + kv + u * s.kv_row, s.kv_row, s.keys - u, s.HS);
         cp_async_commit();
     };
-    FlashRow mine[2];  // of this lane's two queries
-    for (int half = 0; half < 2; half++) {
-        int n = row + 8 * half + threadIdx.x % WARP / 4;
-        FlashRow none = {INFINITY, 0.0f};
-        mine[half] = n < n_queries ? rows[flash_at_row_(s, b, h, t + n)] : none;
-    }
+    FlashRow mine[2];
+    flash_my_rows_(mine, rows, s, b, h, t, n_queries, row);
     float sums[1][W / 8][4];
     tile_set_zero(sums);
     tile_load<QUERIES, W, FLASH_THREADS>(q_tile, q + at, s.q_row, n_queries, s.HS);
@@ -428,10 +291,6 @@ static inline int flash_fits_(const bf16* q, const bf16* k, const bf16* v, const
     return s->HS % 8 == 0 && s->HS <= 128 && flash_aligned_(q, s->q_row, s->q_seq) &&
            flash_aligned_(k, s->kv_row, s->kv_seq) && flash_aligned_(v, s->kv_row, s->kv_seq) &&
            flash_aligned_(out, s->out_row, s->out_seq);
-}
-
-static inline dim3 flash_grid_(int n_heads, int n_rows, int tile) {
-    return dim3((unsigned)n_heads, (unsigned)ceil_div(n_rows, tile));
 }
 
 template <int W, int M>
@@ -475,6 +334,12 @@ static inline int flash_refused_(const AttentionShape* s, const Device* dev) {
 static inline int flash_attention_forward(bf16* out, float* max, float* inv, const bf16* q, const bf16* k,
                                           const bf16* v, const AttentionShape* s, const Device* dev) {
     if (!flash_fits_(q, k, v, out, s)) { return flash_refused_(s, dev); }
+#ifdef WGMMA
+    if (FLASH_HOPPER) {
+        flash_hopper_forward(out, max, inv, q, k, v, s, dev);
+        return 1;
+    }
+#endif
     if (s->HS <= 64) {
         flash_forward_<64, 2>(out, max, inv, q, k, v, s, dev);
     } else {
@@ -489,8 +354,14 @@ static inline int flash_attention_backward(bf16* dq, bf16* dk, bf16* dv, const b
     if (!flash_fits_(q, k, v, out, s) || !flash_fits_(dq, dk, dv, dout, s)) { return flash_refused_(s, dev); }
     int64_t n_rows = (int64_t)s->B * s->NH * attention_queries(s);
     FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * s->B * s->NH * flash_row_stride_(s));
-    int n_blocks = (int)ceil_div(n_rows, FLASH_THREADS / 8);
-    flash_rows_kernel<<<n_blocks, FLASH_THREADS, 0, dev->stream>>>(rows, dout, out, max, inv, *s);
+    int n_blocks = (int)ceil_div(n_rows, FLASH_ROWS_THREADS / 8);
+    flash_rows_kernel<<<n_blocks, FLASH_ROWS_THREADS, 0, dev->stream>>>(rows, dout, out, max, inv, *s);
+#ifdef WGMMA
+    if (FLASH_HOPPER) {
+        flash_hopper_backward(dq, dk, dv, dout, rows, q, k, v, s, dev);
+        return 1;
+    }
+#endif
     if (s->HS <= 64) {
         flash_backward_<64, 64>(dq, dk, dv, dout, rows, q, k, v, s, dev);
     } else {

@@ -177,17 +177,17 @@ __device__ inline void tile_set_zero(float (&sums)[M][N][4]) {
 
 // The sums of rows row..row+16*M-1 of the block, times factor[m][0] (upper 8 rows) and [1], go to memory, C channels of
 // each of the n_rows rows that exist: by way of the same rows of a tile, which this warp alone still uses, so that a
-// lane stores 16 bytes
-template <int W, int M>
+// lane stores 16 bytes. The W channels of the tile are 8 * first and those behind it of the sums
+template <int W, int M, int N>
 __device__ inline void tile_store_rows(bf16* x, size_t stride, int n_rows, int C, bf16* tile, int row,
-                                       const float (&sums)[M][W / 8][4], const float (&factor)[M][2]) {
+                                       const float (&sums)[M][N][4], const float (&factor)[M][2], int first = 0) {
     int lane = threadIdx.x % WARP;
     __syncwarp();
     #pragma unroll
     for (int m = 0; m < M; m++) {
         #pragma unroll
         for (int n = 0; n < W / 8; n++) {
-            const float(&s)[4] = sums[m][n];
+            const float(&s)[4] = sums[m][first + n];
             int r = row + 16 * m + lane / 4;
             tile_set_pair<W>(tile, r, n, s[0] * factor[m][0], s[1] * factor[m][0]);
             tile_set_pair<W>(tile, r + 8, n, s[2] * factor[m][1], s[3] * factor[m][1]);

@@ -1,0 +1,436 @@
+/*
+Attention of attention.h by wgmma, for Hopper (sm_90a): flash_attention.h calls it in a build with WGMMA, that of
+make CUDA_ARCH=sm_90a. What it says of shapes, of the order of sums and of errors holds here too; the steps between
+products are those of flash_steps.h. Other than there:
+    products    a warpgroup, four warps, has 64 rows of a block; tiles lie in shared memory as wide_tile.h says
+    forward     the scores of a tile, and the weights of the one before times its values, are products of one batch
+    dk and dv   scores and datt are transposed, keys by queries: weights and ds are operands a as registers hold them
+    causal      a warpgroup leaves out tiles of its block that none of its own 64 rows sees
+Cost:   as there; tensor cores need 2 W cycles of a multiprocessor for a product of 64 x 64 x W, exp2 of 64 x 64 256.
+        By ptxas of CUDA 13.0, without spills:
+                               warpgroups  queries, keys of a tile  registers  shared memory  blocks at once
+            forward   HS <= 64     2             128, 64                128         48 KiB          2
+                      HS <= 128    3             192, 64                163        112 KiB          1
+            dk, dv    HS <= 64     1              48, 64                166         41 KiB          3
+                      HS <= 128    1              64, 64                253         97 KiB          2
+            dq        HS <= 64     2             128, 64                122         64 KiB          2
+                      HS <= 128    3             192, 64                156        160 KiB          1
+        Measured on an H200 (2026-11-28, before addresses took fewer instructions), causal, TFLOP/s of what queries see
+        at T 1024 (384 heads of 64 channels; 256 of 128) and 16384 (16 heads); in brackets those of flash_attention.h:
+                         HS 64, T 1024  HS 64, T 16384  HS 128, T 1024  HS 128, T 16384
+            forward         250 (236)      369 (327)       285 (249)       503 (313)
+            dk, dv          334 (259)      461 (320)       483 (276)       571 (315)
+            dq              430 (269)      576 (324)       426 (267)       687 (302)
+Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its producer warps
+*/
+#ifndef LLMC_FLASH_HOPPER_H
+#define LLMC_FLASH_HOPPER_H
+#ifdef __CUDACC__
+#include "../core/kernel.h"  // WARP, bf16, cudaCheck
+#include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep, fence_proxy_async
+#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, FlashRow, flash_my_rows_
+#include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum
+#include "wide_tile.h"       // WideRows, wide_tile_product_transposed, wide_tile_add_product
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
+#endif
+
+// this warp's warpgroup of the block: the compiler learns that all lanes have the same
+__device__ inline int flash_warpgroup_() { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARPGROUP, 0); }
+
+// tiles of keys that a warpgroup's 64 queries from t on see; without queries of its own it goes along with the last
+__device__ inline FlashRange flash_tiles_(const AttentionShape& s, int b, int t, int keys) {
+    int last = attention_last_key(&s, min(t + 63, s.T - 1)) / keys;
+    return {min(attention_sees_from(&s, b, min(t, s.T - 1)) / keys, last), last};
+}
+
+// before a tile is used: it has arrived, for all threads and for tensor cores, and nobody uses the one before any more
+__device__ inline void flash_tile_arrived_() {
+    cp_async_wait<0>();
+    fence_proxy_async();
+    __syncthreads();
+}
+
+// ---- forward ----
+
+// grid (B * NH, tiles of 64 * WARPGROUPS queries) in the order of flash_place, tiles with the most keys first. BLOCKS:
+// of a multiprocessor. shared memory: queries, then two stages of keys and of values
+template <int W, int WARPGROUPS, int KEYS, int BLOCKS>
+__global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
+    flash_forward_hopper_kernel(bf16* out, float* max, float* inv, const bf16* q, const bf16* k, const bf16* v,
+                                AttentionShape s, int together) {
+    const int QUERIES = 64 * WARPGROUPS, TILE = KEYS * W, THREADS = WARPGROUP * WARPGROUPS;
+    extern __shared__ __align__(1024) bf16 wide_tiles[];
+    bf16 *q_tile = wide_tiles, *k_tile = q_tile + QUERIES * W, *v_tile = k_tile + 2 * TILE;
+    FlashPlace place = flash_my_place_(together);
+    int b = place.head / s.NH, h = place.head % s.NH, part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
+    int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
+    int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
+    int first = min(attention_sees_from(&s, b, t) / KEYS, last);  // a window may have left all keys behind
+    FlashRange all = flash_keys_(s, b, t + row, 16), mine = flash_tiles_(s, b, t + 64 * part, KEYS);
+    WideRows<KEYS, W, THREADS> rows(attention_at_kv(&s, b, h / (s.NH / s.NKV), first * KEYS), s.kv_row,
+                                    s.keys - first * KEYS, s.HS);
+    float sums[1][W / 8][4], scores[1][KEYS / 8][4], shrink[1][2];
+    float m[1][2] = {{-10000.0f * FLASH_LOG2_E, -10000.0f * FLASH_LOG2_E}}, sum[1][2] = {{0.0f, 0.0f}};
+    unsigned p[1][KEYS / 16][4];
+    auto weigh = [&](int u) {
+        if (!all.has_all(u, KEYS)) { flash_mask_scores(scores, s, b, t + row, u); }
+        flash_softmax_weights(scores, shrink, m, sum, s.scale * FLASH_LOG2_E);
+    };
+    tile_set_zero(sums);
+    wide_tile_load<QUERIES, W, THREADS>(q_tile, q + attention_at_q(&s, b, h, t), s.q_row, n_queries, s.HS);
+    rows.load(k_tile + first % 2u * TILE, k, s.kv_row);
+    cp_async_commit();
+    for (int tile = first; tile <= last + 1; tile++) {  // the scores of `tile`, the values of the one before
+        flash_tile_arrived_();
+        int stage = tile % 2u * TILE, before = TILE - stage;
+        rows.next(s.kv_row);
+        if (tile < last) { rows.load(k_tile + before, k, s.kv_row); }
+        if (tile <= last) { rows.load(v_tile + stage, v, s.kv_row, 1); }
+        cp_async_commit();
+        // each way ends with nothing under way
+        if (tile > mine.first && tile <= mine.last) {
+            wgmma_keep(sums);
+            wgmma_fence();
+            wide_tile_product_transposed<W, QUERIES>(scores, q_tile, part, k_tile + stage);
+            wgmma_commit();
+            wide_tile_add_product<W>(sums, p, v_tile + before);
+            wgmma_commit();
+            wgmma_wait<1>();
+            wgmma_keep(scores);
+            weigh(tile * KEYS);
+            wgmma_wait<0>();
+            wgmma_keep(sums);
+            bool grew = shrink[0][0] != 1.0f || shrink[0][1] != 1.0f;
+            if (__any_sync(ALL_LANES, grew)) { flash_scale_rows(sums, shrink); }
+            tile_to_operands(p, scores);
+        } else if (tile == mine.first) {
+            wgmma_fence();
+            wide_tile_product_transposed<W, QUERIES>(scores, q_tile, part, k_tile + stage);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_keep(scores);
+            weigh(tile * KEYS);
+            tile_to_operands(p, scores);
+        } else if (tile == mine.last + 1) {
+            wgmma_keep(sums);
+            wgmma_fence();
+            wide_tile_add_product<W>(sums, p, v_tile + before);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_keep(sums);
+        }
+    }
+    __syncthreads();  // nobody multiplies queries any more
+    for (int i = 0; i < 2; i++) {
+        float total = tile_quad_sum(sum[0][i]), r = total == 0.0f ? 0.0f : 1.0f / total;
+        int n = row + 8 * i + threadIdx.x % WARP / 4;
+        sum[0][i] = r;
+        if (threadIdx.x % 4 == 0 && n < n_queries) {
+            size_t at = attention_at_row(&s, b, h, t + n);
+            max[at] = m[0][i] * FLASH_LN_2, inv[at] = r;
+        }
+    }
+    wide_tile_store_rows<W, QUERIES>(out + attention_at_out(&s, b, h, t), s.out_row, n_queries, s.HS, q_tile, row, sums,
+                                     sum);
+}
+
+// ---- backward ----
+
+// x of a warp's 16 keys (rows, from key u on) and the queries of a tile (columns, from t on): 0 where one does not see
+// the other. all: queries that see all of these keys
+template <int N>
+__device__ inline void flash_hopper_mask_keys_(float (&x)[1][N][4], const AttentionShape& s, FlashRange all, int b,
+                                               int t, int u) {
+    if (all.has_all(t, 8 * N)) { return; }
+    int lane = threadIdx.x % WARP;
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+        FlashRange see = flash_queries_(s, b, u + lane / 4 + half * 8, 1);
+        // as columns n / 2 * 8 + n % 2
+        int first = see.first - t - lane % 4 * 2, last = see.last - t - lane % 4 * 2;
+        #pragma unroll
+        for (int n = 0; n < 2 * N; n++) {
+            float& y = x[0][n / 2][2 * half + n % 2];
+            y = n / 2 * 8 + n % 2 >= first && n / 2 * 8 + n % 2 <= last ? y : 0.0f;
+        }
+    }
+}
+
+// their weights from scores; rows: of this lane's first query, and on
+template <int N>
+__device__ inline void flash_hopper_key_weights_(float (&p)[1][N][4], const FlashRow* rows, float scale) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = p[0][i / 4][i % 4];
+        x = flash_exp2_(x * scale - rows[i / 4 * 8 + i % 2].level);
+    }
+}
+
+// their ds / scale from datt
+template <int N>
+__device__ inline void flash_hopper_key_gradients_(float (&ds)[1][N][4], const float (&p)[1][N][4],
+                                                   const FlashRow* rows) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = ds[0][i / 4][i % 4];
+        x = p[0][i / 4][i % 4] * (x - rows[i / 4 * 8 + i % 2].D);
+    }
+}
+
+// grid (B * NKV, tiles of 64 * WARPGROUPS keys): early keys have the most queries and come first. A step is a tile of
+// queries of one head. shared memory: keys, values, then two stages of queries, of dout and of rows
+template <int W, int WARPGROUPS, int QUERIES, int BLOCKS>
+__global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
+    flash_backward_keys_hopper_kernel(bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q,
+                                      const bf16* k, const bf16* v, AttentionShape s, int together) {
+    const int KEYS = 64 * WARPGROUPS, TILE = QUERIES * W, THREADS = WARPGROUP * WARPGROUPS;
+    extern __shared__ __align__(1024) bf16 wide_tiles[];
+    bf16 *k_tile = wide_tiles, *v_tile = k_tile + KEYS * W, *q_tile = v_tile + KEYS * W,
+         *dout_tile = q_tile + 2 * TILE;
+    FlashRow* row_tile = (FlashRow*)(dout_tile + 2 * TILE);
+    FlashPlace place = flash_my_place_(together);
+    int b = place.head / s.NKV, g = place.head % s.NKV, group = s.NH / s.NKV;
+    int part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
+    int u = place.tile * KEYS, n_keys = min(KEYS, s.keys - u), my_u = min(u + 64 * part, s.keys - 1);
+    int first = attention_first_query(&s, u), n_tiles = 0;
+    first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
+    int n_queries = attention_seen_until(&s, b, u + n_keys - 1) - first + 1;
+    FlashRange all = flash_queries_(s, b, u + row, 16);
+    FlashRange any = {attention_first_query(&s, my_u), attention_seen_until(&s, b, min(my_u + 63, s.keys - 1))};
+    if (n_queries > 0) { n_tiles = (n_queries + QUERIES - 1) / QUERIES; }
+    size_t kv = attention_at_kv(&s, b, g, u);
+    typedef WideRows<QUERIES, W, THREADS> Rows;
+    auto queries_of = [&](int h) { return Rows(attention_at_q(&s, b, h, first), s.q_row, s.T - first, s.HS); };
+    auto douts_of = [&](int h) { return Rows(attention_at_out(&s, b, h, first), s.out_row, s.T - first, s.HS); };
+    Rows q_rows = queries_of(g * group), dout_rows = douts_of(g * group);
+    auto load_queries = [&](int h, int t, int stage) {
+        q_rows.load(q_tile + stage * TILE, q, s.q_row);
+        dout_rows.load(dout_tile + stage * TILE, dout, s.out_row);
+        q_rows.next(s.q_row);
+        dout_rows.next(s.out_row);
+        // rows are 0 for a query that does not exist: its q and dout are 0, and so is what it adds
+        if (threadIdx.x < QUERIES / 2) {
+            int n = 2 * threadIdx.x, n_exist = max(0, min(2, s.T - t - n));
+            cp_async_16_zfill(row_tile + stage * QUERIES + n, rows + flash_at_row_(s, b, h, t) + n,
+                              n_exist * (int)sizeof(FlashRow));
+        }
+        cp_async_commit();
+    };
+    float dk_sums[1][W / 8][4], dv_sums[1][W / 8][4];
+    tile_set_zero(dk_sums);
+    tile_set_zero(dv_sums);
+    wide_tile_load<KEYS, W, THREADS>(k_tile, k + kv, s.kv_row, n_keys, s.HS);
+    wide_tile_load<KEYS, W, THREADS>(v_tile, v + kv, s.kv_row, n_keys, s.HS);
+    cp_async_commit();
+    int next_h = g * group, next_t = first, end_h = n_tiles > 0 ? next_h + group : next_h;  // no division in each step
+    if (next_h < end_h) { load_queries(next_h, next_t, 0); }
+    for (int step = 0; next_h < end_h; step++) {
+        int t = next_t, stage = step % 2u;
+        next_t += QUERIES;
+        if (next_t == first + n_tiles * QUERIES) {
+            next_t = first, next_h++;
+            q_rows = queries_of(next_h), dout_rows = douts_of(next_h);
+        }
+        flash_tile_arrived_();
+        if (next_h < end_h) { load_queries(next_h, next_t, 1 - stage); }
+        if (t + QUERIES <= any.first || t > any.last) { continue; }
+        const bf16 *queries = q_tile + stage * TILE, *douts = dout_tile + stage * TILE;
+        const FlashRow* now = row_tile + stage * QUERIES + threadIdx.x % 4 * 2;
+        float p[1][QUERIES / 8][4], ds[1][QUERIES / 8][4];
+        unsigned p_operands[1][QUERIES / 16][4], ds_operands[1][QUERIES / 16][4];
+        wgmma_fence();
+        wide_tile_product_transposed<W, KEYS>(p, k_tile, part, queries);
+        wgmma_commit();
+        wide_tile_product_transposed<W, KEYS>(ds, v_tile, part, douts);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_keep(p);
+        flash_hopper_key_weights_(p, now, s.scale * FLASH_LOG2_E);
+        flash_hopper_mask_keys_(p, s, all, b, t, u + row);
+        tile_to_operands(p_operands, p);
+        wgmma_keep(dv_sums);
+        wgmma_fence();
+        wide_tile_add_product<W>(dv_sums, p_operands, douts);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_keep(ds);
+        flash_hopper_key_gradients_(ds, p, now);
+        flash_hopper_mask_keys_(ds, s, all, b, t, u + row);
+        tile_to_operands(ds_operands, ds);
+        wgmma_keep(dk_sums);
+        wgmma_fence();
+        wide_tile_add_product<W>(dk_sums, ds_operands, queries);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_keep(dv_sums);
+        wgmma_keep(dk_sums);
+    }
+    cp_async_wait<0>();  // of keys that no query sees, copies may be under way
+    __syncthreads();
+    const float scale[1][2] = {{s.scale, s.scale}}, one[1][2] = {{1.0f, 1.0f}};
+    wide_tile_store_rows<W, KEYS>(dk + kv, s.kv_row, n_keys, s.HS, k_tile, row, dk_sums, scale);
+    wide_tile_store_rows<W, KEYS>(dv + kv, s.kv_row, n_keys, s.HS, v_tile, row, dv_sums, one);
+}
+
+// of a warp's 16 queries (rows) and the keys of a tile (columns): weights from scores; rows: of this lane's two queries
+template <int N>
+__device__ inline void flash_hopper_query_weights_(float (&p)[1][N][4], const FlashRow (&rows)[2], float scale) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = p[0][i / 4][i % 4];
+        x = flash_exp2_(x * scale - rows[i % 4 / 2].level);
+    }
+}
+
+// ds / scale from datt, 0 where a query does not see the key; all: keys that all of these queries see
+template <int N>
+__device__ inline void flash_hopper_query_gradients_(float (&ds)[1][N][4], const float (&p)[1][N][4],
+                                                     const FlashRow (&rows)[2], const AttentionShape& s, FlashRange all,
+                                                     int b, int t, int u) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = ds[0][i / 4][i % 4];
+        x = p[0][i / 4][i % 4] * (x - rows[i % 4 / 2].D);
+    }
+    if (all.has_all(u, 8 * N)) { return; }
+    int lane = threadIdx.x % WARP;
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+        FlashRange seen = flash_keys_(s, b, t + lane / 4 + half * 8, 1);
+        // as columns n / 2 * 8 + n % 2
+        int first = seen.first - u - lane % 4 * 2, last = seen.last - u - lane % 4 * 2;
+        #pragma unroll
+        for (int n = 0; n < 2 * N; n++) {
+            float& x = ds[0][n / 2][2 * half + n % 2];
+            x = n / 2 * 8 + n % 2 >= first && n / 2 * 8 + n % 2 <= last ? x : 0.0f;
+        }
+    }
+}
+
+// grid (B * NH, tiles of 64 * WARPGROUPS queries) as in forward. shared memory: queries, dout, then two stages of keys
+// and of values
+template <int W, int WARPGROUPS, int KEYS, int BLOCKS>
+__global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
+    flash_backward_queries_hopper_kernel(bf16* dq, const bf16* dout, const FlashRow* rows, const bf16* q, const bf16* k,
+                                         const bf16* v, AttentionShape s, int together) {
+    const int QUERIES = 64 * WARPGROUPS, TILE = KEYS * W, THREADS = WARPGROUP * WARPGROUPS;
+    extern __shared__ __align__(1024) bf16 wide_tiles[];
+    bf16 *q_tile = wide_tiles, *dout_tile = q_tile + QUERIES * W, *k_tile = dout_tile + QUERIES * W,
+         *v_tile = k_tile + 2 * TILE;
+    FlashPlace place = flash_my_place_(together);
+    int b = place.head / s.NH, h = place.head % s.NH, part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
+    int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
+    int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
+    int first = min(attention_sees_from(&s, b, t) / KEYS, last);
+    FlashRange all = flash_keys_(s, b, t + row, 16), mine = flash_tiles_(s, b, t + 64 * part, KEYS);
+    size_t at = attention_at_q(&s, b, h, t);
+    WideRows<KEYS, W, THREADS> kv_rows(attention_at_kv(&s, b, h / (s.NH / s.NKV), first * KEYS), s.kv_row,
+                                       s.keys - first * KEYS, s.HS);
+    auto load_keys = [&](int stage) {
+        kv_rows.load(k_tile + stage * TILE, k, s.kv_row);
+        kv_rows.load(v_tile + stage * TILE, v, s.kv_row);
+        kv_rows.next(s.kv_row);
+        cp_async_commit();
+    };
+    FlashRow my_rows[2];
+    flash_my_rows_(my_rows, rows, s, b, h, t, n_queries, row);
+    float sums[1][W / 8][4];
+    tile_set_zero(sums);
+    wide_tile_load<QUERIES, W, THREADS>(q_tile, q + at, s.q_row, n_queries, s.HS);
+    wide_tile_load<QUERIES, W, THREADS>(dout_tile, dout + attention_at_out(&s, b, h, t), s.out_row, n_queries, s.HS);
+    load_keys(first % 2u);
+    for (int tile = first; tile <= last; tile++) {
+        int stage = tile % 2u;
+        flash_tile_arrived_();
+        if (tile < last) { load_keys(1 - stage); }
+        if (!mine.has(tile)) { continue; }
+        float p[1][KEYS / 8][4], ds[1][KEYS / 8][4];
+        unsigned operands[1][KEYS / 16][4];
+        wgmma_fence();
+        wide_tile_product_transposed<W, QUERIES>(p, q_tile, part, k_tile + stage * TILE);
+        wide_tile_product_transposed<W, QUERIES>(ds, dout_tile, part, v_tile + stage * TILE);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_keep(p);
+        wgmma_keep(ds);
+        flash_hopper_query_weights_(p, my_rows, s.scale * FLASH_LOG2_E);
+        flash_hopper_query_gradients_(ds, p, my_rows, s, all, b, t + row, tile * KEYS);
+        tile_to_operands(operands, ds);
+        wgmma_keep(sums);
+        wgmma_fence();
+        wide_tile_add_product<W>(sums, operands, k_tile + stage * TILE);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_keep(sums);
+    }
+    __syncthreads();  // nobody multiplies queries any more
+    const float scale[1][2] = {{s.scale, s.scale}};
+    wide_tile_store_rows<W, QUERIES>(dq + at, s.q_row, n_queries, s.HS, q_tile, row, sums, scale);
+}
+
+// ---- launches ----
+
+template <int W, int WARPGROUPS, int KEYS, int BLOCKS>
+static inline void flash_hopper_forward_(bf16* out, float* max, float* inv, const bf16* q, const bf16* k, const bf16* v,
+                                         const AttentionShape* s, const Device* dev) {
+    int n_bytes = (int)sizeof(bf16) * W * (64 * WARPGROUPS + 4 * KEYS);
+    dim3 grid = flash_grid_(s->B * s->NH, attention_queries(s), 64 * WARPGROUPS);
+    cudaCheck(cudaFuncSetAttribute(flash_forward_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
+    int together = flash_together_(s->B * s->NH, s->keys, s->HS);
+    flash_forward_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>
+        <<<grid, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(out, max, inv, q, k, v, *s, together);
+    cudaCheck(cudaGetLastError());
+}
+
+template <int W, int WARPGROUPS, int QUERIES, int BLOCKS>
+static inline void flash_hopper_keys_(bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q,
+                                      const bf16* k, const bf16* v, const AttentionShape* s, const Device* dev) {
+    int n_bytes = (int)sizeof(bf16) * W * (128 * WARPGROUPS + 4 * QUERIES) + 2 * QUERIES * (int)sizeof(FlashRow);
+    dim3 grid = flash_grid_(s->B * s->NKV, s->keys, 64 * WARPGROUPS);
+    cudaCheck(cudaFuncSetAttribute(flash_backward_keys_hopper_kernel<W, WARPGROUPS, QUERIES, BLOCKS>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
+    int64_t n_group_rows = (int64_t)(s->NH / s->NKV) * attention_queries(s);
+    int together = flash_together_(s->B * s->NKV, n_group_rows, s->HS);
+    flash_backward_keys_hopper_kernel<W, WARPGROUPS, QUERIES, BLOCKS>
+        <<<grid, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(dk, dv, dout, rows, q, k, v, *s, together);
+    cudaCheck(cudaGetLastError());
+}
+
+template <int W, int WARPGROUPS, int KEYS, int BLOCKS>
+static inline void flash_hopper_queries_(bf16* dq, const bf16* dout, const FlashRow* rows, const bf16* q, const bf16* k,
+                                         const bf16* v, const AttentionShape* s, const Device* dev) {
+    int n_bytes = (int)sizeof(bf16) * W * (128 * WARPGROUPS + 4 * KEYS);
+    dim3 grid = flash_grid_(s->B * s->NH, attention_queries(s), 64 * WARPGROUPS);
+    cudaCheck(cudaFuncSetAttribute(flash_backward_queries_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
+    int together = flash_together_(s->B * s->NH, s->keys, s->HS);
+    flash_backward_queries_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>
+        <<<grid, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(dq, dout, rows, q, k, v, *s, together);
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void flash_hopper_forward(bf16* out, float* max, float* inv, const bf16* q, const bf16* k, const bf16* v,
+                                        const AttentionShape* s, const Device* dev) {
+    if (s->HS <= 64) {
+        flash_hopper_forward_<64, 2, 64, 2>(out, max, inv, q, k, v, s, dev);
+    } else {
+        flash_hopper_forward_<128, 3, 64, 1>(out, max, inv, q, k, v, s, dev);
+    }
+}
+
+static inline void flash_hopper_backward(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows,
+                                         const bf16* q, const bf16* k, const bf16* v, const AttentionShape* s,
+                                         const Device* dev) {
+    if (s->HS <= 64) {
+        flash_hopper_keys_<64, 1, 48, 3>(dk, dv, dout, rows, q, k, v, s, dev);
+        flash_hopper_queries_<64, 2, 64, 2>(dq, dout, rows, q, k, v, s, dev);
+    } else {
+        flash_hopper_keys_<128, 1, 64, 2>(dk, dv, dout, rows, q, k, v, s, dev);
+        flash_hopper_queries_<128, 3, 64, 1>(dq, dout, rows, q, k, v, s, dev);
+    }
+}
+#endif  // __CUDACC__
+#endif  // LLMC_FLASH_HOPPER_H

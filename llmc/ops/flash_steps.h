@@ -1,0 +1,194 @@
+/*
+What blocks of flash_attention.h, and on Hopper of flash_hopper.h, do beside their products: who sees whom, which block
+computes what, weights of scores, and what backward needs of each query. Sums are those of tile.h: a warp has M * 16
+rows, and a quad of its lanes a row.
+*/
+#ifndef LLMC_FLASH_STEPS_H
+#define LLMC_FLASH_STEPS_H
+#include "attention_shape.h"  // AttentionShape
+#ifdef __CUDACC__
+#include "../core/kernel.h"  // WARP, Pack, bf16
+#include "tile.h"            // tile_quad_max
+
+__device__ inline float flash_exp2_(float x) {
+#ifdef SIMT
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // 2 ulp; 2^-Inf = 0
+    return y;
+#endif
+}
+
+static const float FLASH_LOG2_E = 1.44269504f, FLASH_LN_2 = 0.693147181f;
+
+// ---- who sees whom ----
+
+struct FlashRange {
+    int first, last;
+    __device__ inline bool has(int i) const { return i >= first && i <= last; }
+    __device__ inline bool has_all(int i, int n) const { return i >= first && i + n - 1 <= last; }
+};
+
+// keys that all queries t..t+n-1 see. For a query or a key that does not exist, whose row is not kept, the last one's
+__device__ inline FlashRange flash_keys_(const AttentionShape& s, int b, int t, int n) {
+    return {attention_sees_from(&s, b, min(t + n, s.T) - 1), attention_last_key(&s, t)};
+}
+// queries that see all keys u..u+n-1
+__device__ inline FlashRange flash_queries_(const AttentionShape& s, int b, int u, int n) {
+    return {attention_first_query(&s, u + n - 1), attention_seen_until(&s, b, min(u, s.keys - 1))};
+}
+
+// ---- who computes what ----
+
+// Blocks begin in the order of their numbers, and those at work at a time should stream the same tensors, so that these
+// come from the L2 (50 MiB of an H100 or H200, 40 of an A100) and not from memory. So heads go in groups that together
+// stream FLASH_STREAM bytes, 64 heads of 64 channels at T 1024, and in a group tile after tile: whatever T is, a group
+// has 512 or 1024 blocks, and some 264 are at work.
+#ifndef FLASH_STREAM  // test_attention.c: fewer, so that its few heads are several groups
+#define FLASH_STREAM (16 << 20)
+#endif
+
+typedef struct {
+    int head, tile;
+} FlashPlace;
+
+// of block i of n_heads * n_tiles, `together` heads in a group; the last one has what is left
+FM_FUNCTION FlashPlace flash_place(int i, int n_heads, int n_tiles, int together) {
+    int first = i / (together * n_tiles) * together, n = n_heads - first < together ? n_heads - first : together;
+    i -= first * n_tiles;
+    FlashPlace place = {first + i % n, i / n};
+    return place;
+}
+
+// how many of the n_heads heads stream FLASH_STREAM bytes, if one streams n_rows rows of two tensors
+static inline int flash_together_(int n_heads, int64_t n_rows, int HS) {
+    int64_t n = FLASH_STREAM / (2 * (int64_t)sizeof(bf16) * n_rows * HS);
+    return n < 1 ? 1 : n < n_heads ? (int)n : n_heads;
+}
+
+// this block's, in a grid (heads, tiles)
+__device__ inline FlashPlace flash_my_place_(int together) {
+    return flash_place((int)(blockIdx.y * gridDim.x + blockIdx.x), (int)gridDim.x, (int)gridDim.y, together);
+}
+
+static inline dim3 flash_grid_(int n_heads, int n_rows, int tile) {
+    return dim3((unsigned)n_heads, (unsigned)ceil_div(n_rows, tile));
+}
+
+// ---- forward: weights of scores ----
+
+// scores that are not seen become -Inf; t, u: query, of sequence b, and key of the warp's first row and column
+template <int M, int N>
+__device__ inline void flash_mask_scores(float (&scores)[M][N][4], const AttentionShape& s, int b, int t, int u) {
+    int lane = threadIdx.x % WARP;
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+            FlashRange seen = flash_keys_(s, b, t + 16 * m + lane / 4 + half * 8, 1);
+            // as columns n / 2 * 8 + n % 2
+            int first = seen.first - u - lane % 4 * 2, last = seen.last - u - lane % 4 * 2;
+            #pragma unroll
+            for (int n = 0; n < 2 * N; n++) {
+                float& score = scores[m][n / 2][2 * half + n % 2];
+                score = n / 2 * 8 + n % 2 >= first && n / 2 * 8 + n % 2 <= last ? score : -INFINITY;
+            }
+        }
+    }
+}
+
+// scores become 2^(score * scale - max); this lane's part of sum shrinks to a larger maximum, and what was summed up
+// with a smaller one has to: times shrink. The maximum begins at a number, not at -Inf, so no difference is Inf - Inf
+template <int M, int N>
+__device__ inline void flash_softmax_weights(float (&scores)[M][N][4], float (&shrink)[M][2],
+                                             float (&max)[M][2], float (&sum)[M][2], float scale) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {  // the two rows of this lane
+            float top = -INFINITY;
+            #pragma unroll
+            for (int n = 0; n < N; n++) { top = fmaxf(top, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1])); }
+            top = fmaxf(max[m][half], tile_quad_max(top) * scale);
+            shrink[m][half] = flash_exp2_(max[m][half] - top);
+            max[m][half] = top;
+            sum[m][half] *= shrink[m][half];
+            #pragma unroll
+            for (int n = 0; n < 2 * N; n++) {
+                float& p = scores[m][n / 2][2 * half + n % 2];
+                p = flash_exp2_(p * scale - top);
+                sum[m][half] += p;
+            }
+        }
+    }
+}
+
+// rows of sums times what is theirs
+template <int M, int N>
+__device__ inline void flash_scale_rows(float (&sums)[M][N][4], const float (&factor)[M][2]) {
+    #pragma unroll
+    for (int m = 0; m < M; m++) {
+        #pragma unroll
+        for (int n = 0; n < 4 * N; n++) { sums[m][n / 4][n % 4] *= factor[m][n % 4 / 2]; }
+    }
+}
+
+// both at once
+template <int W, int M, int N>
+__device__ inline void flash_softmax_step(float (&scores)[M][N][4], float (&out)[M][W / 8][4], float (&max)[M][2],
+                                          float (&sum)[M][2], float scale) {
+    float shrink[M][2];
+    flash_softmax_weights(scores, shrink, max, sum, scale);
+    flash_scale_rows(out, shrink);
+}
+
+// ---- backward ----
+
+enum { FLASH_ROWS_THREADS = 128 };
+
+// what backward needs of a query: its weights are 2^(score - level)
+struct FlashRow {
+    float level, D;
+};
+
+// where the FlashRow of query t is: two make 16 bytes, so each head begins at an even place
+__host__ __device__ inline size_t flash_row_stride_(const AttentionShape* s) {
+    return (size_t)(attention_queries(s) + 1) / 2 * 2;
+}
+__device__ inline size_t flash_at_row_(const AttentionShape& s, int b, int h, int t) {
+    return ((size_t)b * s.NH + h) * flash_row_stride_(&s) + (t - s.t0);
+}
+
+// eight lanes per query, 16 bytes each
+__global__ void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* out, const float* max, const float* inv,
+                                  AttentionShape s) {
+    int n_queries = attention_queries(&s);
+    int64_t n_rows = (int64_t)s.B * n_queries * s.NH;
+    int64_t n = (int64_t)blockIdx.x * (FLASH_ROWS_THREADS / 8) + threadIdx.x / 8;
+    int64_t i = n < n_rows ? n : n_rows - 1;  // all lanes stay for the sum; heads are neighbours in memory
+    int h = (int)(i % s.NH), t = s.t0 + (int)(i / s.NH % n_queries), b = (int)(i / s.NH / n_queries);
+    size_t at = attention_at_out(&s, b, h, t), row = attention_at_row(&s, b, h, t);
+    float D = 0.0f;
+    for (int c = threadIdx.x % 8 * 8; c < s.HS; c += 64) {
+        Pack<bf16, 8> x = pack_load<8>(dout + at + c), y = pack_load<8>(out + at + c);
+        for (int j = 0; j < 8; j++) { D += to_float(x.x[j]) * to_float(y.x[j]); }
+    }
+    for (int step = 4; step > 0; step /= 2) { D += __shfl_xor_sync(ALL_LANES, D, step); }
+    if (n < n_rows && threadIdx.x % 8 == 0) {
+        FlashRow x = {max[row] * FLASH_LOG2_E - log2f(inv[row]), D};  // inv 0: level Inf, so that all weights are 0
+        rows[flash_at_row_(s, b, h, t)] = x;
+    }
+}
+
+// of this lane's two queries, those of rows row + lane / 4 and 8 below in a tile of n_queries from query t on
+__device__ inline void flash_my_rows_(FlashRow (&mine)[2], const FlashRow* rows, const AttentionShape& s, int b, int h,
+                                      int t, int n_queries, int row) {
+    for (int half = 0; half < 2; half++) {
+        int n = row + 8 * half + threadIdx.x % WARP / 4;
+        FlashRow none = {INFINITY, 0.0f};
+        mine[half] = n < n_queries ? rows[flash_at_row_(s, b, h, t + n)] : none;
+    }
+}
+#endif  // __CUDACC__
+#endif  // LLMC_FLASH_STEPS_H

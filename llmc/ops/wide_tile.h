@@ -1,0 +1,98 @@
+/*
+Tiles for products of warpgroups (wgmma.h) on Hopper: from memory into shared memory, products with them, and results
+back to memory; what tile.h is for products of a warp.
+    wide tile  ROWS rows of W = 64 or 128 channels in shared memory: for each 64 channels ROWS rows of 128 bytes in the
+               order of tile.h, one behind the other; begins at a multiple of 1024 bytes
+    sums       (64, N*8) floats in the registers of a warpgroup: those of tile.h with M = 1; warp w of the four has rows
+               16w..16w+15. Operands a in registers likewise, so tile_to_operands makes them of sums
+All threads of a block make the calls that load, those of a warpgroup the others. Products are under way when a call
+returns: wgmma_fence before them, wgmma_commit and wgmma_wait behind (wgmma.h).
+Order:  16 terms at a time, ascending; within the 16 the hardware has its own.
+Cost:   a product of 64 x N*8 x W takes N*8 * W / 32 cycles of a multiprocessor; a thread's copy is two instructions and
+        a comparison.
+*/
+#ifndef LLMC_WIDE_TILE_H
+#define LLMC_WIDE_TILE_H
+#ifdef __CUDACC__
+#include "../core/wgmma.h"  // wgmma_ss, wgmma_rs, smem_descriptor, smem_descriptor_at
+#include "tile.h"           // tile_store_rows, cp_async_16_zfill
+
+// ---- from memory ----
+
+// Rows of C channels on their way to tiles, one tile after the other. What is beyond the rows that exist, and beyond C,
+// becomes 0; its address is made and not read. Of THREADS threads as many load as have equally many copies. A thread
+// has the same chunk of every STEP-th row, a multiple of 8, so that all of them lie in the same place of their rows
+template <int ROWS, int W, int THREADS>
+struct WideRows {
+    enum { LOADERS = ROWS % (THREADS / 8) == 0 ? THREADS : ROWS % 32 == 0 ? 256 : 128, STEP = LOADERS / 8 };
+    static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "WideRows: loaders have as many copies, in one place of rows");
+    size_t at;     // of this thread's first chunk of the tile, in its tensor
+    int to, left;  // where it lies in a tile; rows that exist, from its own on
+    bool further;  // do rows have this thread's chunk of the second 64 channels?
+
+    // the first tile: n_rows rows exist from element `begin` of the tensor on
+    __device__ inline WideRows(size_t begin, size_t stride, int n_rows, int C) {
+        int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+        at = begin + row * stride + chunk * 8;
+        to = row * 64 + (chunk ^ (row & 7)) * 8;  // as tile_chunk<64>
+        left = chunk * 8 < C ? n_rows - row : -ROWS;
+        further = 64 + chunk * 8 < C;
+    }
+
+    // back: 1 for the rows of the tile before
+    __device__ inline void load(bf16* tile, const bf16* x, size_t stride, int back = 0) const {
+        if (threadIdx.x >= LOADERS) { return; }
+        x += at - back * ROWS * stride;
+        #pragma unroll
+        for (int j = 0; j < ROWS; j += STEP) {
+            bf16* y = tile + to + j * 64;
+            bool exists = j < left + back * ROWS;
+            cp_async_16_zfill(y, x + j * stride, exists ? 16 : 0);
+            if (W == 128) { cp_async_16_zfill(y + ROWS * 64, x + j * stride + 64, exists && further ? 16 : 0); }
+        }
+    }
+
+    __device__ inline void next(size_t stride) { at += ROWS * stride, left -= ROWS; }
+};
+
+// one tile alone
+template <int ROWS, int W, int THREADS>
+__device__ inline void wide_tile_load(bf16* tile, const bf16* x, size_t stride, int n_rows, int C) {
+    WideRows<ROWS, W, THREADS>(0, stride, n_rows, C).load(tile, x, stride);
+}
+
+// ---- products of a warpgroup ----
+
+// sums = x y', x: 64 rows of a tile of ROWS, from row 64 * part on, y: a tile of N*8 rows
+template <int W, int ROWS, int N>
+__device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], const bf16* x, int part, const bf16* y) {
+    uint64_t a = smem_descriptor(x + part * 64 * 64), b = smem_descriptor(y);
+    #pragma unroll
+    for (int k = 0; k < W; k += 16) {
+        int half = k / 64, n_bytes = k % 64 * 2;
+        wgmma_ss<0, 0>(sums, smem_descriptor_at(a, half * ROWS * 128 + n_bytes),
+                       smem_descriptor_at(b, half * N * 8 * 128 + n_bytes), k > 0);
+    }
+}
+
+// sums += p y, p[0][k]: operands a of columns 16k..16k+15, y: a tile of K*16 rows
+template <int W, int K>
+__device__ inline void wide_tile_add_product(float (&sums)[1][W / 8][4], const unsigned (&p)[1][K][4], const bf16* y) {
+    uint64_t b = smem_descriptor(y, K * 16 * 128);
+    #pragma unroll
+    for (int k = 0; k < K; k++) { wgmma_rs<1>(sums, p[0][k], smem_descriptor_at(b, k * 16 * 128), 1); }
+}
+
+// ---- to memory ----
+
+// tile_store_rows of the rows of this warp, by way of a tile of ROWS rows
+template <int W, int ROWS>
+__device__ inline void wide_tile_store_rows(bf16* x, size_t stride, int n_rows, int C, bf16* tile, int row,
+                                            const float (&sums)[1][W / 8][4], const float (&factor)[1][2]) {
+    #pragma unroll
+    for (int c = 0; c < W; c += 64) {
+        tile_store_rows<64>(x + c, stride, n_rows, C - c, tile + c * ROWS, row, sums, factor, c / 8);
+    }
+}
+#endif  // __CUDACC__
+#endif  // LLMC_WIDE_TILE_H
