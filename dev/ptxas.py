@@ -5,7 +5,8 @@ What the assembler says of every kernel: registers, shared memory, stack, spills
     make ptxas PTXAS_OPTIONS=--check    compare: fails when the table is not what the code gives
     python dev/ptxas.py [--check] [--archs sm_80,sm_90] -- NVCC FLAGS...    what make runs
 
-Compiles the programs in SOURCES to machine code, bf16 build (no GPU is needed), and reads `ptxas -v`. Fails (status 1) when a
+Compiles the programs in SOURCES to machine code, bf16 build (no GPU is needed), and reads `ptxas -v`; of HOPPER_SOURCES, for sm_90a,
+the kernels that only this card has. Fails (status 1) when a
 kernel whose name contains one of HOT spills registers: it then goes through memory for what should be at hand. A spill is a
 stored register; a stack frame without spills is an array that is indexed at run time, and just as slow.
 """
@@ -22,6 +23,7 @@ ARCHS = ["sm_80", "sm_90"]  # of the record
 # together they use every kernel as training does
 SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "train_deepseek_v4.cu", "train_glm5.cu",
            "dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu"]
+HOPPER, HOPPER_SOURCES = "sm_90a", ["dev/bench/gpu_ops.cu"]  # kernels with hopper in their name
 HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "hyper", "latent", "layernorm", "lora",
        "matmul", "residual", "rmsnorm", "rope", "router", "swiglu"]
 
@@ -34,7 +36,8 @@ HEADER = """# Kernels as the assembler sees them
 
 Written by `make ptxas` with nvcc {release}, bf16 build; [dev/ptxas.py](../../dev/ptxas.py) says how. Nothing here was
 measured on a GPU. Registers are per thread (255 at most; a multiprocessor has 65,536). Shared memory is per block and without
-the part that a launch asks for; stack and spills are bytes per thread. Two numbers, `a / b`, are those of {archs}.
+the part that a launch asks for; stack and spills are bytes per thread. Two numbers, `a / b`, are those of {archs}; kernels with
+`hopper` in their name are of sm_90a alone.
 A kernel that spills keeps registers in memory. Those with one of these in their name may not, or `make ptxas` fails:
 {hot}.
 """
@@ -69,12 +72,15 @@ def parse(text):
 
 def compile_source(nvcc, source, arch):
     """Rows of one source for one card. Raises RuntimeError with the compiler's words."""
+    flags = ["-gencode=arch=compute_90a,code=sm_90a", "-DWGMMA"] if arch == HOPPER else [f"-arch={arch}"]
     with tempfile.TemporaryDirectory() as work:
-        command = nvcc + ["-cubin", f"-arch={arch}", "-Xptxas", "-v", "-x", "cu", source, "-o", os.path.join(work, "cubin")]
+        command = nvcc + ["-cubin"] + flags + ["-Xptxas", "-v", "-x", "cu", source, "-o", os.path.join(work, "cubin")]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{source} for {arch} does not compile:\n{done.stdout}")
-    return parse(done.stdout)
+    if "wgmma.mma_async instructions are serialized" in done.stdout:
+        raise RuntimeError(f"{source} for {arch}: products that should overlap are serialized:\n{done.stdout}")
+    return {name: numbers for name, numbers in parse(done.stdout).items() if arch != HOPPER or "hopper" in name}
 
 
 def demangle(names):
@@ -85,6 +91,7 @@ def demangle(names):
 def collect(nvcc, archs):
     """{(short name, arch): numbers}; a kernel that two sources use the same way is one row."""
     jobs = [(source, arch) for source in SOURCES if os.path.exists(os.path.join(ROOT, source)) for arch in archs]
+    jobs += [(source, HOPPER) for source in HOPPER_SOURCES]
     with ThreadPoolExecutor(max_workers=2) as pool:  # each takes a core and a gigabyte
         found = list(pool.map(lambda job: compile_source(nvcc, *job), jobs))
     names = demangle(sorted({name for rows in found for name in rows}))
@@ -100,7 +107,8 @@ def table(rows, archs, release):
     lines = [HEADER.format(release=release, archs=" and ".join(archs), hot=", ".join(HOT)),
              "| kernel | registers | shared | stack | spill stores | spill loads |", "|---|---:|---:|---:|---:|---:|"]
     for name in sorted({name for name, _ in rows}):
-        numbers = [rows.get((name, arch), (None,) * 5) for arch in archs]
+        of = archs if any((name, arch) in rows for arch in archs) else [HOPPER]
+        numbers = [rows.get((name, arch), (None,) * 5) for arch in of]
         lines.append(f"| `{name}` | " + " | ".join(cell(column) for column in zip(*numbers)) + " |")
     return "\n".join(lines) + "\n"
 
