@@ -227,7 +227,7 @@ Written by `python3 dev/roofline.py`; [dev/roofline.py](../../dev/roofline.py) h
 The **limit** of a row is what the card cannot beat: FLOP at 989 TFLOP/s or bytes at 4.8 TB/s, every input read once and every
 output written once. **Expected** is what was derived before there was a card, by the assumptions below; bold is a row that took
 longer and so names the assumption that failed. **Measured** is the code as it came to [an H200](2026-11-28-h200.md), each kernel alone; **now**
-is what the kernels and algorithms take that were chosen on that day, alone too. [gpu_check.sh](README.md) prints the expected beside
+is what the kernels and algorithms take that were chosen on that day, alone too, with `CUDA_ARCH=sm_90a` for attention. [gpu_check.sh](README.md) prints the expected beside
 what it measures. Empty: nobody measured it, and the sum has what is expected.
 
 {step}
@@ -260,8 +260,8 @@ T {T}, 768 channels, one layer:
 
 {attention}
 Forward and backward are counted as 2 and 5 B T T C operations in TFLOP/s; the kernels do 7 products backward instead of 5, and
-the half tiles on the diagonal. These are the kernels by mma.sync; with `CUDA_ARCH=sm_90a`, which a Hopper card has by itself, wgmma
-takes their place ([flash_hopper.h](../../llmc/ops/flash_hopper.h)).
+the half tiles on the diagonal. These are the kernels by mma.sync; in a build with `CUDA_ARCH=sm_90a` those by
+wgmma take their place ([flash_hopper.h](../../llmc/ops/flash_hopper.h)).
 """
 
 

@@ -39,7 +39,7 @@ Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, a
 #define LLMC_FLASH_ATTENTION_H
 #include "attention_shape.h"  // AttentionShape
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, Pack, bf16, cudaCheck, device_workspace
+#include "../core/kernel.h"  // WARP, Pack, bf16, kernel_exp2, cudaCheck, device_workspace
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
 #include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, FlashRow, flash_key_gradients_
 #include "tile.h"            // tile_load, tile_add_product, tile_store_rows
@@ -120,7 +120,7 @@ __device__ inline void flash_key_gradients_(float (&p)[1][N][4], float (&ds)[1][
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             int column = 8 * n + lane % 4 * 2 + i % 2;
-            p[0][n][i] = flash_exp2_(p[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[column].level);
+            p[0][n][i] = kernel_exp2(p[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[column].level);
             ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - rows[column].D);
         }
     }
@@ -217,7 +217,7 @@ __device__ inline void flash_query_gradients_(float (&ds)[1][N][4], const float 
     for (int n = 0; n < N; n++) {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float weight = flash_exp2_(scores[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[i / 2].level);
+            float weight = kernel_exp2(scores[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[i / 2].level);
             ds[0][n][i] = weight * (ds[0][n][i] - rows[i / 2].D);
         }
     }

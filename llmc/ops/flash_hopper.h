@@ -26,7 +26,7 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 #ifndef LLMC_FLASH_HOPPER_H
 #define LLMC_FLASH_HOPPER_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, bf16, cudaCheck
+#include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck
 #include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep, fence_proxy_async
 #include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, FlashRow, flash_my_rows_
 #include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum
@@ -164,7 +164,7 @@ __device__ inline void flash_hopper_key_weights_(float (&p)[1][N][4], const Flas
     #pragma unroll
     for (int i = 0; i < 4 * N; i++) {
         float& x = p[0][i / 4][i % 4];
-        x = flash_exp2_(x * scale - rows[i / 4 * 8 + i % 2].level);
+        x = kernel_exp2(x * scale - rows[i / 4 * 8 + i % 2].level);
     }
 }
 
@@ -280,7 +280,7 @@ __device__ inline void flash_hopper_query_weights_(float (&p)[1][N][4], const Fl
     #pragma unroll
     for (int i = 0; i < 4 * N; i++) {
         float& x = p[0][i / 4][i % 4];
-        x = flash_exp2_(x * scale - rows[i % 4 / 2].level);
+        x = kernel_exp2(x * scale - rows[i % 4 / 2].level);
     }
 }
 

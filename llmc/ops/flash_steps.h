@@ -7,18 +7,8 @@ rows, and a quad of its lanes a row.
 #define LLMC_FLASH_STEPS_H
 #include "attention_shape.h"  // AttentionShape
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, Pack, bf16
+#include "../core/kernel.h"  // WARP, Pack, bf16, kernel_exp2
 #include "tile.h"            // tile_quad_max
-
-__device__ inline float flash_exp2_(float x) {
-#ifdef SIMT
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // 2 ulp; 2^-Inf = 0
-    return y;
-#endif
-}
 
 static const float FLASH_LOG2_E = 1.44269504f, FLASH_LN_2 = 0.693147181f;
 
@@ -111,13 +101,13 @@ __device__ inline void flash_softmax_weights(float (&scores)[M][N][4], float (&s
             #pragma unroll
             for (int n = 0; n < N; n++) { top = fmaxf(top, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1])); }
             top = fmaxf(max[m][half], tile_quad_max(top) * scale);
-            shrink[m][half] = flash_exp2_(max[m][half] - top);
+            shrink[m][half] = kernel_exp2(max[m][half] - top);
             max[m][half] = top;
             sum[m][half] *= shrink[m][half];
             #pragma unroll
             for (int n = 0; n < 2 * N; n++) {
                 float& p = scores[m][n / 2][2 * half + n % 2];
-                p = flash_exp2_(p * scale - top);
+                p = kernel_exp2(p * scale - top);
                 sum[m][half] += p;
             }
         }

@@ -28,7 +28,7 @@ Source: Dao et al. 2023, "Flash-Decoding for long-context inference", for the sp
 #ifndef LLMC_SPLIT_ATTENTION_H
 #define LLMC_SPLIT_ATTENTION_H
 #if defined(__CUDACC__) && !defined(EXACT)
-#include "flash_attention.h"  // flash_softmax_step, flash_exp2_, flash_fits_
+#include "flash_attention.h"  // flash_softmax_step, flash_fits_, kernel_exp2
 #include "tile.h"             // tile_load, tile_add_product, tile_quad_sum
 
 enum {
@@ -130,7 +130,7 @@ split_attention_merge_kernel(bf16* out, float* max, float* inv, AttentionSplits 
     top = row_max(top);
     #pragma unroll 4
     for (int i = warp; i < a.n_splits; i += SPLIT_MERGERS) {
-        float shrink = flash_exp2_(levels[2 * i] - top);
+        float shrink = kernel_exp2(levels[2 * i] - top);
         total += levels[2 * i + 1] * shrink;
         Pack<float, 4> x = {{0.0f, 0.0f, 0.0f, 0.0f}};
         if (c < s.HS) { x = load_floats<4>(sums + (size_t)i * s.HS + c); }
