@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, about six minutes on 2 cores
+#     dev/test.sh quick              `make test`: what a person waits for, about seven minutes on 2 cores
 #     dev/test.sh rest               `make test-all`: the rest, most of an hour; of long lists that are seldom red a commit's share
 #     dev/test.sh all                the rest, and all of each list: two hours
 #     dev/test.sh ci                 quick, then rest, as .ci/run: what rest runs in full, quick leaves but for a third
@@ -236,7 +236,7 @@ rest() {
     long=$(make -s simt_long_tests)
     ops=$(without "$long" $(make -s simt_tests))
     simt exact "$ops" "$(share 2 $long)"
-    build_and_run "ASAN=1 OPT=-Og" $(share 2 $(basename -s .c test_*.c))
+    build_and_run "ASAN=1 OPT=-Og" $(share 3 $(basename -s .c test_*.c))
     make_all "what ships" $(printf "$(make -s folder)/%s " train_gpt2 train_mamba_hpn train_gpt2_faults tools/inspect tools/tokenize launch)
     finish_parts  # scripts measure time and memory
     at_once=$((jobs + 1))
@@ -245,18 +245,18 @@ rest() {
     part "attacks on a run" dev/attacks.sh
     part "several ranks" dev/test_ranks.sh
     part "strangers at the ports of a run" $python dev/faults/strangers.py
-    part "train_mamba_hpn, every option and file" dev/test_mamba.sh
+    part "train_mamba_hpn, every option and file" env KILLS=10 dev/test_mamba.sh  # how saves end is shown by train_gpt2
     export OPT=-Og  # of quick; their kernels at -O3 have their turn in matrix
     build_shared train_bigram train_moe_faults train_glm5_faults
     part "ranks on several machines" dev/test_machines.sh
     part "train_bigram.c, as its page says" dev/test_example.sh
-    part "train_moe, every option and file" dev/test_moe.sh
+    part "train_moe, every option and file" env KILLS=10 dev/test_moe.sh
     part "conversations: refusals, bits, resuming, answers" dev/test_sft.sh refused bits resume answers
     part "conversations: resuming, under sanitizers" env ASAN=1 dev/test_sft.sh resume
     # the most that a trainer keeps beside its parameters: biases that count, indexers
     part "train_moe, checkpoints and faults, quick" env TRAINER=train_moe dev/test_faults.sh quick
-    part "train_qwen3, every option and file" dev/test_qwen.sh
-    part "train_qwen36, every option and file" dev/test_qwen36.sh
+    part "train_qwen3, every option and file" env KILLS=10 dev/test_qwen.sh
+    half part "train_qwen36, every option and file" env KILLS=10 dev/test_qwen36.sh
     part "train_deepseek_v4, every option and file" dev/test_deepseek_v4.sh
     part "train_glm5, every option and file" dev/test_glm5.sh
     part "train_glm5, files" dev/test_glm5_files.sh

@@ -786,7 +786,7 @@ ranks() {
     refused "--pp and --verify-every" "--verify-every: is not for --pp" "$launch" -n 2 "$trainer" "${mixed[@]}" --pp 2 --verify-every 1
     go --config wide.json --export-hf apart && rewrite apart fused 'fuse()'
     run=("${mixed[@]:2}" --export-hf exported)  # of a folder
-    shared --ep "experts that are one tensor of the file" "2/2 4/2 4/4" --from fused --ema 0.9
+    SHARE="" shared --ep "experts that are one tensor of the file" "2/2 4/2 4/4" --from fused --ema 0.9
     table exported fused "$(tensors fused/model.safetensors . | wc -l)"
     verdict $? "... and of the export" "$(<err)"
     rm -rf several/step_000012 && "$launch" -n 2 "$trainer" --resume --run several --ep 2 >out 2>err </dev/null && same_run one several
