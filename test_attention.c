@@ -8,8 +8,10 @@ bound that is computed beside it in double.
 #if defined(SIMT) && !defined(EXACT)
 #define WGMMA  // dev/simt models it
 #endif
-static int flash_hopper;  // of a build with WGMMA: 1 takes the kernels of flash_hopper.h, 0 those of other cards
+#if defined(WGMMA) && !defined(EXACT)
+static int flash_hopper;  // 1 takes the kernels of flash_hopper.h, 0 those of other cards
 #define FLASH_HOPPER flash_hopper
+#endif
 #include "llmc/ops/attention.h"
 #include "llmc/test/test.h"
 
@@ -613,11 +615,13 @@ static void test_obvious(Test* t) {
     check_bits(t, "inv", inv, want_inv, 2);
     check(t, float_ulps(max[0], want_max[0]) <= 1 && float_ulps(max[1], want_max[1]) <= 1, "max: found %.9g %.9g",
           (double)max[0], (double)max[1]);
-    check_bits(t, "dv of token 0", dqkv + 4, want_dv, 2);
-    check_bits(t, "dv of token 1", dqkv + 10, want_dv + 2, 2);
-    // datt = (40, 12), D = 26: ds = (7, -7) / sqrt(2), and equal keys cancel in dq, up to the rounding of 25. The hardware's
-    // exponential makes weights of 1/2 that are 2^-22 apart, with which datt and D no longer cancel to the last bit
-    const float apart = same_bits() ? 0.0f : 0x1p-22f * 40.0f * 35.0f;
+    // where scores near 18 are summed in another order, weights of 1/2 are 2^-19 off; so datt and D do not cancel, either
+    const float off = same_bits() ? 0.0f : 0x1p-19f, apart = off * 40.0f * 35.0f;
+    for (int i = 0; i < 4; i++) {
+        const float dv = dqkv[4 + i / 2 * 6 + i % 2];
+        check(t, fabsf(dv - want_dv[i]) <= off * want_dv[i], "dv of token %d: %.9g", i / 2, (double)dv);
+    }
+    // datt = (40, 12), D = 26: ds = (7, -7) / sqrt(2), and equal keys cancel in dq, up to the rounding of 25
     check(t, fabsf(dqkv[0]) <= apart && fabsf(dqkv[1]) <= apart, "a token that sees only itself cannot move its query");
     check(t, fabsf(dqkv[6]) <= 0x1p-20f + apart && fabsf(dqkv[7]) <= 0x1p-20f + apart,
           "equal keys: the query cannot choose between them, found %.9g and %.9g", (double)dqkv[6], (double)dqkv[7]);

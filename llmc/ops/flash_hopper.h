@@ -25,13 +25,8 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 */
 #ifndef LLMC_FLASH_HOPPER_H
 #define LLMC_FLASH_HOPPER_H
-<<<<<<< ours
-#ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck
-=======
 #if defined(__CUDACC__) && defined(WGMMA)
-#include "../core/kernel.h"  // WARP, bf16, cudaCheck
->>>>>>> theirs
+#include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck
 #include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep, fence_proxy_async
 #include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, FlashRow, flash_my_rows_
 #include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum
