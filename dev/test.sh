@@ -31,11 +31,8 @@ skip() {  # NAME WHY
 # no_time_is_left NAME: then it is skipped
 no_time_is_left() { [ "$(date +%s)" -ge "$until" ] && skip "$1" "no time is left"; }
 
-# cpu_seconds FILE: of what this shell has started and waited for; FILE is scratch, for `times` in a pipe says another shell's
-cpu_seconds() {
-    times >"$1"  # of this shell; of what it has started: 1m2.345s 0m6.789s
-    tail -n 1 "$1" | tr ms '  ' | awk '{ print 60 * ($1 + $3) + $2 + $4 }'
-}
+# cpu_seconds FILE: what a shell has started, of what `times` of that very shell has written: 1m2.345s 0m6.789s
+cpu_seconds() { tail -n 1 "$1" | tr ms '  ' | awk '{ print 60 * ($1 + $3) + $2 + $4 }'; }
 
 # part NAME COMMAND...: run it when fewer than at_once others run, then show what it prints and add its count
 part() {
@@ -51,6 +48,7 @@ part() {
         timeout -k 10 $((left < longest ? left : longest)) "$@" >"$result.output" 2>&1
         status=$?
         if [ $status = 124 ] || [ $status = 137 ]; then echo "stopped after $((SECONDS - start)) s" >>"$result.output"; fi
+        times >"$result.times"
         echo "$status $((SECONDS - start)) $(cpu_seconds "$result.times")" >"$result.status"
     } &
 }
@@ -127,10 +125,10 @@ make_all() {
     shift
     if no_time_is_left "building: $name"; then return 1; fi
     echo "building: $name"
-    (make -s -j"$jobs" "$@"; status=$?; cpu_seconds "$work/times" >"$work/cpu"; exit $status)
+    (make -s -j"$jobs" "$@"; status=$?; times >"$work/times"; exit $status)
     status=$?
     if [ $status = 0 ]; then
-        printf '... built in %d s, %.0f of a core\n' $((SECONDS - start)) "$(cat "$work/cpu")"
+        printf '... built in %d s, %.0f of a core\n' $((SECONDS - start)) "$(cpu_seconds "$work/times")"
         return
     fi
     failed=$((failed + 1))
