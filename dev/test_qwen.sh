@@ -3,7 +3,7 @@
 # minute of one core after the build. What it computes is held against transformers by dev/ref/check_hf.py --model qwen.
 #     dev/test_qwen.sh                       all parts
 #     dev/test_qwen.sh options ranks         some of them: presets options configs files bits ranks kills text lora fp8 releases fp4
-#     dev/test_qwen.sh quick                 presets, configs, files and bits, of ranks, kills, lora, fp8, releases and fp4 a few
+#     dev/test_qwen.sh quick                 presets, configs, files and bits; of ranks, kills and lora a few; fp8 and the like, where named, too
 #     KILLS=300 dev/test_qwen.sh kills       more random kills than 20
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
 . "$(dirname "$0")/promises.sh"
