@@ -71,7 +71,7 @@ help:
 	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
 	@echo "make test        build and run every test: about seven minutes on 2 cores"
-	@echo "make test-all    what make test leaves: compilers, sanitizers, ...: most of an hour"
+	@echo "make test-all    the rest: compilers, sanitizers, ...: most of an hour"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"
 	@echo "make train_moe   a mixture of experts, for this machine: CPU=1 or CUDA=1 say it"
