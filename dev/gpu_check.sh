@@ -316,7 +316,7 @@ profile_step() {
 }
 
 # What Nsight Compute counts: the time of each kernel of a step; and of some kernels of gpu_ops, the second time that they run: a case, its kernels,
-# how many (a product whose sum is split has two). Lines "ncu CASE" of ops.tsv
+# how many (LayerNorm's backward has two, and so has a product whose sum is split). Lines "ncu CASE" of ops.tsv
 stage_profile() {
     local only kernels n out status=0
     work=$(mktemp -d)  # not local: the trap reads it
@@ -343,7 +343,7 @@ attention_backward B 8 T 1024 NH 12	flash_backward	2
 attention_forward B 8 T 4096 NH 16	flash_forward	1
 attention_backward B 8 T 4096 NH 16	flash_backward	2
 residual_layernorm_forward	layernorm	1
-layernorm_backward	layernorm_backward	1
+layernorm_backward	layernorm_backward	2
 crossentropy	crossentropy	1
 adamw_update	adamw	1
 matmul_forward fc	.	1
