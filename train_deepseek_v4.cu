@@ -29,7 +29,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp.h"          // mtp_on_stage, mtp_trunk_end: the token after the next
-#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss, index_loss
+#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/stream.h"       // Stream: streams, where backward asks for them
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward

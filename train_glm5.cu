@@ -20,11 +20,11 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_balance: routers kept busy, each by itself
-#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
+#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward_input
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
-#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss, index_loss
+#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward

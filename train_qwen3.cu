@@ -20,7 +20,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_gather, heads_take: norms of heads with --tp
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
-#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
+#include "llmc/models/linear.h"       // LinearChain, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers

@@ -41,7 +41,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_gain, rmsnorm_forward, rmsnorm_backward
 #include "llmc/ops/row_gate.h"        // row_gate_forward, row_gate_add: the weight of the shared expert
-#include "llmc/ops/swiglu.h"          // swiglu_forward, swiglu_backward
+#include "llmc/ops/swiglu.h"          // swiglu_forward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns

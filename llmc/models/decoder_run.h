@@ -23,10 +23,10 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #define LLMC_DECODER_RUN_H
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/gemm.h"       // gemm_workspace_bytes
-#include "../run/cp_option.h"  // cp_option, cp_begin, cp_check, cp_box
+#include "../run/cp_option.h"  // cp_option, cp_begin, cp_check
 #include "../run/graph_option.h"  // graph_option, graph_check
 #include "../run/pipeline.h"   // pp_option, pp_begin_between, pp_check_batches, pp_slots
-#include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
+#include "../run/tp_option.h"  // tp_option, tp_begin
 #include "../run/trainer.h"    // Run, run_add_options
 #include "decoder_passes.h"    // DecoderPasses, decoder_passes_forward, Activations, LmHead
 #include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle, experts_sent_bytes

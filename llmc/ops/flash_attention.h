@@ -39,9 +39,9 @@ Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, a
 #define LLMC_FLASH_ATTENTION_H
 #include "attention_shape.h"  // AttentionShape
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, Pack, bf16, kernel_exp2, cudaCheck, device_workspace
+#include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck, device_workspace
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
-#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, FlashRow, flash_key_gradients_
+#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, FlashRow, flash_my_rows_
 #include "tile.h"            // tile_load, tile_add_product, tile_store_rows
 #ifdef WGMMA
 #include "flash_hopper.h"    // flash_hopper_forward, flash_hopper_backward

@@ -30,7 +30,7 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2024, arXiv:2405.04434
 #ifndef LLMC_FLASH_LATENT_H
 #define LLMC_FLASH_LATENT_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, bf16, kernel_exp, pack_fits
+#include "../core/kernel.h"  // WARP, bf16, kernel_exp
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
 #include "latent_inputs.h"   // LatentInputsOf, LatentSight, latent_see, latent_next, latent_find
 #include "tile_rows.h"       // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store

@@ -32,9 +32,9 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 #ifndef LLMC_FLASH_SPARSE_H
 #define LLMC_FLASH_SPARSE_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, bf16, kernel_exp, pack_fits, pack_load, pack_store, load_floats, store_floats
+#include "../core/kernel.h"  // WARP, bf16, kernel_exp, pack_fits, load_floats, store_floats
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
-#include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, sparse_find_positions_
+#include "sparse_inputs.h"   // SparseInputsOf, sparse_key_
 #include "tile.h"            // tile_load, tile_add_product_of, tile_quad_max
 #include "tile_rows.h"       // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
 

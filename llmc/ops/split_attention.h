@@ -28,7 +28,7 @@ Source: Dao et al. 2023, "Flash-Decoding for long-context inference", for the sp
 #ifndef LLMC_SPLIT_ATTENTION_H
 #define LLMC_SPLIT_ATTENTION_H
 #if defined(__CUDACC__) && !defined(EXACT)
-#include "flash_attention.h"  // flash_softmax_step, flash_fits_, kernel_exp2
+#include "flash_attention.h"  // flash_fits_; of flash_steps.h: FLASH_LOG2_E, flash_softmax_step
 #include "tile.h"             // tile_load, tile_add_product, tile_quad_sum
 
 enum {

@@ -50,7 +50,7 @@ Source: doc/ranks.md; Rajbhandari et al. 2019, ZeRO, arXiv:1910.02054
 */
 #ifndef LLMC_DATA_PARALLEL_H
 #define LLMC_DATA_PARALLEL_H
-#include "../ops/global_norm.h"  // NormSum, norm_see, norm_add
+#include "../ops/global_norm.h"  // NormSum, norm_see, norm_add, norm_try
 #include "../core/tensor.h"      // Tensor
 #include "../ops/weights.h"      // Weights, weights_update
 #include "comm.h"                // Comm, comm_all_gather_v
