@@ -441,7 +441,7 @@ static void site2_forward(const DeepseekV4* v4, const Activations* acts, int l, 
 // The first half of layer l: N positions, whose streams come in as X. replay: they have been here before, and have
 // chosen their entries
 static void attend_forward(const DeepseekV4* v4, Activations* acts, int l, const floatX* X, int replay, int N,
-                              const Device* dev) {
+                           const Device* dev) {
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
@@ -729,7 +729,7 @@ static void end_backward(Model* m, Activations* acts, int N, const Device* dev) 
 static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
                                      lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
-// ---- of an update, once dp_reduce is back ----
+// ---- of an update, once model_reduce is back ----
 
 static float balance(const DeepseekV4* v4) {
     return levelled_balance(&v4->model, AT(router), AT(router_bias), v4->config.E);
@@ -826,7 +826,7 @@ static void deepseek_v4_choose(Run* r) {
     SafeSet set;
     if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
     Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r))
-                      : config_load(r->config, !*r->weights && !run_is_chosen(r, "mtp"));
+                           : config_load(r->config, !*r->weights && !run_is_chosen(r, "mtp"));
     if (*r->weights) {
         safeset_open(&set, r->weights);
         config_fit(&c, &set);

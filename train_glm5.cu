@@ -620,7 +620,7 @@ static void end_backward(Model* m, Activations* acts, int N, const Device* dev) 
 static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
                                      lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
-// ---- of an update, once dp_reduce is back ----
+// ---- of an update, once model_reduce is back ----
 
 static float balance(const Glm5* glm) {
     return levelled_balance(&glm->model, AT(router), AT(router_bias), glm->config.E);

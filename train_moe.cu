@@ -396,7 +396,7 @@ static void embed_backward(Model* m, Activations* acts, int N, const Device* dev
 static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
                                      lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
-// ---- what routers have counted in an update, once dp_reduce is back ----
+// ---- what routers have counted in an update, once model_reduce is back ----
 
 static Routing moe_routing(const Moe* moe) {
     return routing_read(dp_sums(&moe->model.dp), moe->config.L, moe->config.E, moe->model.dp.n_leaves);
@@ -542,7 +542,7 @@ static void moe_freeze(Run* r) {
     Moe* moe = &workplace(r)->moe;
     Model* m = r->model;
     for (int i = 0; i < m->n_table; i++) {
-        if (m->table[i].field != offsetof(Parameters, bias)) { continue; }
+        if (m->table[i].field != AT(bias)) { continue; }
         const int first = tensors_slices(m->table, i);
         for (int l = 0; l < moe->config.L; l++) { moe->bias_stays[l] = slice_is_frozen(m->frozen, first + l) != 0; }
         model_freeze(m, &m->table[i]);
@@ -579,8 +579,8 @@ static void moe_load(Run* r, const SliceSink* sink) {
     safeset_open(&set, r->weights);
     for (int i = 0; i < m->n_table; i++) {
         Tensor* t = &m->table[i];
-        const int is_bias = t->field == offsetof(Parameters, bias);
-        if (t->field == offsetof(Parameters, embedding)) { embedding = t->name; }
+        const int is_bias = t->field == AT(bias);
+        if (t->field == AT(embedding)) { embedding = t->name; }
         if (is_bias && !tensor_is_in(&set, t, "")) {
             tensors_init_into(sink, t, 1, 0);
         } else {

@@ -419,14 +419,14 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
 }
 
-// from the gradient of q or k, turned back, to that of what the projection has given: where it lies comes back
-// x: the ranks whose heads are all
+// From the gradient of q or k, turned back, to that of the projection's output; returns where that lies: dproj, or dheads
+// itself where heads have no norm. x: the ranks that share the heads
 static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
                                     const float* rstd, size_t field, int l, int heads, const RankGroup* x, int N,
                                     const Device* dev) {
     const Config* c = &qwen->config;
-    float* dgain = c->qk_norm ? gradient(qwen, field, l) : NULL;
     if (!c->qk_norm) { return dheads; }
+    float* dgain = gradient(qwen, field, l);
     const HeadRows h = heads_gather(dproj, dheads, proj, rstd, heads, N, c->HS, dgain != NULL, room, x, dev);
     rmsnorm_backward(h.dinp, dgain, h.dout, h.inp, gain(qwen, field, l), h.rstd, 0, N * h.heads, c->HS, dev);
     heads_take(dproj, &h, N, c->HS, x, dev);
@@ -490,7 +490,7 @@ static void embed_backward(Model* m, Activations* acts, int N, const Device* dev
 static const DecoderPasses PASSES = {activations_layout, streams,      embed_forward,   block_forward,  end_forward,
                                      lm_head,            end_backward, recompute_block, block_backward, embed_backward};
 
-// ---- what routers have counted in an update, once dp_reduce is back ----
+// ---- what routers have counted in an update, once model_reduce is back ----
 
 static float routing_loss(const Qwen* qwen) {
     const Config* c = &qwen->config;

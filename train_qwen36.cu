@@ -818,6 +818,8 @@ static void qwen36_place_texts(Qwen36* qwen, const CachedText* texts, int n_text
     free(positions);
 }
 
+// ---- of an update, once model_reduce is back ----
+
 // what is added to the loss: the MTP module's, and that of the routers
 static float more_loss(const Qwen36* qwen) {
     const Config* c = &qwen->config;

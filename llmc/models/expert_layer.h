@@ -401,7 +401,7 @@ static inline void expert_backward(const ExpertPass* p, floatX* dinp, const floa
     expert_backward_rows(p, dinp, dev);
 }
 
-// ---- what routers have counted in an update, once dp_reduce is back ----
+// ---- what routers have counted in an update, once model_reduce is back ----
 
 typedef struct {
     float balance, z;  // sums over layers of the means over leaves; balance is 1 a layer where experts are equally busy
