@@ -419,8 +419,8 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
 }
 
-// From the gradient of q or k, turned back, to that of the projection's output; returns where that lies: dproj, or dheads
-// itself where heads have no norm. x: the ranks that share the heads
+// From the gradient of q or k, turned back, to that of the projection's output; returns where that lies: in dproj, or,
+// where heads have no norm, in dheads. x: the ranks that share the heads
 static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
                                     const float* rstd, size_t field, int l, int heads, const RankGroup* x, int N,
                                     const Device* dev) {
