@@ -31,6 +31,7 @@ Source: PTX ISA, wgmma
 #endif
 
 enum { WARPGROUP = 128 };
+// N of sums, here and in wide_tile.h: columns / 8, as in tile.h
 
 // of a matrix that begins at x; apart: bytes from 64 columns of a transposed b to the next 64
 __device__ inline uint64_t smem_descriptor(const bf16* x, int apart = 16) {

@@ -5,7 +5,7 @@ mathematics of its block; the way through the layers is the same for all, and st
     block_forward     layer by layer           the stream behind a layer
     end_forward, head                          the last norm, then logits
     losses; end_backward                       from the head's gradient to that of the stream behind the last layer
-    recompute_block, block_backward   layers upside down, as far as something learns
+    recompute_block, block_backward            layers upside down, as far as something learns
     embed_backward
 With --pp a stage has some of the layers, and of the rest the first stage what comes before, the last what comes behind.
 A module behind all layers (mtp.h) is the affair of end_backward.

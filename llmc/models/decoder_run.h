@@ -4,11 +4,13 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
                              (decoder_passes.h)
     decoder_trainer          a Trainer whose passes are these: a micro-batch, with --pp its halves; without gradients
                              forward, logits, losses, texts side by side; the memory for them. The rest is the trainer's
-    decoder_open, decoder_close   of these: the memory, for a trainer that has more to open
-    decoder_forward          ... a pass without gradients, for one that has more to do
+    decoder_open, decoder_close, decoder_activation_bytes, decoder_forward, decoder_next_of_each, decoder_share_text
+                             of these, for a trainer that does more and then calls them: the memory, passes without
+                             gradients, texts
     decoder_of, decoder_activations   of a run
     decoder_recomputes       are whole blocks computed again on the way back?
-    decoder_options          rows of the options that all decoders have: what is kept, graphs, which ranks have what
+    decoder_options          rows of the options that all decoders have: what is kept, graphs, which ranks have what;
+                             DECODER_RECOMPUTE: what --help says of --recompute
     DecoderSizes, decoder_sizes, decoder_begin_ranks   in Trainer.choose, once the model has its layout: its layers,
                              matrices, positions and experts are divided as --pp, --tp, --cp and --ep say
     decoder_check_ranks      in Trainer.check, behind the trainer's own: do rows and micro-batches fit that?

@@ -1,7 +1,7 @@
 /*
 What a rank sends in an update, for the box and --plan: a trainer says it of one layer and one micro-batch
 (Trainer.layer_parts_sent, layer_keys_sent), and here that is summed over the layers of a stage, with what stands before
-and behind them. Bytes.
+and behind them. All of it in bytes.
     sent_layers  of a micro-batch, of all layers that training goes through, the MTP module's among them
     sent_parts   for Trainer.parts_sent: to ranks that share matrices (--tp)
     sent_keys    for Trainer.keys_sent: to ranks that share positions (--cp)

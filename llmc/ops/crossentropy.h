@@ -345,7 +345,7 @@ __device__ inline float crossentropy_exp_(float x, float max) {
 #endif
 }
 
-// e: the exponential. That of a target is kernel_exp's: down to 2^-149 its loss is finite
+// e: the exponential. A target's is made by kernel_exp, for its loss is to be finite down to 2^-149
 __device__ inline float crossentropy_prob_(float e, Softmax row) {
 #ifdef EXACT
     return e / row.sum;

@@ -242,8 +242,8 @@ __device__ inline NormPart norm_join_lanes_(NormPart part) {
     return part;
 }
 
-// by the first thread of the block: atomics at one address wait for each other, about 1 ns each
-__device__ inline void norm_take_(NormSum* sum, NormPart part) {
+// What a block has joins *sum, by its first thread alone: atomics at one address wait for each other, about 1 ns each
+__device__ inline void norm_join_block_(NormSum* sum, NormPart part) {
     __shared__ NormPart of_warp[WARP];
     const NormPart nothing = {0, 0, 0};
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
@@ -265,7 +265,7 @@ template <int W>
 __global__ void norm_see_kernel(NormSum* sum, const float* g, size_t n) {
     NormPart part = {0, 0, 0};
     norm_walk_<W>(g, n, [&](float x) { part.largest = norm_bits_(x) > part.largest ? norm_bits_(x) : part.largest; });
-    norm_take_(sum, part);
+    norm_join_block_(sum, part);
 }
 
 template <int W>
@@ -275,7 +275,7 @@ __global__ void norm_add_kernel(NormSum* sum, const float* g, size_t n) {
     const double scale = ldexp(1.0, -norm_exponent_(largest));
     NormPart part = {0, 0, 0};
     norm_walk_<W>(g, n, [&](float x) { norm_count_(&part, x, scale); });
-    norm_take_(sum, part);
+    norm_join_block_(sum, part);
 }
 
 // what is larger than expected is not added, for then another pass comes
@@ -289,7 +289,7 @@ __global__ void norm_try_kernel(NormSum* sum, const float* g, size_t n) {
         part.largest = bits > part.largest ? bits : part.largest;
         norm_count_(&part, norm_exponent_(bits) > exponent ? 0.0f : x, scale);
     });
-    norm_take_(sum, part);
+    norm_join_block_(sum, part);
 }
 
 static inline void norm_see(NormSum* sum, const float* g, size_t n, const Device* dev) {
