@@ -46,7 +46,7 @@ MEASURED = {
     "LayerNorm backward, and a bias": (0.157, 0.104), "bias of fc": (0.117, 0.094), "bias of qkv": (0.090, 0.073),
     "cross entropy": (0.530, 0.420), "embedding backward": (0.237, 0.192), "AdamW": (1.028, 1.028), "norm": (0.352, 0.127),
 }
-STEP_MEASURED = 116.3   # ms, of whole steps with the code as it came, the median of 60th to 100th
+STEP_MEASURED = 116.3   # ms, of whole steps with the code as it came, the median of the second half of 100
 
 
 def stream(n_bytes):
@@ -140,7 +140,7 @@ GROUPS = [("products of blocks", 0, 12), ("products of the head", 12, 16), ("att
 
 
 def expected(case, n_bytes, flops):
-    """Milliseconds of a case of dev/bench/gpu_ops.cu on an H200; None: nobody says. Of its name: what is not a product or attention has no FLOP."""
+    """Milliseconds of a case of dev/bench/gpu_ops.cu on an H200; None: nobody says. A case without FLOP is neither a product nor attention: it moves bytes."""
     attention = re.fullmatch(r"attention_(forward|backward) B (\d+) T (\d+) NH (\d+) HS (\d+)", case)
     if attention:
         B, T, NH, HS = (int(n) for n in attention.groups()[1:])

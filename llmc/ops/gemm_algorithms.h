@@ -16,9 +16,9 @@ Source: cuBLAS manual, "cublasLtMatmulAlgoConfigAttributes_t"
 
 enum { CUBLAS_ANSWERS = 16 };  // of the heuristic, where there is a row
 
-// What the heuristic is asked about. All of one type: there is no padding, so shapes are compared by their bytes. type and
-// out_type are of cudaDataType_t: 0 float, 14 bf16; epilogue of cublasLtEpilogue_t: 1 none, 4 a bias, 164 a bias and GELU,
-// whose input is kept, 192 GELU's slope
+// What the heuristic is asked about. All of one type: there is no padding, so shapes are compared by their bytes. type
+// and out_type are of cudaDataType_t: 0 float, 14 bf16; epilogue is of cublasLtEpilogue_t: 1 none, 4 a bias, 164 a bias
+// and GELU, whose input is kept, 192 GELU's slope
 typedef struct {
     int64_t M, N, K, out_stride, a_stride, b_stride, a_turned, b_turned, type, out_type, epilogue;
 } CublasShape;
