@@ -89,54 +89,58 @@ def attention_seconds(kernels, heads, T, HS):
 
 
 class Row:
-    """times: how often in a step; flops, n_bytes: of one; more: bytes of an epilogue that no product hides; seconds: expected of one."""
+    """times: how often in a step; flops, n_bytes: of one; seconds: expected of one, None: as long as its bytes take."""
 
-    def __init__(self, name, times, flops, n_bytes, kind, more=0.0, seconds=None):
-        self.name, self.times, self.flops, self.n_bytes, self.kind = name, times, flops, n_bytes, kind
+    def __init__(self, name, times, flops, n_bytes, seconds=None):
+        self.name, self.times, self.flops, self.n_bytes = name, times, flops, n_bytes
         self.limit = max(flops / TENSOR, n_bytes / MEMORY) * times
-        if seconds is None:
-            seconds = flops / PRODUCT + stream(more) if kind == "product" else stream(n_bytes)
-        self.expected = seconds * times
+        self.expected = (stream(n_bytes) if seconds is None else seconds) * times
 
 
 def product(name, times, M, IC, OC, out=2, more=0.0):
-    """(M, IC) times (IC, OC); out: bytes of an element of the result."""
-    return Row(name, times, 2.0 * M * IC * OC, 2.0 * (M * IC + IC * OC) + out * M * OC + more, "product", more)
+    """(M, IC) times (IC, OC); out: bytes of an element of the result; more: bytes of an epilogue, which no product hides."""
+    flops = 2.0 * M * IC * OC
+    return Row(name, times, flops, 2.0 * (M * IC + IC * OC) + out * M * OC + more, flops / PRODUCT + stream(more))
 
 
-def rows():
+def classes():
+    """{class: its rows}, in the order of the page."""
     tensor = 2.0 * N * C  # bytes of (N, C) in bf16
     statistics = 8.0 * N * NH
     counted = 2.0 * B * T * T * C  # FLOP of causal attention, forward: half of the square
     heads = B * NH
     pieces = N // HEAD_ROWS
-    return [
-        product("qkv", L, N, C, 3 * C), product("attproj", L, N, C, C), product("fc, and its GELU", L, N, C, 4 * C, more=4 * tensor),
-        product("fcproj", L, N, 4 * C, C),
-        product("dinp of fcproj, and GELU's slope", L, N, C, 4 * C, more=4 * tensor), product("dinp of fc", L, N, 4 * C, C),
-        product("dinp of attproj", L, N, C, C), product("dinp of qkv", L, N, 3 * C, C),
-        product("dW of fcproj", L, C, N, 4 * C, out=4), product("dW of fc", L, 4 * C, N, C, out=4),
-        product("dW of attproj", L, C, N, C, out=4), product("dW of qkv", L, 3 * C, N, C, out=4),
-        product("logits", pieces, HEAD_ROWS, C, V), product("dinp of logits", pieces, HEAD_ROWS, V, C),
-        product("dW of logits", pieces, V, HEAD_ROWS, C, out=4),
-        Row("... added piece to piece", pieces - 1, 0.0, 8.0 * V * C, "memory"),
-        Row("attention forward", L, counted, 4 * tensor + statistics, "attention", seconds=attention_seconds(["forward"], heads, T, HS)),
-        Row("attention backward: D", L, 0.0, 2 * tensor + 2 * statistics, "memory"),
-        Row("attention backward: dk, dv", L, 1.5 * counted, 6 * tensor + statistics, "attention",
-            seconds=attention_seconds(["keys"], heads, T, HS)),
-        Row("attention backward: dq", L, counted, 5 * tensor + statistics, "attention", seconds=attention_seconds(["queries"], heads, T, HS)),
-        Row("first LayerNorm", 1, 0.0, 2 * tensor, "memory"), Row("residual and LayerNorm", 2 * L, 0.0, 4 * tensor, "memory"),
-        Row("LayerNorm backward, and a bias", 2 * L + 1, 0.0, 4 * tensor, "memory"), Row("bias of fc", L, 0.0, 4 * tensor, "memory"),
-        Row("bias of qkv", L, 0.0, 3 * tensor, "memory"), Row("cross entropy", pieces, 0.0, 4.0 * HEAD_ROWS * V, "memory"),
-        Row("embedding", 1, 0.0, 2 * tensor, "memory"), Row("embedding backward", 1, 0.0, 2 * tensor + 2 * 4.0 * V * C, "memory"),
-        Row("stream's gradient set to 0", 1, 0.0, tensor, "memory"), Row("AdamW", 1, 0.0, 30.0 * PARAMETERS, "memory"),
-        Row("norm", 1, 0.0, 4.0 * PARAMETERS, "memory"), Row("between launches", LAUNCHES, 0.0, 0.0, "launch", seconds=LAUNCH),
-        Row("waits for losses and norm", 1, 0.0, 0.0, "launch", seconds=2e-4),
-    ]
+    return {
+        "products of blocks": [
+            product("qkv", L, N, C, 3 * C), product("attproj", L, N, C, C), product("fc, and its GELU", L, N, C, 4 * C, more=4 * tensor),
+            product("fcproj", L, N, 4 * C, C),
+            product("dinp of fcproj, and GELU's slope", L, N, C, 4 * C, more=4 * tensor), product("dinp of fc", L, N, 4 * C, C),
+            product("dinp of attproj", L, N, C, C), product("dinp of qkv", L, N, 3 * C, C),
+            product("dW of fcproj", L, C, N, 4 * C, out=4), product("dW of fc", L, 4 * C, N, C, out=4),
+            product("dW of attproj", L, C, N, C, out=4), product("dW of qkv", L, 3 * C, N, C, out=4)],
+        "products of the head": [
+            product("logits", pieces, HEAD_ROWS, C, V), product("dinp of logits", pieces, HEAD_ROWS, V, C),
+            product("dW of logits", pieces, V, HEAD_ROWS, C, out=4), Row("... added piece to piece", pieces - 1, 0.0, 8.0 * V * C)],
+        "attention": [
+            Row("attention forward", L, counted, 4 * tensor + statistics, attention_seconds(["forward"], heads, T, HS)),
+            Row("attention backward: D", L, 0.0, 2 * tensor + 2 * statistics),
+            Row("attention backward: dk, dv", L, 1.5 * counted, 6 * tensor + statistics, attention_seconds(["keys"], heads, T, HS)),
+            Row("attention backward: dq", L, counted, 5 * tensor + statistics, attention_seconds(["queries"], heads, T, HS))],
+        "LayerNorms": [
+            Row("first LayerNorm", 1, 0.0, 2 * tensor), Row("residual and LayerNorm", 2 * L, 0.0, 4 * tensor),
+            Row("LayerNorm backward, and a bias", 2 * L + 1, 0.0, 4 * tensor)],
+        "biases of fc and qkv": [Row("bias of fc", L, 0.0, 4 * tensor), Row("bias of qkv", L, 0.0, 3 * tensor)],
+        "cross entropy": [Row("cross entropy", pieces, 0.0, 4.0 * HEAD_ROWS * V)],
+        "embedding, zeros": [
+            Row("embedding", 1, 0.0, 2 * tensor), Row("embedding backward", 1, 0.0, 2 * tensor + 2 * 4.0 * V * C),
+            Row("stream's gradient set to 0", 1, 0.0, tensor)],
+        "AdamW, norm": [Row("AdamW", 1, 0.0, 30.0 * PARAMETERS), Row("norm", 1, 0.0, 4.0 * PARAMETERS)],
+        "launches, waits": [Row("between launches", LAUNCHES, 0.0, 0.0, LAUNCH), Row("waits for losses and norm", 1, 0.0, 0.0, 2e-4)],
+    }
 
 
-GROUPS = [("products of blocks", 0, 12), ("products of the head", 12, 16), ("attention", 16, 20), ("LayerNorms", 20, 23),
-          ("biases of fc and qkv", 23, 25), ("cross entropy", 25, 26), ("embedding, zeros", 26, 29), ("AdamW, norm", 29, 31), ("launches, waits", 31, 33)]
+def rows():
+    return [row for part in classes().values() for row in part]
 
 
 def expected(case, n_bytes, flops):
@@ -187,10 +191,9 @@ def step_table(found):
                  body + [["**all of them**", ""] + [f"**{cell}**" for cell in total]])
 
 
-def group_table(found):
+def class_table():
     body = []
-    for name, first, end in GROUPS:
-        part = found[first:end]
+    for name, part in classes().items():
         body.append([name, ms(sum(r.limit for r in part)), ms(sum(r.expected for r in part))] + [f"{sum(taken(r, i) for r in part):.2f}" for i in (0, 1)])
     return table(["class", "limit, ms", "expected, ms", "measured, ms", "now, ms"], body)
 
@@ -268,7 +271,7 @@ wgmma take their place ([flash_hopper.h](../../llmc/ops/flash_hopper.h)).
 def page():
     found = rows()
     first, last = (sum(taken(r, i) for r in found) for i in (0, 1))
-    return TEXT.format(B=B, T=T, N=N, goal=f"{1e3 * N / 600e3:.0f}", step=step_table(found), classes=group_table(found), whole=STEP_MEASURED,
+    return TEXT.format(B=B, T=T, N=N, goal=f"{1e3 * N / 600e3:.0f}", step=step_table(found), classes=class_table(), whole=STEP_MEASURED,
                        rate=f"{1e3 * N / STEP_MEASURED:,.0f}", factor=STEP_MEASURED / first, hoped=STEP_MEASURED / first * last,
                        gelu=f"{1e3 * stream(8.0 * N * C):.2f}", launches=LAUNCHES, split=split_table(), attention=attention_table())
 
