@@ -129,7 +129,10 @@ programs() {
     fi
 }
 
-# of these, what the stages of this call run: all where it only builds, or has every stage
+# this call builds everything: it has no other stage, or every one
+builds_all() { [ "$together" = build ] || [[ $together == *" tests "*" qwen"* ]]; }
+
+# of these, what the stages of this call run; another precision than bf16 is for tests
 needed() {
     local name stage
     for name in $(programs "$1"); do
@@ -143,8 +146,8 @@ needed() {
             train_*) stage=trainers ;;
             *) stage=none ;;
         esac
-        [ "$together" = build ] || [[ $together == *" tests "*" qwen"* ]] || [[ " $together " =~ \ (${stage// /|})\  ]] || continue
-        [ "$1" = bf16 ] || [[ $name == test_* ]] || [[ $together == *" tests "*" qwen"* ]] || [ "$together" = build ] || continue
+        builds_all || [[ " $together " =~ \ (${stage// /|})\  ]] || continue
+        builds_all || [ "$1" = bf16 ] || [[ $name == test_* ]] || continue
         echo "$name"
     done
 }
