@@ -380,6 +380,9 @@ median() { sort -g | awk '{ x[NR] = $1 } END { if (NR) print x[int((NR + 1) / 2)
 # of the second half of the steps: the first ones choose algorithms, take memory and warm the card
 of_steps() { tail -n $((steps - steps / 2)) | median; }
 
+# step, loss and ms of each step of RUN, into $work/ours
+read_steps() { sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$1/metrics.jsonl" >"$work/ours"; }
+
 # clock and power once a second, into $work/card, until rest_card
 watch_card() {
     while :; do nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits; sleep 1; done >"$work/card" 2>/dev/null &
@@ -399,7 +402,7 @@ step_ours() {  # MODEL ROWS PROGRAM OPTION...
     rm -rf "$run"
     "$(trainer)" "${start[@]}" "$@" --train "$model/tokens.bin" --batch-size "$rows" --seq-len "$seq" --steps "$steps" --schedule constant \
         --lr 3e-4 --warmup 0 --eval-every 0 --save-every 0 --run "$run" || return
-    sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
+    read_steps "$run"
     awk -v "curve=$curve" '{ printf "%s\t%s\t%s\n", curve, $1, $2 }' "$work/ours" >>"$results/steps.tsv"
     printf '%s\tstep B %s T %s\t%s\n' "$program" "$rows" "$seq" "$(cut -d ' ' -f 3 "$work/ours" | of_steps)" >>"$results/steps.tsv"
     rm -rf "$run"
@@ -494,7 +497,7 @@ stage_trainers() {
         "$(folder bf16)/train_$name" --model "$trainer_model" --train "$work/text" --batch-size "$trainer_rows" --seq-len "$seq" --steps $((steps < 40 ? steps : 40)) \
             --eval-every 0 --sample-every 0 --save-every 0 --run "$run" 2>&1 | tee "$work/said"
         [ "${PIPESTATUS[0]}" = 0 ] || { status=1; continue; }
-        sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
+        read_steps "$run"
         printf 'train_%s\t%s B %s T %s\t%s\t%s\t%s\n' "$name" "$trainer_model" "$trainer_rows" "$seq" "$(tail -n $(($(wc -l <"$work/ours") / 2)) "$work/ours" | cut -d ' ' -f 3 | median)" \
             "$(sed -n 's/^| parameters *| *\([^ =]*\).*/\1/p' "$work/said")" "$(head -n 1 "$work/ours" | cut -d ' ' -f 2) $(tail -n 1 "$work/ours" | cut -d ' ' -f 2)" >>"$results/trainers.tsv"
         sed -n "s/^.*slow: /# train_$name: /p" "$work/said" >>"$results/trainers.tsv"
@@ -509,7 +512,7 @@ qwen_ours() {  # TASK OPTION...
     rm -rf "$run"
     "$(folder bf16)/train_qwen3" --from "$work/model" --train "$work/shape/tokens.bin" --batch-size "$qwen_rows" --seq-len "$seq" --steps "$steps" \
         --schedule constant --lr 3e-4 --warmup 0 --eval-every 0 --save-every 0 --run "$run" "$@" || return
-    sed -n 's/.*"step": *\([0-9]*\), *"loss": *\([^,]*\),.*"ms": *\([0-9.]*\).*/\1 \2 \3/p' "$run/metrics.jsonl" >"$work/ours"
+    read_steps "$run"
     awk -v task="$task" '{ printf "loss %s ours\t%s\t%s\n", task, $1, $2 }' "$work/ours" >>"$results/qwen.tsv"
     printf 'ours\t%s\t%s\n' "$case" "$(cut -d ' ' -f 3 "$work/ours" | of_steps)" >>"$results/qwen.tsv"
     rm -rf "$run"
