@@ -130,6 +130,7 @@ static inline void decoder_begin_ranks(Run* r, const DecoderSizes* x) {
     const size_t shared = x->is_tied || m->learns_mtp ? x->embedding : TENSOR_NO_FIELD;
     d->sizes = *x;
     pp_begin_between(r, &d->pp, &d->pp_chunks, head + behind, x->C, active, shared, x->starts);
+    d->sizes.starts = NULL;  // the caller's
     tp_begin(r, &d->tp);
     cp_begin(r, &d->cp, d->cp_chunks);
     if (model_has_cp(m)) { m->cp.unit = x->cp_unit; }
