@@ -246,7 +246,7 @@ Whole steps took **{whole} ms**, {rate} tokens a second: {factor:.2f} times the 
 
 | kind | assumption | where it comes from | if it fails |
 |---|---|---|---|
-| products | 630 TFLOP/s, 64 % | what large bf16 products usually reach at the power that a card may draw. **Alone most reach more**: 698 to 881 by their first algorithm, but attproj 639, its dinp 599, and with GELU 550; `matmul 8192` 800 | `matmul 8192` is lower, too: clocks, power. It alone is right: the choice of algorithms ([README](README.md#choosing-cublaslts-algorithms)), or a dW below |
+| products | 630 TFLOP/s, 64 % | what large bf16 products usually reach at the power that a card may draw. **Alone most reach more**: 699 to 881 by their first algorithm, but attproj 639, its dinp 599, and with GELU 550; `matmul 8192` 800 | `matmul 8192` is lower, too: clocks, power. It alone is right: the choice of algorithms ([README](README.md#choosing-cublaslts-algorithms)), or a dW below |
 | GELU and its slope | 4 tensors of (N, C) more, {gelu} ms each time, that the product does not hide | bytes | `matmul_gelu_forward fc` beside `matmul_forward fc` |
 | memory | 26 us for a tensor of (N, C): 3.9 TB/s, 81 % | what large copies usually reach; a copy of 1 GiB has 4.2 | `copy` is lower, or loads in flight are too few: `% of copy` |
 | attention | half of the cycles that instructions or mma need | FlashAttention-2, also mma.sync, has 35 % of an H100's rate at its best ([Shah et al. 2024](https://arxiv.org/abs/2407.08608)), 56 % of what mma.sync can do | more than twice the bound: stalls, `ncu`'s warp states say of what; forward alone: the L2 does not hold a group of heads |
