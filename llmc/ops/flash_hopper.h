@@ -16,7 +16,8 @@ Cost:   as there; tensor cores need 2 W cycles of a multiprocessor for a product
             dq        HS <= 64     2             128, 64                122         64 KiB          2
                       HS <= 128    3             192, 64                156        160 KiB          1
         Measured on an H200 (2026-11-28, before addresses took fewer instructions), causal, TFLOP/s of what queries see
-        at T 1024 (384 heads of 64 channels; 256 of 128) and 16384 (16 heads); in brackets those of flash_attention.h:
+        at T 1024 (384 heads of 64 channels; 256 of 128 in pairs) and 16384 (16 heads); in brackets those of
+        flash_attention.h:
                          HS 64, T 1024  HS 64, T 16384  HS 128, T 1024  HS 128, T 16384
             forward         250 (236)      369 (327)       285 (249)       503 (313)
             dk, dv          334 (259)      461 (320)       483 (276)       571 (315)
