@@ -38,8 +38,8 @@ typedef struct {
 
 #define H200 "NVIDIA H200", 132, 130100
 
-// GPT-2 124M, B 64, T 1024, on an H200, cuBLAS 13.1.0 (dev/setup.sh brings it), 2026-11-28: milliseconds, and those of the
-// first answer, each the shortest of three rounds, and of four runs where the head's pieces do not matter
+// GPT-2 124M, B 64, T 1024, on an H200, cuBLAS 13.1.0 (dev/setup.sh brings it), 2026-11-28: milliseconds, and those of
+// the first answer, each the shortest of three rounds, and of four runs where the head's pieces do not matter
 static const CublasRow CUBLAS_ROWS[] = {
     // attproj forward, dinp of attproj, fc with GELU, dinp of fcproj with GELU's slope
     {H200, {65536, 768, 768, 768, 768, 768, 0, 1, 14, 14, 4}, {66, 20, 1, 0, 0, 1, 35, 0, 3}},  // 0.111, 0.121
