@@ -69,7 +69,7 @@ static inline void adapted_options(Run* r, Adapted* x) {
          "no fp32", OPTION_BEGINS},
         {"model", "act-fp8", "", OPTION_SWITCH, &x->act_fp8, "0", 0, 0, "0|1",
          "round the inputs of matrices in fp8 to fp8, too, each 128 of a row with a scale of their own, as who serves "
-         "such a model does. A build for GPUs that stores bf16 multiplies them in fp8 on an H100 or H200, faster. "
+         "such a model does. A build for GPUs that stores bf16 multiplies those of linear layers in fp8 on a Hopper. "
          "Gradients pass the rounding as if it were not there", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
