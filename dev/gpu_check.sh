@@ -14,7 +14,8 @@
 #     --limit STAGE=SECONDS   instead of the stage's own limit
 #     --llmc DIR        llm.c with its train_gpt2cu built there: measured beside ours
 #     --batch N         rows of a training step (64, of 1024 tokens)
-#     --steps N, --rounds N, --texts "MODEL ..."   where time is short: steps of a run (200), turns of all programs (3), models that write (small 6.9b)
+#     --steps N, --rounds N, --texts "MODEL ..."   where time is short: steps of a run (200; of `trainers` 40 at most), turns of all programs (3), models
+#                     that write (small 6.9b); a rehearsal has its own
 # A stage that fails or takes too long is recorded and the next one begins. Needs nvcc, cuBLASLt and NCCL (dev/cuda_flags.sh);
 # PyTorch is used where .venv's Python or python3 has it. The card's settings are left as they are.
 # Status: 0 all is well, 1 a stage found something or failed (the page says what), 2 no GPU here or a wrong option.
@@ -79,6 +80,16 @@ while [ $# -gt 0 ]; do
             ;;
     esac
     shift 2
+done
+whole() { [[ $2 =~ ^[1-9][0-9]{0,8}$ ]] && [ "$2" -ge "$3" ] || fail_input "$1: expected a whole number from $3 on, found \"$2\""; }
+whole --budget "$budget" 1
+whole --batch "$batch" 1
+whole --steps "$steps" 2  # half of them are measured
+whole --rounds "$rounds" 1
+[[ ! "${text_models[*]}" =~ [^a-z0-9._\ -] ]] || fail_input "--texts: expected presets of train_moe, found \"${text_models[*]}\""
+for stage in "${!limit[@]}"; do
+    [[ " build tests sanitizer ops profile steps trainers qwen report " == *" $stage "* ]] || fail_input "--limit: expected STAGE=SECONDS, found \"$stage\""
+    whole "--limit $stage" "${limit[$stage]}" 1
 done
 [ ${#stages[@]} -gt 0 ] || stages=(build tests sanitizer ops profile steps trainers qwen report)
 [ -n "$together" ] || together="${stages[*]}"

@@ -175,6 +175,8 @@ def texts(folders):
 def trainers(folders):
     body = []
     for program, case, ms, parameters, curve in rows(folders, "trainers.tsv"):
+        if not ms:
+            continue  # too few steps
         B, T = (int(n) for n in re.findall(r"\d+", case)[-2:])
         body.append([program, case, parameters, number(float(ms), 4), f"{1e3 * B * T / float(ms):,.0f}", " to ".join(f"{float(x):.3f}" for x in curve.split())])
     text = table(["trainer", "model and batch", "parameters", "ms", "tok/s", "loss, first and last step"], body, left=2) if body else "No results.\n"

@@ -38,6 +38,9 @@ fi
 refuses 2 'found "bild"' "a stage that does not exist is named" bild
 refuses 2 "expected a value" "an option without its value is named" --results
 refuses 2 'call: expected 1, 2 or 3, found "4"' "a call that does not exist is named" call 4
+refuses 2 '--steps: expected a whole number from 2 on, found "1"' "too few steps are refused before anything runs" --steps 1 report
+refuses 2 '--rounds: expected a whole number from 1 on, found "0"' "... no rounds" --rounds 0 report
+refuses 2 '--limit: expected STAGE=SECONDS, found "bild"' "... a limit of a stage that does not exist" --limit bild=9 report
 
 if is_quick; then finish; exit; fi
 
