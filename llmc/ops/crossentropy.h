@@ -20,8 +20,8 @@ Cost:   C: three passes over rows of 4*V bytes, which fit in the second cache, a
         AVX-512. CUDA: memory bound. Fused moves 2*N*Vp elements, 4 bytes a logit in bf16 (loss alone: half of it): a
         block keeps its row in shared memory, which two rows of 57,600 columns fit into on an H100 or H200, and sends
         for all of it at once. Columns beyond that are read twice, the second time from L2 if it has them. H200,
-        2026-11-28: N 16384, Vp 50304 in 0.83 ms, 4.0 TB/s of a copy's 4.2 (1.05 ms when the row came from L2 the second
-        time, 0.87 with kernel_exp). Judge it in GB/s.
+        2026-11-28, in a bench: N 16384, Vp 50304 in 0.83 ms, 4.0 TB/s of a copy's 4.2 (1.05 ms when the row came from
+        L2 the second time, 0.87 with kernel_exp). Judge it in GB/s.
 Error:  the sum of V exponentials is a plain chain: relative error <= V * 2^-24, found 1e-5 at V = 50257.
         Fast kernels, against exact arithmetic on the same logits, d = max - logit: an exponential is off by (3 + 2 d)
         2^-23 of itself (hardware exp: 2 + 1.2 d, CUDA guide; the difference rounds, too), below 2^-126 by all of it.

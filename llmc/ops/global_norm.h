@@ -12,7 +12,8 @@ norm_see and norm_add do not wait for the device.
 Cost:   memory bound, n floats read twice; by norm_try once, if what is expected has the exponent of what is found, as
         that of the update before often does. CUDA: 16 bytes a load; two products in double and two conversions for an
         element, which A100, H100 and H200 do faster than memory delivers, consumer cards do not; four atomics of each
-        block. H200, 2026-11-28, norm_try of 124 million: 0.127 ms, 3.9 of a copy's 4.2 TB/s; GPT-2's 16 arrays 0.187.
+        block. H200, 2026-11-28, in a bench, norm_try of 124 million: 0.127 ms, 3.9 of a copy's 4.2 TB/s; GPT-2's 16
+        arrays 0.187.
 Order:  none. Let E >= -126 be the smallest number with |g| < 2^E for every g. Each g^2 is cut off towards zero to a
         whole number of units of 2^(2E - 62), at most 2^62 of them. Whole numbers add up without rounding: threads,
         ranks and atomics may take them as they come. They are counted in digits of 31 bits; two roundings make a double

@@ -11,9 +11,9 @@ nobody asks for it, and nothing is done for it
     dright   = sum over n of dinp as it is then stored         (C)     written, by residual_layernorm_backward: the
                gradient of a bias that `right` of the residual sum ends with. Without dinp NULL too
 Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a GPU 2*N*C elements forward, 4*N*C with
-        the residual sum, 4*N*C backward: every array once. Judge it in GB/s. H200, 2026-11-28, bf16, N 65536, C 768, a
-        copy has 4.2 TB/s: residual forward 0.103 ms, 3.9 TB/s; backward with dright 0.100, 4.0 TB/s, and 0.004 for
-        adding the parts of 132 blocks.
+        the residual sum, 4*N*C backward: every array once. Judge it in GB/s. H200, 2026-11-28, in a bench, bf16,
+        N 65536, C 768, a copy has 4.2 TB/s: residual forward 0.103 ms, 3.9 TB/s; backward with dright 0.100, 4.0 TB/s,
+        and 0.004 for adding the parts of 132 blocks.
 Error:  chains of C sums: |mean| error <= C * 2^-24 * mean(|inp|). bf16 rounds what is stored: 2^-8 |out|, 2^-8 |dinp|;
         statistics, dweight and dbias are float.
 Order:  row sums chain over c from 0; dweight, dbias and dright chain over n from 0. In C lanes hold neighbouring rows
