@@ -116,7 +116,11 @@ static inline void adapted_recall_rounding_(Run* r) {
     char folder[PATH_BYTES];
     if (r->o.resume || !*r->adapter_weights || options_given(r->table, r->n_options, "act-fp8")) { return; }
     const int was = checkpoint_number(path_parent(folder, r->adapter_weights), "act-fp8", 0);
-    if (was && adapted_of(r)->weights == BASE_FP8) { options_set(r->table, r->n_options, "act-fp8", "1"); }
+    if (was && adapted_of(r)->weights == BASE_FP8) {
+        options_set(r->table, r->n_options, "act-fp8", "1");
+    } else if (was && r->comm->rank == 0) {
+        warn_line("--act-fp8 1, with which the adapter has learnt, is for --weights fp8: inputs are not rounded");
+    }
 }
 
 // base: the n rows of the model's table. 0: no adapter is asked for
@@ -186,7 +190,7 @@ static inline void adapted_check(Run* r) {
                    "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
                    "--eval-only");
     options_refuse(adapted_of(r)->act_fp8 && !adapted_has_fp8_(r), "act-fp8",
-                   "is for matrices in fp8: --weights fp8 beside an adapter, or to write and evaluate");
+                   "is for matrices in fp8: --weights fp8 beside an adapter, or to generate and evaluate");
     if (!FLOATX_IS_FLOAT && adapted_parameters_(r)) {
         options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
     }
