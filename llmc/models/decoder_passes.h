@@ -34,8 +34,8 @@ typedef struct {
 // m: the first member of the trainer's struct, which each function finds by it. N positions of the batch of acts.
 // residual: the stream that comes into layer l, or behind all
 typedef struct {
-    // sizes only, returning what activations_open will take
-    double (*bytes)(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how);
+    // the sizes of acts; returns the bytes that activations_open will take
+    double (*layout)(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how);
     DecoderStreams (*streams)(const Model* m, const Activations* acts, int l);
     void (*embed_forward)(const Model* m, Activations* acts, int N, const Device* dev);
     void (*block_forward)(const Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev);

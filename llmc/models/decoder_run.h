@@ -184,13 +184,13 @@ static inline double decoder_activation_bytes(const Run* r, Purpose purpose, int
     Tradeoffs how = decoder_how_(r, purpose);
     if (DEVICE_IS_SHARED && how.ep.room == 0.0f) { how.ep.room = 1.0f; }
     if (sparing) { how.recompute = d->recompute_most; }
-    return d->passes->bytes(r->model, &acts, B, T, purpose, how);
+    return d->passes->layout(r->model, &acts, B, T, purpose, how);
 }
 
 static inline void decoder_open(Run* r, Purpose purpose, int B, int T) {
     const Decoder* d = decoder_of(r);
     Activations* acts = decoder_activations(r, purpose);
-    d->passes->bytes(r->model, acts, B, T, purpose, decoder_how_(r, purpose));
+    d->passes->layout(r->model, acts, B, T, purpose, decoder_how_(r, purpose));
     activations_open(acts, r->model, &r->dev);
     acts->graph.is_on = acts->batch.counts_all = d->graph;
     acts->batch.segments.document_start = run_document_start(r, purpose);

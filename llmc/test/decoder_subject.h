@@ -37,7 +37,7 @@ static inline Activations* decoder_subject_activations(Subject* s, Purpose purpo
 static inline void decoder_subject_open(Subject* s, Purpose purpose, int B, int T) {
     const Tradeoffs how = {s->way.recompute, s->way.head_rows, {1, 0.0f}};
     Activations* acts = decoder_subject_activations(s, purpose);
-    decoder_subject_passes_(s)->bytes(s->model, acts, B, T, purpose, how);
+    decoder_subject_passes_(s)->layout(s->model, acts, B, T, purpose, how);
     activations_open(acts, s->model, &s->dev);
     if (purpose != TO_TRAIN) { return; }
     acts->graph.is_on = s->way.graph;
