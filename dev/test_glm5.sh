@@ -279,6 +279,9 @@ files() {
     check "... what was frozen has the folder's bytes, vectors too" test "$(comm -23 <(numbers f16 | sort) <(numbers as_read | sort) | grep -cE '^model\.layers\.0\.')" = 0
     go --from hf --weights fp8 --eval-only --val text --seq-len 15
     check "--weights fp8 of floats: rounded, which the box says" test "$(grep -c 'rounded to fp8' out)" = 1
+    local loss=$(grep 'val loss' out)
+    go --from hf --weights fp8 --act-fp8 1 --eval-only --val text --seq-len 15
+    check "... and their inputs, by --act-fp8 1: another loss" test "$(grep -c 'rounded to fp8' out)" = 2 -a -n "$loss" -a "$loss" != "$(grep 'val loss' out)"
 
     echo "# a run and its files"
     rm -rf run && go "${mixed[@]}" --config taught.json --ema 0.9 --tensorboard 1 --run run
