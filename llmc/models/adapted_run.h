@@ -214,7 +214,7 @@ static inline void adapted_box(const Run* r, int tied) {
         box_row("matrices", "rounded to fp8, %s%s", tied ? "but the embedding" : "the head too",
                 x->lora.merge ? "; so are those that --merge writes" : "");
     }
-    if (x->act_fp8) { box_row("  their inputs", "rounded to fp8"); }
+    if (x->act_fp8) { box_row("  inputs of fp8", "rounded to fp8%s", x->has_fp4 ? ", those of fp4 are not" : ""); }
     adapters_box(r, x->adapters, &x->lora, x->is_bf16);
 }
 
