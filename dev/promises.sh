@@ -5,6 +5,7 @@
 #     skip PROMISE                    cannot be tested here, with the reason
 #     build VARIABLES PROGRAM         builds it with these Makefile variables; prints its path
 #     need_build NAME VARIABLES PROGRAM   the same into a variable, or the end of the test
+#     build_simt PROGRAM...           of dev/simt, or the end of the test; scripts that run at once wait for each other's builds
 #     go, refuse, last                of a script that runs one trainer: a run, options that are refused, a run's newest checkpoint
 #     le BYTES NUMBER...              numbers as a binary file has them
 #     in_turn                         of a long list: is it this line's turn? SHARE=K/N: of N lines that ask one after another the K-th's
@@ -55,6 +56,11 @@ need_build() {
     local path
     path=$(build "$2" "$3") || { echo "0 passed, 1 failed"; exit 1; }
     printf -v "$1" '%s' "$path"
+}
+
+build_simt() {
+    mkdir -p "$root/build"
+    flock "$root/build/simt.lock" make -s -C "$root" -j2 "$@" >&2 || { echo "0 passed, 1 failed"; exit 1; }
 }
 
 # ---- of a script that runs one trainer, "$trainer" ----

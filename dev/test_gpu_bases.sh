@@ -9,7 +9,7 @@ limit=600
 trainers=$(is_quick && echo qwen3 || echo qwen3 qwen36 deepseek_v4 glm5)
 need_build launch "" launch
 for name in $trainers; do need_build c_$name "CPU=1" train_$name; done
-make -s -C "$root" -j2 $(printf 'build/simt-exact/train_%s ' $trainers) build/simt-fast/train_qwen3 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+build_simt $(printf 'build/simt-exact/train_%s ' $trainers) build/simt-fast/train_qwen3
 export SIMT_ORDERS=1  # the race check is test_widen's
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -7,7 +7,7 @@
 need_build trainer "" train_gpt2
 need_build launch "" launch
 simt_builds=$(is_quick && echo exact || echo exact fast)
-make -s -C "$root" -j2 $(printf 'build/simt-%s/train_gpt2cu ' $simt_builds) >&2 || { echo "0 passed, 1 failed"; exit 1; }
+build_simt $(printf 'build/simt-%s/train_gpt2cu ' $simt_builds)
 exact=$root/build/simt-exact/train_gpt2cu
 fast=$root/build/simt-fast/train_gpt2cu
 export SIMT_ORDERS=1  # the race check is test-simt's
@@ -75,7 +75,7 @@ equal "exact: four stages on two GPUs: the bits of one" deep_one deep_chunks
 # train_moe: experts on two GPUs; with matrices on two, on four
 experts_of_gpus() {
     need_build experts_c "CPU=1" train_moe
-    make -s -C "$root" build/simt-exact/train_moe >&2 || { echo "0 passed, 1 failed"; exit 1; }
+    build_simt build/simt-exact/train_moe
     experts_gpu=$root/build/simt-exact/train_moe
     cat >wide.json <<'JSON'
     {"model_type": "mixtral", "vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -108,7 +108,7 @@ if in_turn; then experts_of_gpus; fi
 # train_qwen36: both kinds of layers and MTP; matrices on two GPUs, experts on four
 layers_of_gpus() {
     need_build qwen36_c "CPU=1" train_qwen36
-    make -s -C "$root" build/simt-exact/train_qwen36 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+    build_simt build/simt-exact/train_qwen36
     cat >hybrid.json <<'JSON'
     {"model_type": "qwen3_5_moe_text", "vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "full_attention_interval": 2,
      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -129,7 +129,7 @@ if in_turn; then layers_of_gpus; fi
 # train_deepseek_v4: both kinds of entries, an indexer that learns and MTP; heads on two GPUs, experts on four
 streams_of_gpus() {
     need_build v4_c "CPU=1" train_deepseek_v4
-    make -s -C "$root" build/simt-exact/train_deepseek_v4 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+    build_simt build/simt-exact/train_deepseek_v4
     cat >streams.json <<'JSON'
     {"model_type": "deepseek_v4", "vocab_size": 257, "hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 24,
      "num_attention_heads": 4, "head_dim": 6, "qk_rope_head_dim": 4, "q_lora_rank": 12, "o_groups": 2, "o_lora_rank": 5, "sliding_window": 3,
@@ -150,7 +150,7 @@ if in_turn; then streams_of_gpus; fi
 
 # train_qwen3: all parameters of one with experts, adapters beside a dense one
 need_build qwen_c "CPU=1" train_qwen3
-make -s -C "$root" -j2 build/simt-exact/train_qwen3 build/simt-fast/train_qwen3 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+build_simt build/simt-exact/train_qwen3 build/simt-fast/train_qwen3
 qwen_gpu=$root/build/simt-exact/train_qwen3
 qwen_fast=$root/build/simt-fast/train_qwen3
 heads='"vocab_size": 257, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": 24'
@@ -174,7 +174,7 @@ equal "train_qwen3, exact: a layer on each of two GPUs: the bits of one" sparse_
 # train_qwen36: states of linear layers, and what is asked of them, go from GPU to GPU
 states_of_gpus() {
     need_build mixed_c "CPU=1" train_qwen36
-    make -s -C "$root" -j2 build/simt-exact/train_qwen36 build/simt-fast/train_qwen36 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+    build_simt build/simt-exact/train_qwen36 build/simt-fast/train_qwen36
     mixed_gpu=$root/build/simt-exact/train_qwen36
     mixed_fast=$root/build/simt-fast/train_qwen36
     echo '{"model_type":"qwen3_5_moe_text","vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"full_attention_interval":2,"num_attention_heads":2,
@@ -204,7 +204,7 @@ if in_turn; then states_of_gpus; fi
 # train_deepseek_v4: keys, entries and what is asked of them, in documents whose entries have tokens of two GPUs
 entries_of_gpus() {
     need_build entries_c "CPU=1" train_deepseek_v4
-    make -s -C "$root" build/simt-exact/train_deepseek_v4 >&2 || { echo "0 passed, 1 failed"; exit 1; }
+    build_simt build/simt-exact/train_deepseek_v4
     echo '{"model_type":"deepseek_v4","vocab_size":257,"hidden_size":16,"num_hidden_layers":2,"max_position_embeddings":48,"num_attention_heads":4,
     "head_dim":8,"qk_rope_head_dim":4,"q_lora_rank":10,"o_groups":2,"o_lora_rank":6,"sliding_window":7,"index_n_heads":3,"index_head_dim":6,
     "index_topk":2,"hc_mult":2,"hc_sinkhorn_iters":2,"n_routed_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":8,
@@ -312,7 +312,7 @@ tried "with less memory --recompute 3 besides" '--recompute 3 with --zero 1 \([0
 tried "beside --zero 2 more cards alone, or another grid" 'the same on 3 cards, .*, or a smaller model' --plan 2 --plan-card H100 --zero 2
 tried "of groups a multiple" '.*--zero 2 on 4( cards)?[, ].*or a smaller model' --plan 2 --plan-card H100 --tp 2 --seq-len 32768
 tried "of stages more" '--pp [4-6] on [4-6] cards, or a smaller model' --plan 3 --plan-card H100 --pp 3 --optimizer muon
-make -s -C "$root" build/simt-fast/bench/gemm_algorithms >&2
+build_simt build/simt-fast/bench/gemm_algorithms
 row='^    \{"[^"]+", [0-9]+, [0-9]+, \{([0-9]+, ){10}[0-9]+\}, \{([0-9]+, ){8}[0-9]+\}\},  // '
 "$root/build/simt-fast/bench/gemm_algorithms" --small --all >out 2>err
 check "a row of gemm_algorithms.h for each of the 15 products of a step" test "$? $(grep -cE "$row" out) $(wc -l <out)" = "0 15 15"
