@@ -40,8 +40,8 @@ Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, a
 #include "attention_shape.h"  // AttentionShape
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck, device_workspace
-#include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
-#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, FlashRow, flash_my_rows_
+#include "../core/mma.h"     // cp_async_commit, cp_async_wait
+#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, flash_load_rows, flash_my_rows_
 #include "tile.h"            // tile_load, tile_add_product, tile_store_rows
 #ifdef WGMMA
 #include "flash_hopper.h"    // flash_hopper_forward, flash_hopper_backward
@@ -164,12 +164,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
                                              s.HS);
         tile_load<QUERIES, W, FLASH_THREADS>(dout_tile + stage * TILE, dout + attention_at_out(&s, b, h, t), s.out_row,
                                              s.T - t, s.HS);
-        // rows are 0 for a query that does not exist: its q and dout are 0, and so is what it adds
-        if (threadIdx.x < QUERIES / 2) {
-            int n = 2 * threadIdx.x, n_exist = max(0, min(2, s.T - t - n));
-            cp_async_16_zfill(row_tile + stage * QUERIES + n, rows + flash_at_row_(s, b, h, t) + n,
-                              n_exist * (int)sizeof(FlashRow));
-        }
+        flash_load_rows<QUERIES>(row_tile + stage * QUERIES, rows, s, b, h, t);
         cp_async_commit();
     };
     float dk_sums[1][W / 8][4], dv_sums[1][W / 8][4];

@@ -148,14 +148,7 @@ __device__ inline void flash_hopper_mask_keys_(float (&x)[1][N][4], const Attent
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        FlashRange see = flash_queries_(s, b, u + lane / 4 + half * 8, 1);
-        // as columns n / 2 * 8 + n % 2
-        int first = see.first - t - lane % 4 * 2, last = see.last - t - lane % 4 * 2;
-        #pragma unroll
-        for (int n = 0; n < 2 * N; n++) {
-            float& y = x[0][n / 2][2 * half + n % 2];
-            y = n / 2 * 8 + n % 2 >= first && n / 2 * 8 + n % 2 <= last ? y : 0.0f;
-        }
+        flash_hide(x[0], half, flash_queries_(s, b, u + lane / 4 + half * 8, 1), t, 0.0f);
     }
 }
 
@@ -211,12 +204,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         dout_rows.load(dout_tile + stage * TILE, dout, s.out_row);
         q_rows.next(s.q_row);
         dout_rows.next(s.out_row);
-        // rows are 0 for a query that does not exist: its q and dout are 0, and so is what it adds
-        if (threadIdx.x < QUERIES / 2) {
-            int n = 2 * threadIdx.x, n_exist = max(0, min(2, s.T - t - n));
-            cp_async_16_zfill(row_tile + stage * QUERIES + n, rows + flash_at_row_(s, b, h, t) + n,
-                              n_exist * (int)sizeof(FlashRow));
-        }
+        flash_load_rows<QUERIES>(row_tile + stage * QUERIES, rows, s, b, h, t);
         cp_async_commit();
     };
     float dk_sums[1][W / 8][4], dv_sums[1][W / 8][4];
@@ -299,14 +287,7 @@ __device__ inline void flash_hopper_query_gradients_(float (&ds)[1][N][4], const
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        FlashRange seen = flash_keys_(s, b, t + lane / 4 + half * 8, 1);
-        // as columns n / 2 * 8 + n % 2
-        int first = seen.first - u - lane % 4 * 2, last = seen.last - u - lane % 4 * 2;
-        #pragma unroll
-        for (int n = 0; n < 2 * N; n++) {
-            float& x = ds[0][n / 2][2 * half + n % 2];
-            x = n / 2 * 8 + n % 2 >= first && n / 2 * 8 + n % 2 <= last ? x : 0.0f;
-        }
+        flash_hide(ds[0], half, flash_keys_(s, b, t + lane / 4 + half * 8, 1), u, 0.0f);
     }
 }
 

@@ -8,6 +8,7 @@ those of tile.h: a warp has M * 16 rows, and a quad of its lanes a row.
 #include "attention_shape.h"  // AttentionShape
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // WARP, Pack, bf16, kernel_exp2
+#include "../core/mma.h"     // cp_async_16_zfill
 #include "tile.h"            // tile_quad_max
 
 static const float FLASH_LOG2_E = 1.44269504f, FLASH_LN_2 = 0.693147181f;
@@ -68,6 +69,18 @@ static inline dim3 flash_grid_(int n_heads, int n_rows, int tile) {
 
 // ---- forward: weights of scores ----
 
+// of a lane's row `half` what is not seen becomes `hidden`; u: the column where the warp's first begins
+template <int N>
+__device__ inline void flash_hide(float (&x)[N][4], int half, FlashRange seen, int u, float hidden) {
+    // as columns n / 2 * 8 + n % 2
+    const int at = u + threadIdx.x % WARP % 4 * 2, first = seen.first - at, last = seen.last - at;
+    #pragma unroll
+    for (int n = 0; n < 2 * N; n++) {
+        float& y = x[n / 2][2 * half + n % 2];
+        y = n / 2 * 8 + n % 2 >= first && n / 2 * 8 + n % 2 <= last ? y : hidden;
+    }
+}
+
 // scores that are not seen become -Inf; t, u: query, of sequence b, and key of the warp's first row and column
 template <int M, int N>
 __device__ inline void flash_mask_scores(float (&scores)[M][N][4], const AttentionShape& s, int b, int t, int u) {
@@ -76,14 +89,7 @@ __device__ inline void flash_mask_scores(float (&scores)[M][N][4], const Attenti
     for (int m = 0; m < M; m++) {
         #pragma unroll
         for (int half = 0; half < 2; half++) {
-            FlashRange seen = flash_keys_(s, b, t + 16 * m + lane / 4 + half * 8, 1);
-            // as columns n / 2 * 8 + n % 2
-            int first = seen.first - u - lane % 4 * 2, last = seen.last - u - lane % 4 * 2;
-            #pragma unroll
-            for (int n = 0; n < 2 * N; n++) {
-                float& score = scores[m][n / 2][2 * half + n % 2];
-                score = n / 2 * 8 + n % 2 >= first && n / 2 * 8 + n % 2 <= last ? score : -INFINITY;
-            }
+            flash_hide(scores[m], half, flash_keys_(s, b, t + 16 * m + lane / 4 + half * 8, 1), u, -INFINITY);
         }
     }
 }
@@ -148,6 +154,16 @@ __host__ __device__ inline size_t flash_row_stride_(const AttentionShape* s) {
 }
 __device__ inline size_t flash_at_row_(const AttentionShape& s, int b, int h, int t) {
     return ((size_t)b * s.NH + h) * flash_row_stride_(&s) + (t - s.t0);
+}
+
+// those of N queries of head h from t on set out for shared memory; 0 for a query that does not exist: its q and dout
+// are 0, and so is what it adds
+template <int N>
+__device__ inline void flash_load_rows(FlashRow* to, const FlashRow* rows, const AttentionShape& s, int b, int h,
+                                       int t) {
+    if (threadIdx.x >= N / 2) { return; }
+    int n = 2 * threadIdx.x, n_exist = max(0, min(2, s.T - t - n));
+    cp_async_16_zfill(to + n, rows + flash_at_row_(s, b, h, t) + n, n_exist * (int)sizeof(FlashRow));
 }
 
 // eight lanes per query, 16 bytes each
