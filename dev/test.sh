@@ -4,7 +4,7 @@
 #     dev/test.sh quick              `make test`: what a person waits for, about seven minutes on 2 cores
 #     dev/test.sh rest               `make test-all`: the rest, most of an hour; of long lists that are seldom red a commit's share
 #     dev/test.sh all                the rest, and all of each list: two hours
-#     dev/test.sh ci                 quick, then rest, as .ci/run: what rest runs in full, quick leaves but for a third
+# REST_FOLLOWS=1, as .ci/run says it: what rest runs in full, quick leaves but for a third.
 # Each part prints its own lines; a part that ends with status 0 and prints no count is one promise kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -162,11 +162,10 @@ share() {
 half() { if [ $is_all = 1 ]; then "$@"; else SHARE=$(commit_of 2)/2 "$@"; fi; }
 
 # shortly NAME SCRIPT...: the script's quick mode. Where rest follows, which runs all of it, a third of them have their turn
-rest_follows=0
 n_shortly=0
 shortly() {
     n_shortly=$((n_shortly + 1))
-    [ $rest_follows = 1 ] && [ $((n_shortly % 3)) != "$(commit_of 3)" ] && return
+    [ "${REST_FOLLOWS-}" = 1 ] && [ $((n_shortly % 3)) != "$(commit_of 3)" ] && return
     part "$1, quick" "$2" quick "${@:3}"
 }
 
@@ -299,8 +298,7 @@ case ${1-} in
     check) programs "${@:2}" ;;
     quick | rest) $1 ;;
     all) is_all=1; rest ;;
-    ci) rest_follows=1; quick; rest ;;
-    *) echo "test.sh: expected check, quick, rest, all or ci, found \"${1-}\"" >&2; exit 2 ;;
+    *) echo "test.sh: expected check, quick, rest or all, found \"${1-}\"" >&2; exit 2 ;;
 esac
 finish_parts
 echo "$passed passed, $failed failed$([ $skipped = 0 ] || echo ", $skipped skipped")"
