@@ -12,9 +12,11 @@ It promises: the same bits on every machine and with every NumPy. Three habits g
 
 `python dev/ref/exact.py` checks the promises that have known answers.
 """
+import argparse
 import decimal
 import json
 import math
+import os
 from decimal import Decimal
 from fractions import Fraction
 
@@ -447,6 +449,21 @@ def report(promises):
     failed = sum(not kept for _, kept in promises)
     print(f"{len(promises) - failed} passed, {failed} failed")
     return int(failed > 0)
+
+
+def golden_main(about, name, tensors, metadata, promises):
+    """What the reference of one golden file does when it is run: its promises, then NAME.safetensors. tensors, promises: functions."""
+    parser = argparse.ArgumentParser(description=about)
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser.add_argument("--out", metavar="DIR", default=os.path.join(here, "..", "golden"), help="for the golden file")
+    folder = os.path.normpath(parser.parse_args().out)
+    if report(self_check() + promises()):
+        return 1
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, name + ".safetensors")
+    write_safetensors(path, tensors(), metadata)
+    print(f"{path}  {os.path.getsize(path)} bytes")
+    return 0
 
 
 if __name__ == "__main__":

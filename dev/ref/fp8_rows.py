@@ -11,8 +11,6 @@ list of all of them (fp8.py).
 
 fp8_rows.safetensors: inp (N, C), rounded (N, C), codes (OC, C) as int32, scales (blocks of OC, blocks of C), out (N, OC).
 """
-import argparse
-import os
 
 import numpy as np
 
@@ -20,7 +18,6 @@ import exact
 from exact import F4, F8
 from fp8 import BLOCK, NUMBERS, nearest
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 SIZES = {"N": 7, "C": 160, "OC": 130}
 
 
@@ -85,18 +82,5 @@ def promises():
     ]
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Rows in fp8 in NumPy; writes the golden file.")
-    parser.add_argument("--out", metavar="DIR", default=os.path.join(HERE, "..", "golden"), help="for the golden file")
-    folder = os.path.normpath(parser.parse_args().out)
-    if exact.report(exact.self_check() + promises()):
-        return 1
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, "fp8_rows.safetensors")
-    exact.write_safetensors(path, golden_tensors(), SIZES)
-    print(f"{path}  {os.path.getsize(path)} bytes")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exact.golden_main("Rows in fp8 in NumPy; writes the golden file.", "fp8_rows", golden_tensors, SIZES, promises))

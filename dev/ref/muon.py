@@ -19,16 +19,13 @@ index, by fused multiply-add; the norm is exact.global_norm; size in float64, ro
 In the file, for each of three shapes NAME (wide, tall, experts): NAME.p0 before; NAME.g1, g2, g3 gradients; NAME.p1, p2,
 p3 and NAME.m1, m2, m3 after so many updates. Its config has lr, momentum, weight_decay and grad_scale.
 """
-import argparse
 import math
-import os
 
 import numpy as np
 
 import exact
 from exact import F4, F8, chain_matmul
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 FAST, SETTLED = (3.4445, -4.7750, 2.0315), (2.0, -1.5, 0.5)
 POLYNOMIALS = 8 * [FAST] + 2 * [SETTLED]
 RMS = 0.18
@@ -112,18 +109,5 @@ def promises():
     ]
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Muon in NumPy; writes the golden file.")
-    parser.add_argument("--out", metavar="DIR", default=os.path.join(HERE, "..", "golden"), help="for the golden file")
-    folder = os.path.normpath(parser.parse_args().out)
-    if exact.report(exact.self_check() + promises()):
-        return 1
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, "muon.safetensors")
-    exact.write_safetensors(path, golden_tensors(), SETTINGS)
-    print(f"{path}  {os.path.getsize(path)} bytes")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exact.golden_main("Muon in NumPy; writes the golden file.", "muon", golden_tensors, SETTINGS, promises))
