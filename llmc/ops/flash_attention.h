@@ -25,14 +25,14 @@ Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the l
         ldmatrix of 512 bytes feeds two mma, which shared memory and tensor cores of sm_80 do in the same time; with 32
         queries per warp it feeds four. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once:
                               registers on sm_80, sm_90   shared memory   blocks of four warps
-            forward      HS <=  64   239, 239                 48 KiB            2
+            forward      HS <=  64   237, 231                 48 KiB            2
                          HS <= 128   168, 168                 80 KiB            2
             dk and dv    HS <=  64   222, 235                 49 KiB            2
                          HS <= 128   254, 254                 65 KiB            2
             dq           HS <=  64   161, 168                 48 KiB            3
                          HS <= 128   168, 168                 64 KiB            2, on sm_90 3
         What a warp issues for a tile that is not masked (make sass, sm_90), beside 128, 128 and 96 mma of about 6.4
-        cycles each: forward 712 instructions (HS 64) or 676 (HS 128), dk and dv 566 or 544, dq 458 or 472.
+        cycles each: forward 712 instructions (HS 64) or 678 (HS 128), dk and dv 566 or 544, dq 458 or 472.
 Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867
 */
 #ifndef LLMC_FLASH_ATTENTION_H

@@ -9,7 +9,7 @@ products are those of flash_steps.h. Other than there:
 Cost:   as there; tensor cores need 2 W cycles of a multiprocessor for a product of 64 x 64 x W, exp2 of 64 x 64 256.
         By ptxas of CUDA 13.0, without spills:
                                warpgroups  queries, keys of a tile  registers  shared memory  blocks at once
-            forward   HS <= 64     2             128, 64                128         48 KiB          2
+            forward   HS <= 64     2             128, 64                127         48 KiB          2
                       HS <= 128    3             192, 64                163        112 KiB          1
             dk, dv    HS <= 64     1              48, 64                166         41 KiB          3
                       HS <= 128    1              64, 64                253         97 KiB          2
