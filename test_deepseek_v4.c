@@ -41,11 +41,11 @@ static Model* layout_long(Subject* s) {
 }
 
 // what the MTP module says behind a forward pass
-static void mtp_losses(V4Subject* x, const int* inputs, const int* targets, int B) {
+static void evaluate_mtp(V4Subject* x, const int* inputs, const int* targets, int B) {
     const int T = x->d.s.file.T, last = x->v4.config.L - 1;
     mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
     mtp_forward(&x->v4, &x->d.acts, layer_activations(&x->d.acts, last).streams2.x, B * T, &x->d.s.dev);
-    const LmHead head = mtp_head(&x->v4, &x->d.acts);
+    const LmHead head = mtp_lm_head(&x->v4.model, &x->d.acts);
     lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
 }
 
@@ -53,7 +53,7 @@ static const float* losses(Subject* s, const int* inputs, const int* targets, in
     V4Subject* x = of(s);
     x->d.acts.numbers = dp_numbers(&s->model->dp);  // then indexers have losses, too
     decoder_subject_batch(s, inputs, targets, B);
-    if (x->d.acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
+    if (x->d.acts.has_mtp) { evaluate_mtp(x, inputs, targets, B); }
     x->d.acts.numbers = NULL;
     return decoder_subject_evaluate(s, targets, B);
 }
@@ -123,7 +123,7 @@ static void test_mtp(Test* t) {
 // ---- what must change no bit ----
 
 static void test_recompute(Test* t) {
-    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_EXPERTS),
+    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_MLPS),
                      subject_way(2, RECOMPUTE_BLOCKS), subject_way(2, RECOMPUTE_BLOCKS)};
     others[3].head_rows = 5;
 #ifdef __CUDACC__  // kernels take their time on a CPU: the level that computes most again, of the model that has most

@@ -41,11 +41,12 @@ static Model* layout_long(Subject* s) {
 }
 
 // what the MTP module says behind a forward pass
-static void mtp_losses(GlmSubject* x, const int* inputs, const int* targets, int B) {
+static void evaluate_mtp(GlmSubject* x, const int* inputs, const int* targets, int B) {
     const int T = x->d.s.file.T;
     mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
-    mtp_forward(&x->glm, &x->d.acts, B * T, &x->d.s.dev);
-    const LmHead head = mtp_head(&x->glm, &x->d.acts);
+    const MtpModule module = mtp_module(&x->glm.model, &x->d.acts);
+    const LmHead head = mtp_head(module.head, module.out, module.dbranch, module.losses);
+    mtp_module_forward(&module, &PASSES, &x->d.acts, B * T, &x->d.s.dev);
     lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
 }
 
@@ -53,7 +54,7 @@ static const float* losses(Subject* s, const int* inputs, const int* targets, in
     GlmSubject* x = of(s);
     x->d.acts.numbers = dp_numbers(&s->model->dp);  // then indexers have losses, too
     decoder_subject_batch(s, inputs, targets, B);
-    if (x->d.acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
+    if (x->d.acts.has_mtp) { evaluate_mtp(x, inputs, targets, B); }
     x->d.acts.numbers = NULL;
     return decoder_subject_evaluate(s, targets, B);
 }

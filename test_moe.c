@@ -100,7 +100,7 @@ static void test_bias(Test* t) { check_golden(t, BIAS, 1); }
 static void test_recompute(Test* t) {
     const char* const paths[] = {BASE, ODD, BIAS};
     const int is_bf16 = FAST_KERNELS && !FLOATX_IS_FLOAT;
-    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_EXPERTS),
+    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_MLPS),
                      subject_way(2, RECOMPUTE_BLOCKS), subject_way(2, RECOMPUTE_BLOCKS)};
     others[3].head_rows = 5;  // other roundings of bf16
     for (int f = 0; f < 3; f++) {
@@ -140,7 +140,7 @@ static void test_counts(Test* t) {
 }
 
 static void test_graph(Test* t) {
-    Way recorded = subject_way(2, RECOMPUTE_EXPERTS);
+    Way recorded = subject_way(2, RECOMPUTE_MLPS);
     recorded.graph = 1;
     subject_check_graph(t, &MOE, ODD, subject_way(2, RECOMPUTE_NORMS), 4);   // three leaves in two places, 4 scales
     subject_check_graph(t, &MOE, BIAS, subject_way(2, RECOMPUTE_NORMS), 6);  // two leaves in two places

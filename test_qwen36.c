@@ -46,11 +46,12 @@ static void close_all(Subject* s) {
 }
 
 // what the MTP module says behind a forward pass
-static void mtp_losses(Qwen36Subject* x, const int* inputs, const int* targets, int B) {
+static void evaluate_mtp(Qwen36Subject* x, const int* inputs, const int* targets, int B) {
     const int T = x->d.s.file.T;
     mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
-    mtp_forward(&x->qwen, &x->d.acts, B * T, &x->d.s.dev);
-    const LmHead head = mtp_head(&x->qwen, &x->d.acts);
+    const MtpModule module = mtp_module(&x->qwen.model, &x->d.acts);
+    const LmHead head = mtp_head(module.head, module.out, module.dbranch, module.losses);
+    mtp_module_forward(&module, &PASSES, &x->d.acts, B * T, &x->d.s.dev);
     lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
 }
 
@@ -73,7 +74,7 @@ static const float* losses(Subject* s, const int* inputs, const int* targets, in
     Qwen36Subject* x = of(s);
     if (x->qwen.config.has_vision) { take_images(x, inputs, targets); }
     decoder_subject_batch(s, inputs, targets, B);
-    if (x->d.acts.has_mtp) { mtp_losses(x, inputs, targets, B); }
+    if (x->d.acts.has_mtp) { evaluate_mtp(x, inputs, targets, B); }
     return decoder_subject_evaluate(s, targets, B);
 }
 
@@ -157,7 +158,7 @@ static void test_vision(Test* t) {
 // ---- what must change no bit ----
 
 static void test_recompute(Test* t) {
-    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_EXPERTS),
+    Way others[4] = {subject_way(2, RECOMPUTE_NORMS), subject_way(2, RECOMPUTE_MLPS),
                      subject_way(2, RECOMPUTE_BLOCKS), subject_way(2, RECOMPUTE_BLOCKS)};
     others[3].head_rows = 5;  // other roundings of bf16
     const int n = FAST_KERNELS && !FLOATX_IS_FLOAT ? 3 : 4;

@@ -28,7 +28,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
-#include "llmc/models/mtp.h"          // mtp_on_stage, mtp_trunk_end: the token after the next
+#include "llmc/models/mtp_module.h"   // mtp_head, mtp_losses: the token after the next
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/stream.h"       // Stream: streams, where backward asks for them
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
@@ -83,9 +83,6 @@ typedef struct {
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
     int indexer;        // how indexers learn in a pass: as config says, but off in validations (indexer_forward)
 } DeepseekV4;
-
-// what --recompute leaves out in forward: each level what those before leave out, too
-typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;
 
 static RouterShape router_shape(const Config* c) {
     const RouterShape s = {c->E, c->k, ROUTER_SQRT_SOFTPLUS, 1, c->factor, 1, 1};
@@ -155,7 +152,7 @@ static int activation_table(Tensor* table, const DeepseekV4* v4, int B, int T, P
     const int N_train = purpose == TO_TRAIN ? N : 0, mtp = mtp_on_rank(&v4->model, purpose);
     const int L = mtp_layers(&v4->model, c->L, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
-    const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
+    const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_MLPS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
     const int N_head = activations_head_rows(how, B, N, purpose);
     const int widest = c->qr > D ? c->qr : D, room = widest > c->d ? widest : c->d;
@@ -272,6 +269,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const ExpertSizes experts = expert_sizes(v4, B, purpose, &how);
     const EntrySizes entries = entry_sizes(v4, purpose, how.cp);
     activations_begin(acts, B, T, purpose, how);
+    acts->eps = c->eps;
     acts->has_places = 1;
     acts->entry_ratio[CSA_ENTRIES] = config_layers(c, CSA_LAYER) > 0 ? c->csa : 0;
     acts->entry_ratio[HCA_ENTRIES] = config_layers(c, HCA_LAYER) > 0 ? c->hca : 0;
@@ -302,49 +300,73 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-// the gain of a norm
-static const floatX* gain(const DeepseekV4* v4, size_t field, int l) {
-    return (const floatX*)model_vector(&v4->model, field, l);
+// A place where the streams mix: before a half of layer l, or behind all layers (hyper_connections.h)
+typedef struct {
+    size_t field, norm_field;  // a SiteParameters of the table; the gain of the norm behind it
+    int l;
+    SiteNumbers n;
+    floatX *y, *norm;          // (N, D): the sum over streams, and its norm
+    float* rstd;
+} Site;
+
+static Site attention_site(const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const Site x = {AT(hc_attn), AT(attn_norm), l, s.site1, a.hc_attn_y, a.norm1, s.norm1_rstd};
+    return x;
 }
 
-// what is stored as floats in every build
-static float* floats(const DeepseekV4* v4, size_t field, int l) {
-    return (float*)model_pointer(&v4->model, model_row(&v4->model, field, l), l);
+static Site experts_site(const Activations* acts, int l) {
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const Site x = {AT(hc_ffn), AT(ffn_norm), l, s.site2, a.hc_ffn_y, a.norm2, s.norm2_rstd};
+    return x;
 }
 
-// where a gradient is to be written; NULL: it does not learn
-static float* gradient(DeepseekV4* v4, size_t field, int l) { return model_vector_gradient(&v4->model, field, l); }
+static Site head_site(const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const Statistics s = layer_statistics(acts, 0);
+    const Site x = {AT(hc_head), AT(norm), 0, s.head, a.hc_head_y, a.norm, s.norm_rstd};
+    return x;
+}
 
-// a site's parameters, and where their gradients go, by the field of a SiteParameters
-static SiteParameters site(const DeepseekV4* v4, size_t field, int l) {
-    const SiteParameters p = {floats(v4, field + offsetof(SiteParameters, fn), l),
-                              floats(v4, field + offsetof(SiteParameters, base), l),
-                              floats(v4, field + offsetof(SiteParameters, scale), l)};
+static Site mtp_head_site(const Activations* acts) {
+    const ActivationTensors a = layer_activations(acts, 0);
+    const Statistics s = layer_statistics(acts, 0);
+    const Site x = {AT(mtp_hc_head), AT(mtp_norm), 0, s.mtp_head, a.mtp_hc_head_y, a.mtp_norm, s.mtp_norm_rstd};
+    return x;
+}
+
+static SiteParameters site_parameters(const Activations* acts, const Site* x) {
+    const SiteParameters p = {layer_floats(acts, x->field + offsetof(SiteParameters, fn), x->l),
+                              layer_floats(acts, x->field + offsetof(SiteParameters, base), x->l),
+                              layer_floats(acts, x->field + offsetof(SiteParameters, scale), x->l)};
     return p;
 }
 
-static SiteParameters site_gradients(DeepseekV4* v4, size_t field, int l) {
-    const SiteParameters d = {gradient(v4, field + offsetof(SiteParameters, fn), l),
-                              gradient(v4, field + offsetof(SiteParameters, base), l),
-                              gradient(v4, field + offsetof(SiteParameters, scale), l)};
+// where their gradients go
+static SiteParameters site_gradients(const Activations* acts, const Site* x) {
+    const SiteParameters d = {layer_vector_gradient(acts, x->field + offsetof(SiteParameters, fn), x->l),
+                              layer_vector_gradient(acts, x->field + offsetof(SiteParameters, base), x->l),
+                              layer_vector_gradient(acts, x->field + offsetof(SiteParameters, scale), x->l)};
     return d;
 }
 
-static Compressor compressor(const DeepseekV4* v4, const Activations* acts, size_t field, int l) {
+static Compressor compressor(const Activations* acts, size_t field, int l) {
     Compressor x;
     memset(&x, 0, sizeof x);
     x.wkv = layer_linear(acts, field + offsetof(CompressorParameters, wkv), l);
     x.wgate = layer_linear(acts, field + offsetof(CompressorParameters, wgate), l);
-    x.ape = floats(v4, field + offsetof(CompressorParameters, ape), l);
-    x.norm = gain(v4, field + offsetof(CompressorParameters, norm), l);
+    x.ape = layer_floats(acts, field + offsetof(CompressorParameters, ape), l);
+    x.norm = layer_vector(acts, field + offsetof(CompressorParameters, norm), l);
     return x;
 }
 
-static void compressor_gradients(Compressor* x, DeepseekV4* v4, const Activations* acts, size_t field, int l) {
+static void compressor_gradients(Compressor* x, const Activations* acts, size_t field, int l) {
     x->dwkv = layer_gradients(acts, field + offsetof(CompressorParameters, wkv), l);
     x->dwgate = layer_gradients(acts, field + offsetof(CompressorParameters, wgate), l);
-    x->dape = gradient(v4, field + offsetof(CompressorParameters, ape), l);
-    x->dnorm = gradient(v4, field + offsetof(CompressorParameters, norm), l);
+    x->dape = layer_vector_gradient(acts, field + offsetof(CompressorParameters, ape), l);
+    x->dnorm = layer_vector_gradient(acts, field + offsetof(CompressorParameters, norm), l);
 }
 
 // attention of layer l, without gradients
@@ -360,14 +382,15 @@ static EntryPass entry_pass(const DeepseekV4* v4, const Activations* acts, int l
     p.wq_a = layer_linear(acts, AT(wq_a), l), p.wq_b = layer_linear(acts, AT(wq_b), l);
     p.wkv = layer_linear(acts, AT(wkv), l);
     p.wo_a = layer_linear(acts, AT(wo_a), l), p.wo_b = layer_linear(acts, AT(wo_b), l);
-    p.q_norm = gain(v4, AT(q_norm), l), p.kv_norm = gain(v4, AT(kv_norm), l), p.sinks = floats(v4, AT(sinks), l);
+    p.q_norm = layer_vector(acts, AT(q_norm), l), p.kv_norm = layer_vector(acts, AT(kv_norm), l);
+    p.sinks = layer_floats(acts, AT(sinks), l);
     p.turn = p.kind == WINDOW_LAYER ? &acts->rope : &acts->entry_rope;
     p.batch = &acts->batch;
     p.tp = &v4->model.tp;
     p.T = acts->T, p.N = N, p.purpose = acts->purpose;
-    if (p.kind == HCA_LAYER) { p.entries = compressor(v4, acts, AT(hca), l); }
+    if (p.kind == HCA_LAYER) { p.entries = compressor(acts, AT(hca), l); }
     if (p.kind != CSA_LAYER) { return p; }
-    p.entries = compressor(v4, acts, AT(csa), l), p.index = compressor(v4, acts, AT(index), l);
+    p.entries = compressor(acts, AT(csa), l), p.index = compressor(acts, AT(index), l);
     p.index_wq_b = layer_linear(acts, AT(index_wq_b), l), p.index_proj = layer_linear(acts, AT(index_proj), l);
     if (v4->model.learns_index && acts->numbers) {
         p.index_number = acts->numbers + v4->model.index_number + tensor_kinds(c->kinds, 0, l, CSA_LAYER);
@@ -380,12 +403,12 @@ static EntryPass entry_pass_back(DeepseekV4* v4, const Activations* acts, int l,
     p.dwq_a = layer_gradients(acts, AT(wq_a), l), p.dwq_b = layer_gradients(acts, AT(wq_b), l);
     p.dwkv = layer_gradients(acts, AT(wkv), l);
     p.dwo_a = layer_gradients(acts, AT(wo_a), l), p.dwo_b = layer_gradients(acts, AT(wo_b), l);
-    p.dq_norm = gradient(v4, AT(q_norm), l), p.dkv_norm = gradient(v4, AT(kv_norm), l);
-    p.dsinks = gradient(v4, AT(sinks), l);
-    if (p.kind == HCA_LAYER) { compressor_gradients(&p.entries, v4, acts, AT(hca), l); }
+    p.dq_norm = layer_vector_gradient(acts, AT(q_norm), l), p.dkv_norm = layer_vector_gradient(acts, AT(kv_norm), l);
+    p.dsinks = layer_vector_gradient(acts, AT(sinks), l);
+    if (p.kind == HCA_LAYER) { compressor_gradients(&p.entries, acts, AT(hca), l); }
     if (p.kind != CSA_LAYER) { return p; }
-    compressor_gradients(&p.entries, v4, acts, AT(csa), l);
-    compressor_gradients(&p.index, v4, acts, AT(index), l);
+    compressor_gradients(&p.entries, acts, AT(csa), l);
+    compressor_gradients(&p.index, acts, AT(index), l);
     p.dindex_wq_b = layer_gradients(acts, AT(index_wq_b), l), p.dindex_proj = layer_gradients(acts, AT(index_proj), l);
     p.index_dloss = v4->model.learns_index ? 1.0f / v4->model.index_counted : 0.0f;
     return p;
@@ -399,43 +422,27 @@ static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, in
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
     p.numbers = acts->numbers ? acts->numbers + router_number(v4, l) : NULL;
     if (is_hash) { p.given = s.given; }
-    else { p.bias = floats(v4, AT(router_bias), l); }
+    else { p.bias = layer_floats(acts, AT(router_bias), l); }
     return p;
 }
 
 // ---- forward ----
 
-// of streams X what a half of layer l reads: their sum y, and its norm. `field`: of the site's parameters
-static void site_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n,
-                         floatX* y, floatX* norm, float* rstd, int l, int N, const Device* dev) {
-    const Config* c = &v4->config;
-    const HyperShape shape = hyper_shape(c, N);
-    const SiteParameters p = site(v4, field, l);
-    hyper_site_forward(y, n.r, n.z, n.pre, n.post, n.comb, X, p.fn, p.base, p.scale, &shape, dev);
-    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, l), c->eps, N, c->D, dev);
+// of streams X what a half of a layer reads: their sum, and its norm
+static void site_forward(const DeepseekV4* v4, const Activations* acts, const Site* x, const floatX* X, int N,
+                         const Device* dev) {
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    const SiteParameters p = site_parameters(acts, x);
+    hyper_site_forward(x->y, x->n.r, x->n.z, x->n.pre, x->n.post, x->n.comb, X, p.fn, p.base, p.scale, &shape, dev);
+    layer_rmsnorm_forward(acts, x->norm, x->rstd, x->y, x->norm_field, x->l, N, dev);
 }
 
 // the same once more, where the site's numbers are still there
-static void site_again(const DeepseekV4* v4, const floatX* X, size_t norm_field, SiteNumbers n, floatX* y,
-                       floatX* norm, float* rstd, int l, int N, const Device* dev) {
-    const Config* c = &v4->config;
-    const HyperShape shape = hyper_shape(c, N);
-    hyper_collapse_forward(y, X, n.pre, &shape, dev);
-    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, l), c->eps, N, c->D, dev);
-}
-
-// what the two halves of layer l read, of streams X; and of streams1
-static void site1_forward(const DeepseekV4* v4, const Activations* acts, int l, const floatX* X, int N,
-                          const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    site_forward(v4, X, AT(hc_attn), AT(attn_norm), s.site1, a.hc_attn_y, a.norm1, s.norm1_rstd, l, N, dev);
-}
-
-static void site2_forward(const DeepseekV4* v4, const Activations* acts, int l, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    site_forward(v4, a.streams1.x, AT(hc_ffn), AT(ffn_norm), s.site2, a.hc_ffn_y, a.norm2, s.norm2_rstd, l, N, dev);
+static void site_again(const DeepseekV4* v4, const Activations* acts, const Site* x, const floatX* X, int N,
+                       const Device* dev) {
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    hyper_collapse_forward(x->y, X, x->n.pre, &shape, dev);
+    layer_rmsnorm_forward(acts, x->norm, x->rstd, x->y, x->norm_field, x->l, N, dev);
 }
 
 // The first half of layer l: N positions, whose streams come in as X. replay: they have been here before, and have
@@ -445,8 +452,9 @@ static void attend_forward(const DeepseekV4* v4, Activations* acts, int l, const
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    const Site site = attention_site(acts, l);
     const EntryPass p = entry_pass(v4, acts, l, N);
-    site1_forward(v4, acts, l, X, N, dev);
+    site_forward(v4, acts, &site, X, N, dev);
     entry_attention_forward(&p, a.attention_out, replay, dev);
     hyper_expand_forward(a.streams1.x, X, a.attention_out, s.site1.post, s.site1.comb, &shape, dev);
 }
@@ -471,10 +479,12 @@ static void gate_up_forward(const DeepseekV4* v4, Activations* acts, int l, int 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
 static void experts_up(const DeepseekV4* v4, Activations* acts, int l, int replay, int N, const Device* dev) {
     const Config* c = &v4->config;
+    const Site site = experts_site(acts, l);
     const ExpertPass p = expert_pass(v4, acts, l, N);
-    site2_forward(v4, acts, l, N, dev);
+    site_forward(v4, acts, &site, layer_activations(acts, l).streams1.x, N, dev);
     if (p.given && !replay) {
-        token_choice(layer_statistics(acts, l).given, acts->batch.tokens, floats(v4, AT(tid2eid), l), N, c->k, dev);
+        int* given = layer_statistics(acts, l).given;
+        token_choice(given, acts->batch.tokens, layer_floats(acts, AT(tid2eid), l), N, c->k, dev);
     }
     expert_choose(&p, replay, dev);
     expert_gather(&p, dev);
@@ -493,13 +503,12 @@ static void experts_down(const DeepseekV4* v4, Activations* acts, int l, int N, 
 }
 
 // from streams X to what the output matrix reads
-static void collapse_forward(const DeepseekV4* v4, const floatX* X, size_t field, size_t norm_field, SiteNumbers n,
-                             floatX* y, floatX* norm, float* rstd, int N, const Device* dev) {
-    const Config* c = &v4->config;
-    const HyperShape shape = hyper_shape(c, N);
-    const SiteParameters p = site(v4, field, 0);
-    hyper_head_forward(y, n.r, n.z, n.pre, X, p.fn, p.base, p.scale, &shape, dev);
-    rmsnorm_forward(norm, rstd, y, gain(v4, norm_field, 0), c->eps, N, c->D, dev);
+static void collapse_forward(const DeepseekV4* v4, const Activations* acts, const Site* x, const floatX* X, int N,
+                             const Device* dev) {
+    const HyperShape shape = hyper_shape(&v4->config, N);
+    const SiteParameters p = site_parameters(acts, x);
+    hyper_head_forward(x->y, x->n.r, x->n.z, x->n.pre, X, p.fn, p.base, p.scale, &shape, dev);
+    layer_rmsnorm_forward(acts, x->norm, x->rstd, x->y, x->norm_field, x->l, N, dev);
 }
 
 // ---- the parts of a pass, which decoder_passes.h puts together ----
@@ -534,9 +543,8 @@ static void block_forward(const Model* m, Activations* acts, int l, const floatX
 
 // the last sum over streams, and its norm
 static void end_forward(const Model* m, Activations* acts, const floatX* X, int N, const Device* dev) {
-    const ActivationTensors a = layer_activations(acts, 0);
-    const Statistics s = layer_statistics(acts, 0);
-    collapse_forward((const DeepseekV4*)m, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, a.norm, s.norm_rstd, N, dev);
+    const Site site = head_site(acts);
+    collapse_forward((const DeepseekV4*)m, acts, &site, X, N, dev);
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
@@ -554,7 +562,7 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     const DeepseekV4* v4 = (const DeepseekV4*)m;
     const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
+    const Site before_attention = attention_site(acts, l), before_experts = experts_site(acts, l);
     const EntryPass attention = entry_pass(v4, acts, l, N);
     const ExpertPass experts = expert_pass(v4, acts, l, N);
     if (layer_is_fresh(acts, l)) { return; }
@@ -566,26 +574,25 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     }
     layer_stream(acts, a.streams1, l, N, v4->config.hc * v4->config.D, dev);
     if (level >= RECOMPUTE_NORMS) {
-        site_again(v4, X, AT(attn_norm), s.site1, a.hc_attn_y, a.norm1, s.norm1_rstd, l, N, dev);
-        site_again(v4, a.streams1.x, AT(ffn_norm), s.site2, a.hc_ffn_y, a.norm2, s.norm2_rstd, l, N, dev);
+        site_again(v4, acts, &before_attention, X, N, dev);
+        site_again(v4, acts, &before_experts, a.streams1.x, N, dev);
         entry_attention_again(&attention, dev);
     }
     entry_attention_bring(&attention, dev);
     expert_gather(&experts, dev);
-    if (level >= RECOMPUTE_EXPERTS) { gate_up_forward(v4, acts, l, N, dev); }
+    if (level >= RECOMPUTE_MLPS) { gate_up_forward(v4, acts, l, N, dev); }
 }
 
-// from dnorm, the gradient of what a half of layer l reads, to that of streams X, which goes on from what comes past it
-static void site_backward(DeepseekV4* v4, Activations* acts, const floatX* X, size_t field, size_t norm_field,
-                          SiteNumbers n, const floatX* y, const float* rstd, int l, int N, const Device* dev) {
+// from dnorm, the gradient of what a half of a layer reads, to that of streams X, which goes on from what comes past it
+static void site_backward(const DeepseekV4* v4, Activations* acts, const Site* x, const floatX* X, int N,
+                          const Device* dev) {
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, 0);
     const Statistics s = layer_statistics(acts, 0);
-    const SiteParameters p = site(v4, field, l), d = site_gradients(v4, field, l);
-    rmsnorm_backward(a.dy, gradient(v4, norm_field, l), a.dnorm, y, gain(v4, norm_field, l), rstd, 0, N, v4->config.D,
-                     dev);
-    hyper_site_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, s.dpost, s.dcomb, X, n.r, n.z, n.pre, n.post, p.fn,
-                        p.base, p.scale, &shape, dev);
+    const SiteParameters p = site_parameters(acts, x), d = site_gradients(acts, x);
+    layer_rmsnorm_backward(acts, a.dy, a.dnorm, x->y, x->rstd, x->norm_field, x->l, 0, N, dev);
+    hyper_site_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, s.dpost, s.dcomb, X, x->n.r, x->n.z, x->n.pre,
+                        x->n.post, p.fn, p.base, p.scale, &shape, dev);
 }
 
 // from dbranch, the gradient of what the experts of layer l say, to that of norm2, dnorm: by way of the router, then of
@@ -608,27 +615,27 @@ static void block_backward(Model* m, Activations* acts, int l, const floatX* X, 
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    const Site before_attention = attention_site(acts, l), before_experts = experts_site(acts, l);
     hyper_expand_backward(a.dbranch, a.dstreams, s.dpost, s.dcomb, a.dstreams, a.streams1.x, a.moe,
                           s.site2.post, s.site2.comb, &shape, dev);
     experts_backward(v4, acts, l, N, dev);
-    site_backward(v4, acts, a.streams1.x, AT(hc_ffn), AT(ffn_norm), s.site2, a.hc_ffn_y, s.norm2_rstd, l, N, dev);
+    site_backward(v4, acts, &before_experts, a.streams1.x, N, dev);
     hyper_expand_backward(a.dbranch, a.dstreams, s.dpost, s.dcomb, a.dstreams, X, a.attention_out, s.site1.post,
                           s.site1.comb, &shape, dev);
     const EntryPass p = entry_pass_back(v4, acts, l, N);
     entry_attention_backward(&p, a.dnorm, a.dbranch, a.droom, dev);
-    site_backward(v4, acts, X, AT(hc_attn), AT(attn_norm), s.site1, a.hc_attn_y, s.norm1_rstd, l, N, dev);
+    site_backward(v4, acts, &before_attention, X, N, dev);
 }
 
 // from dnorm, the gradient of what the output matrix reads, to that of the streams, dstreams, written
-static void collapse_backward(DeepseekV4* v4, Activations* acts, const floatX* X, size_t field, size_t norm_field,
-                              SiteNumbers n, const floatX* y, const float* rstd, int N, const Device* dev) {
+static void collapse_backward(const DeepseekV4* v4, Activations* acts, const Site* x, const floatX* X, int N,
+                              const Device* dev) {
     const HyperShape shape = hyper_shape(&v4->config, N);
     const ActivationTensors a = layer_activations(acts, 0);
-    const SiteParameters p = site(v4, field, 0), d = site_gradients(v4, field, 0);
-    rmsnorm_backward(a.dy, gradient(v4, norm_field, 0), a.dnorm, y, gain(v4, norm_field, 0), rstd, 0, N, v4->config.D,
-                     dev);
-    hyper_head_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, X, n.r, n.z, n.pre, p.fn, p.base, p.scale, &shape,
-                        dev);
+    const SiteParameters p = site_parameters(acts, x), d = site_gradients(acts, x);
+    layer_rmsnorm_backward(acts, a.dy, a.dnorm, x->y, x->rstd, x->norm_field, x->l, 0, N, dev);
+    hyper_head_backward(a.dstreams, d.fn, d.base, d.scale, a.dy, X, x->n.r, x->n.z, x->n.pre, p.fn, p.base, p.scale,
+                        &shape, dev);
 }
 
 // from dstreams to the gradient of the embedding
@@ -648,25 +655,20 @@ static void mtp_forward(const DeepseekV4* v4, Activations* acts, const floatX* X
     const int l = c->L, D = c->D, rows = N * c->hc;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    const Site site = mtp_head_site(acts);
     vocabulary_rows(a.mtp_encoded, acts->mtp.batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
-    rmsnorm_forward(a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0), c->eps, N, D,
-                    dev);
-    rmsnorm_forward(a.mtp_hidden_norm, s.mtp_hidden_rstd, X, gain(v4, AT(mtp_hnorm), 0), c->eps, rows, D, dev);
+    layer_rmsnorm_forward(acts, a.mtp_embedding_norm, s.mtp_embedding_rstd, a.mtp_encoded, AT(mtp_enorm), 0, N, dev);
+    layer_rmsnorm_forward(acts, a.mtp_hidden_norm, s.mtp_hidden_rstd, X, AT(mtp_hnorm), 0, rows, dev);
     linear_forward(a.dstart, a.mtp_embedding_norm, layer_linear(acts, AT(mtp_e_proj), 0), N, dev);
     hyper_spread_forward(a.mtp_streams0, a.dstart, N, c->hc, D, dev);
     linear_forward_on(a.mtp_streams0, a.mtp_hidden_norm, layer_linear(acts, AT(mtp_h_proj), 0), rows, dev);
     block_forward(&v4->model, acts, l, a.mtp_streams0, N, dev);
-    collapse_forward(v4, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y, a.mtp_norm,
-                     s.mtp_norm_rstd, N, dev);
+    collapse_forward(v4, acts, &site, a.streams2.x, N, dev);
 }
 
-// The same matrix, whose gradient goes on
-static LmHead mtp_head(const DeepseekV4* v4, const Activations* acts) {
+static LmHead mtp_lm_head(const Model* m, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    LmHead head = lm_head(&v4->model, acts);
-    head.norm = a.mtp_norm, head.losses = layer_statistics(acts, 0).mtp_losses;
-    head.goes_on = 1;
-    return head;
+    return mtp_head(lm_head(m, acts), a.mtp_norm, a.dnorm, layer_statistics(acts, 0).mtp_losses);
 }
 
 // From dnorm, the gradient of the module's last norm, to what it adds to that of the embedding and to dhidden, that of
@@ -676,24 +678,22 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, int N, const Device*
     const int l = c->L, D = c->D, rows = N * c->hc;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    const Site site = mtp_head_site(acts);
     const Linear e_proj = layer_linear(acts, AT(mtp_e_proj), 0), h_proj = layer_linear(acts, AT(mtp_h_proj), 0);
-    collapse_backward(v4, acts, a.streams2.x, AT(mtp_hc_head), AT(mtp_norm), s.mtp_head, a.mtp_hc_head_y,
-                      s.mtp_norm_rstd, N, dev);
+    collapse_backward(v4, acts, &site, a.streams2.x, N, dev);
     recompute_block(&v4->model, acts, l, a.mtp_streams0, N, dev);
     block_backward(&v4->model, acts, l, a.mtp_streams0, N, dev);
     model_layer_done(&v4->model, l, dev);
     hyper_spread_backward(a.dstart, a.dstreams, N, c->hc, D, dev);
     linear_backward(a.dnorm, a.dstart, a.mtp_embedding_norm, e_proj, layer_gradients(acts, AT(mtp_e_proj), 0), 0, N,
                     dev);
-    rmsnorm_backward(a.dy, gradient(v4, AT(mtp_enorm), 0), a.dnorm, a.mtp_encoded, gain(v4, AT(mtp_enorm), 0),
-                     s.mtp_embedding_rstd, 0, N, D, dev);
+    layer_rmsnorm_backward(acts, a.dy, a.dnorm, a.mtp_encoded, s.mtp_embedding_rstd, AT(mtp_enorm), 0, 0, N, dev);
     vocabulary_embedding_share(&v4->model, AT(embedding), 0, a.dy, acts->mtp.batch.tokens,
                                layer_linear(acts, AT(embedding), 0), N, dev);
     linear_backward_weight(a.dstreams, a.mtp_hidden_norm, h_proj, layer_gradients(acts, AT(mtp_h_proj), 0), rows, dev);
     linear_backward_input(a.mtp_hidden_norm, a.dstreams, h_proj, 0, rows, dev);
     const floatX* X = layer_stream(acts, layer_activations(acts, l - 1).streams2, l - 1, N, c->hc * D, dev);
-    rmsnorm_backward(a.dhidden, gradient(v4, AT(mtp_hnorm), 0), a.mtp_hidden_norm, X, gain(v4, AT(mtp_hnorm), 0),
-                     s.mtp_hidden_rstd, 1, rows, D, dev);
+    layer_rmsnorm_backward(acts, a.dhidden, a.mtp_hidden_norm, X, s.mtp_hidden_rstd, AT(mtp_hnorm), 0, 1, rows, dev);
 }
 
 // forward and backward, once the head has written the gradient of the streams to dstreams; the sum of its losses joins
@@ -701,27 +701,26 @@ static void mtp_backward(DeepseekV4* v4, Activations* acts, int N, const Device*
 static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, 0);
     const size_t n_bytes = sizeof(floatX) * (size_t)N * (size_t)(v4->config.hc * v4->config.D);
+    const LmHead head = mtp_lm_head(&v4->model, acts);
     float* counted = acts->numbers;
     device_copy(a.dhidden, a.dstreams, n_bytes, dev);
     acts->numbers = dp_numbers(&v4->model.dp);  // with --pp what all other layers have counted is there already
     mtp_forward(v4, acts, X, N, dev);
-    const LmHead head = mtp_head(v4, acts);
-    const float dloss = v4->config.mtp_weight * (1.0f / v4->model.mtp_counted);
-    lm_head_losses(&head, &acts->mtp.batch, 1, gradient(v4, AT(head), 0), dloss, N, dev);
-    crossentropy_losses_sum(dp_numbers(&v4->model.dp) + v4->model.mtp_number, head.losses, N, dev);
+    mtp_losses(&head, acts, v4->config.mtp_weight, 1, N, dev);
     mtp_backward(v4, acts, N, dev);
     acts->numbers = counted;
     device_copy(a.dstreams, a.dhidden, n_bytes, dev);
 }
 
 // from the head's gradient to that of the streams behind the last layer
-static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
+static void end_backward(const DecoderPasses* passes, Model* m, Activations* acts, int N, const Device* dev) {
     DeepseekV4* v4 = (DeepseekV4*)m;
-    const int last = mtp_trunk_end(m) - 1, S = v4->config.hc * v4->config.D;
-    const ActivationTensors a = layer_activations(acts, last);
-    const Statistics s = layer_statistics(acts, 0);
-    const floatX* X = layer_stream(acts, a.streams2, last, N, S, dev);
-    collapse_backward(v4, acts, X, AT(hc_head), AT(norm), s.head, a.hc_head_y, s.norm_rstd, N, dev);
+    const int last = mtp_trunk_end(m) - 1;
+    const Site site = head_site(acts);
+    const Stream streams = layer_activations(acts, last).streams2;
+    const floatX* X = layer_stream(acts, streams, last, N, v4->config.hc * v4->config.D, dev);
+    (void)passes;
+    collapse_backward(v4, acts, &site, X, N, dev);
     if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(v4, acts, X, N, dev); }
 }
 
@@ -1107,7 +1106,7 @@ static Trainer deepseek_v4_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = deepseek_v4_trainer();
-    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.v4.adapters, LORA_TARGETS(""));
+    adapted_init(&place.adapted, &PASSES, &place.v4.adapters, LORA_TARGETS(""));
     return run_main(&trainer, &place.v4.model, argc, argv);
 }
 #endif

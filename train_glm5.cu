@@ -23,7 +23,7 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward_input
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
-#include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
+#include "llmc/models/mtp_module.h"   // MtpModule, mtp_module_leaf: the token after the next
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
@@ -72,9 +72,6 @@ typedef struct {
     int absorbs;        // texts are generated from a cache of short vectors
     struct { int *keys, *experts; } given[CONFIG_MAX_LAYERS + 1];  // of each layer: --inject; NULL: it chooses itself
 } Glm5;
-
-// what --recompute leaves out in forward: each level what those before leave out, too
-typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_MLPS, RECOMPUTE_BLOCKS } Recompute;
 
 static RouterShape router_shape(const Config* c) {
     const RouterShape s = {c->E, c->k, ROUTER_SIGMOID, c->renormalize, c->factor, c->groups, c->top_groups};
@@ -242,6 +239,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const Config* c = &glm->config;
     const ExpertSizes experts = expert_sizes(glm, B, purpose, &how);
     activations_begin(acts, B, T, purpose, how);
+    acts->eps = c->eps;
     acts->has_places = 1;
     acts->entry_ratio[LATENT_PLACES] = 1;
     acts->has_mtp = mtp_on_rank(m, purpose);
@@ -268,17 +266,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-static const floatX* vector(const Glm5* glm, size_t field, int l) {
-    return (const floatX*)model_vector(&glm->model, field, l);
-}
-
-// where a gradient is to be written; NULL: it does not learn
-static float* gradient(Glm5* glm, size_t field, int l) { return model_vector_gradient(&glm->model, field, l); }
-
-static float* router_bias(const Glm5* glm, int l) {
-    return (float*)model_pointer(&glm->model, model_row(&glm->model, AT(router_bias), l), l);
-}
-
 // attention of layer l, without gradients
 static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, int N) {
     const Config* c = &glm->config;
@@ -296,7 +283,7 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     p.q_a = layer_linear_biased(acts, AT(q_a), AT(q_a_bias), l), p.q_b = layer_linear(acts, AT(q_b), l);
     p.kv_a = layer_linear_biased(acts, AT(kv_a), AT(kv_a_bias), l), p.kv_b = layer_linear(acts, AT(kv_b), l);
     p.o = layer_linear_biased(acts, AT(o), AT(o_bias), l);
-    p.q_norm = vector(glm, AT(q_norm), l), p.kv_norm = vector(glm, AT(kv_norm), l);
+    p.q_norm = layer_vector(acts, AT(q_norm), l), p.kv_norm = layer_vector(acts, AT(kv_norm), l);
     p.turn = &acts->rope;
     p.batch = &acts->batch;
     p.tp = &glm->model.tp;
@@ -304,7 +291,8 @@ static LatentPass latent_pass(const Glm5* glm, const Activations* acts, int l, i
     if (!p.is_full) { return p; }
     p.index_q = layer_linear(acts, AT(index_q), l), p.index_k = layer_linear(acts, AT(index_k), l);
     p.index_proj = layer_linear(acts, AT(index_proj), l);
-    p.index_norm = vector(glm, AT(index_norm), l), p.index_norm_bias = vector(glm, AT(index_norm_bias), l);
+    p.index_norm = layer_vector(acts, AT(index_norm), l);
+    p.index_norm_bias = layer_vector(acts, AT(index_norm_bias), l);
     if (glm->model.learns_index && acts->numbers) {
         p.index_number = acts->numbers + glm->model.index_number + tensor_kinds(c->indexers, 0, l, FULL_INDEXER);
     }
@@ -316,11 +304,12 @@ static LatentPass latent_pass_back(Glm5* glm, const Activations* acts, int l, in
     p.dq_a = layer_gradients_biased(acts, AT(q_a), AT(q_a_bias), l), p.dq_b = layer_gradients(acts, AT(q_b), l);
     p.dkv_a = layer_gradients_biased(acts, AT(kv_a), AT(kv_a_bias), l), p.dkv_b = layer_gradients(acts, AT(kv_b), l);
     p.d_o = layer_gradients_biased(acts, AT(o), AT(o_bias), l);
-    p.dq_norm = gradient(glm, AT(q_norm), l), p.dkv_norm = gradient(glm, AT(kv_norm), l);
+    p.dq_norm = layer_vector_gradient(acts, AT(q_norm), l), p.dkv_norm = layer_vector_gradient(acts, AT(kv_norm), l);
     if (!p.is_full || !glm->model.learns_index) { return p; }
     p.dindex_q = layer_gradients(acts, AT(index_q), l), p.dindex_k = layer_gradients(acts, AT(index_k), l);
     p.dindex_proj = layer_gradients(acts, AT(index_proj), l);
-    p.dindex_norm = gradient(glm, AT(index_norm), l), p.dindex_norm_bias = gradient(glm, AT(index_norm_bias), l);
+    p.dindex_norm = layer_vector_gradient(acts, AT(index_norm), l);
+    p.dindex_norm_bias = layer_vector_gradient(acts, AT(index_norm_bias), l);
     const float counted = p.is_mtp ? glm->model.mtp_index_counted : glm->model.index_counted;
     p.index_dloss = glm->config.index_weight * (1.0f / counted);
     return p;
@@ -331,21 +320,10 @@ static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) 
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
-    p.bias = router_bias(glm, l);
+    p.bias = layer_floats(acts, AT(router_bias), l);
     p.numbers = acts->numbers ? acts->numbers + router_number(glm, l) : NULL;
     p.given = glm->given[l].experts;
     return p;
-}
-
-static void norm_forward(const Glm5* glm, floatX* out, float* rstd, const floatX* inp, size_t field, int l, int N,
-                         const Device* dev) {
-    rmsnorm_forward(out, rstd, inp, vector(glm, field, l), glm->config.eps, N, glm->config.D, dev);
-}
-
-// add: the gradient of inp goes on from what dinp holds
-static void norm_backward(Glm5* glm, floatX* dinp, const floatX* dout, const floatX* inp, const float* rstd,
-                          size_t field, int l, int add, int N, const Device* dev) {
-    rmsnorm_backward(dinp, gradient(glm, field, l), dout, inp, vector(glm, field, l), rstd, add, N, glm->config.D, dev);
 }
 
 // ---- forward ----
@@ -357,10 +335,10 @@ static void attend_forward(const Glm5* glm, Activations* acts, int l, const floa
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const LatentPass p = latent_pass(glm, acts, l, N);
-    norm_forward(glm, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
+    layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
     latent_layer_forward(&p, a.attention_out, replay, dev);
-    residual_rmsnorm_forward(a.residual2.x, a.norm2, s.norm2_rstd, residual, a.attention_out, vector(glm, AT(norm2), l),
-                             glm->config.eps, N, glm->config.D, dev);
+    layer_residual_rmsnorm_forward(acts, a.residual2.x, a.norm2, s.norm2_rstd, residual, a.attention_out, AT(norm2), l,
+                                   N, dev);
 }
 
 // the MLP of layer l: the only one, or the expert that all tokens share
@@ -446,8 +424,9 @@ static void block_forward(const Model* m, Activations* acts, int l, const floatX
 
 // the last norm
 static void end_forward(const Model* m, Activations* acts, const floatX* residual, int N, const Device* dev) {
+    (void)m;
     const ActivationTensors a = layer_activations(acts, 0);
-    norm_forward((const Glm5*)m, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
+    layer_rmsnorm_forward(acts, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
 }
 
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
@@ -477,8 +456,8 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     }
     layer_stream(acts, a.residual2, l, N, glm->config.D, dev);
     if (level >= RECOMPUTE_NORMS) {
-        norm_forward(glm, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
-        norm_forward(glm, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
+        layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
+        layer_rmsnorm_forward(acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
         latent_layer_again(&attention, dev);
     }
     latent_layer_bring(&attention, dev);
@@ -515,16 +494,16 @@ static void block_backward(Model* m, Activations* acts, int l, const floatX* res
         const MlpPass mlp = mlp_pass(glm, acts, l, N);
         mlp_backward(&mlp, a.dbranch, a.dresidual, a.norm2, 0, dev);
     }
-    norm_backward(glm, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, dev);
     latent_layer_backward(&p, a.dbranch, a.dresidual, a.droom, dev);
-    norm_backward(glm, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);
 }
 
 // the row of the embedding that fills does not learn; with --tp one rank has it
-static void forget_padding(Glm5* glm, const Device* dev) {
+static void forget_padding(const Glm5* glm, const Activations* acts, const Device* dev) {
     const Config* c = &glm->config;
     const int row = c->pad - glm->model.tp.place * c->Vp;
-    float* d = gradient(glm, AT(embedding), 0);
+    float* d = layer_vector_gradient(acts, AT(embedding), 0);
     if (d && c->pad >= 0 && row >= 0 && row < c->Vp) {
         device_zero(d + (size_t)row * (size_t)c->D, sizeof(float) * (size_t)c->D, dev);
     }
@@ -537,83 +516,41 @@ static void embed_backward(Model* m, Activations* acts, int N, const Device* dev
     if (m->learns_mtp && !reaches) { model_receive_shared(m, dev); }  // it comes, and counts for nothing
     vocabulary_embedding_backward(m, AT(embedding), reaches, layer_activations(acts, 0).dresidual, acts->batch.tokens,
                                   layer_linear(acts, AT(embedding), 0), N, dev);
-    forget_padding(glm, dev);
+    forget_padding(glm, acts, dev);
 }
 
 // ---- the module that predicts the token after the next ----
 
-// after forward: from the last norm's output and the next tokens up to the module's own last norm
-static void mtp_forward(const Glm5* glm, Activations* acts, int N, const Device* dev) {
-    const int l = glm->config.L, D = glm->config.D;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    floatX *next = a.dbranch, *hidden = a.dresidual;  // room that only backward needs
-    vocabulary_rows(a.branch, acts->mtp.batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
-    norm_forward(glm, next, s.mtp_embedding_rstd, a.branch, AT(mtp_enorm), 0, N, dev);
-    norm_forward(glm, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hnorm), 0, N, dev);
-    mtp_join(a.mtp_joined, next, hidden, N, D, dev);
-    linear_forward(a.mtp_encoded, a.mtp_joined, layer_linear(acts, AT(mtp_eh_proj), 0), N, dev);
-    block_forward(&glm->model, acts, l, a.mtp_encoded, N, dev);
-    norm_forward(glm, a.mtp_norm, s.mtp_norm_rstd, a.residual3.x, AT(mtp_norm), 0, N, dev);
-}
-
-// The same matrix, whose gradient goes on
-static LmHead mtp_head(const Glm5* glm, const Activations* acts) {
-    const ActivationTensors a = layer_activations(acts, 0);
-    LmHead head = lm_head(&glm->model, acts);
-    head.norm = a.mtp_norm, head.dnorm = a.dbranch, head.losses = layer_statistics(acts, 0).mtp_losses;
-    head.goes_on = 1;
-    return head;
-}
-
-// From dbranch, the gradient of the module's last norm, to what it adds to that of the embedding and to dhidden
-static void mtp_backward(Glm5* glm, Activations* acts, int N, const Device* dev) {
-    const int l = glm->config.L, D = glm->config.D, reaches = !glm->config.mtp_detach;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    const Linear proj = layer_linear(acts, AT(mtp_eh_proj), 0);
-    const Linear embedding = layer_linear(acts, AT(embedding), 0);
-    norm_backward(glm, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, dev);
-    recompute_block(&glm->model, acts, l, a.mtp_encoded, N, dev);
-    block_backward(&glm->model, acts, l, a.mtp_encoded, N, dev);
-    model_layer_done(&glm->model, l, dev);
-    linear_backward_weight(a.dresidual, a.mtp_joined, proj, layer_gradients(acts, AT(mtp_eh_proj), 0), N, dev);
-    linear_backward_input(a.mtp_joined, a.dresidual, proj, 0, N, dev);
-    mtp_part(a.dbranch, a.mtp_joined, MTP_NEXT, N, D, dev);
-    vocabulary_rows(a.branch, acts->mtp.batch.tokens, embedding, N, dev);
-    norm_backward(glm, a.dresidual, a.dbranch, a.branch, s.mtp_embedding_rstd, AT(mtp_enorm), 0, 0, N, dev);
-    if (reaches) {
-        vocabulary_embedding_share(&glm->model, AT(embedding), 0, a.dresidual, acts->mtp.batch.tokens, embedding, N,
-                                   dev);
-    }
-    mtp_part(a.dbranch, a.mtp_joined, MTP_HIDDEN, N, D, dev);
-    norm_backward(glm, reaches ? a.dhidden : a.dresidual, a.dbranch, a.norm, s.mtp_hidden_rstd, AT(mtp_hnorm), 0,
-                  reaches, N, dev);
-}
-
-// forward and backward, once the head has written dhidden; the sum of its losses joins what the leaf counts
-static void mtp_leaf(Glm5* glm, Activations* acts, int N, const Device* dev) {
-    float* counted = acts->numbers;
-    acts->numbers = dp_numbers(&glm->model.dp);  // with --pp what all other layers have counted is there already
-    mtp_forward(glm, acts, N, dev);
-    const LmHead head = mtp_head(glm, acts);
-    const float dloss = glm->config.mtp_weight * (1.0f / glm->model.mtp_counted);
-    lm_head_losses(&head, &acts->mtp.batch, 1, glm->config.mtp_detach ? NULL : gradient(glm, AT(head), 0), dloss, N,
-                   dev);
-    crossentropy_losses_sum(dp_numbers(&glm->model.dp) + glm->model.mtp_number, head.losses, N, dev);
-    mtp_backward(glm, acts, N, dev);
-    acts->numbers = counted;
+// where it is; its layer stands behind all others
+static MtpModule mtp_module(const Model* m, const Activations* acts) {
+    const Config* c = &((const Glm5*)m)->config;
+    const ActivationTensors a = layer_activations(acts, c->L);
+    const Statistics s = layer_statistics(acts, c->L);
+    MtpModule x;
+    memset(&x, 0, sizeof x);
+    x.embedding = AT(embedding), x.next_norm = AT(mtp_enorm), x.hidden_norm = AT(mtp_hnorm);
+    x.proj = AT(mtp_eh_proj), x.norm = AT(mtp_norm);
+    x.head = lm_head(m, acts);
+    x.joined = a.mtp_joined, x.encoded = a.mtp_encoded, x.behind = a.residual3.x, x.out = a.mtp_norm;
+    x.room = a.branch, x.dbranch = a.dbranch, x.dresidual = a.dresidual;
+    x.next_rstd = s.mtp_embedding_rstd, x.hidden_rstd = s.mtp_hidden_rstd, x.norm_rstd = s.mtp_norm_rstd;
+    x.losses = s.mtp_losses;
+    x.weight = c->mtp_weight, x.is_apart = c->mtp_detach;
+    x.C = c->D;
+    return x;
 }
 
 // from the head's gradient to that of the stream behind the last layer
-static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
-    Glm5* glm = (Glm5*)m;
+static void end_backward(const DecoderPasses* passes, Model* m, Activations* acts, int N, const Device* dev) {
     const int last = mtp_trunk_end(m) - 1;
     const ActivationTensors a = layer_activations(acts, last);
-    if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(glm, acts, N, dev); }
-    const floatX* residual = layer_stream(acts, a.residual3, last, N, glm->config.D, dev);
-    norm_backward(glm, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd, AT(norm), 0,
-                  0, N, dev);
+    if (mtp_on_stage(m, acts->purpose)) {
+        const MtpModule x = mtp_module(m, acts);
+        mtp_module_leaf(&x, passes, acts, N, dev);
+    }
+    const floatX* residual = layer_stream(acts, a.residual3, last, N, ((Glm5*)m)->config.D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd,
+                           AT(norm), 0, 0, N, dev);
 }
 
 // for runs and tests
@@ -1015,7 +952,7 @@ static Trainer glm5_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = glm5_trainer();
-    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.glm.adapters, LORA_TARGETS);
+    adapted_init(&place.adapted, &PASSES, &place.glm.adapters, LORA_TARGETS);
     return run_main(&trainer, &place.glm.model, argc, argv);
 }
 #endif

@@ -59,9 +59,6 @@ typedef struct {
     ExpertStatistics experts;
 } Statistics;
 
-// what --recompute leaves out in forward: each level what those before leave out, too
-typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;
-
 static RouterShape router_shape(const Config* c) {
     const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, c->k > 1, 1.0f, 1, 1};  // one expert's share would always be 1
     return s;
@@ -95,7 +92,7 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     const int D = c.D, HQ = c.NH * c.HS, HK = c.NKV * c.HS;
     const int N = activations_positions(how, B, T, purpose), N_new = purpose == TO_GENERATE ? N : 0;
     const int L_norms = activations_kept(how, c.L, purpose, RECOMPUTE_NORMS);
-    const int L_experts = activations_kept(how, c.L, purpose, RECOMPUTE_EXPERTS);
+    const int L_experts = activations_kept(how, c.L, purpose, RECOMPUTE_MLPS);
     const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c.L : 0;
     const int L_cache = purpose == TO_GENERATE ? c.L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
     const int N_head = activations_head_rows(how, B, N, purpose), N_train = purpose == TO_TRAIN ? N : 0;
@@ -161,6 +158,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const Config* c = &moe->config;
     const ExpertSizes experts = expert_sizes(c, &how);
     activations_begin(acts, B, T, purpose, how);
+    acts->eps = c->eps;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     size_scratch(acts, moe, B, T);
     const int n_tensors = activation_table(acts->tensors.table, moe, B, T, purpose, &how);
@@ -185,14 +183,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     tensor_arena_point(&acts->statistics, &s, l);
     return s;
 }
-
-// of a norm
-static const floatX* gain(const Moe* moe, size_t field, int l) {
-    return (const floatX*)model_vector(&moe->model, field, l);
-}
-
-// where a gradient is to be written; NULL: it does not learn
-static float* gradient(Moe* moe, size_t field, int l) { return model_vector_gradient(&moe->model, field, l); }
 
 // by which the router of layer l chooses; NULL: it has none, or another stage has it
 static float* router_bias(const Moe* moe, int l) {
@@ -230,14 +220,11 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
 // the first half of layer l, and the norm behind it: N positions, whose stream comes in as `residual`
 static void attention_block_forward(const Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                     const Device* dev) {
-    const Config* c = &moe->config;
     const TokenBatch* batch = &acts->batch;
-    const int D = c->D;
     const ActivationTensors a = layer_activations(acts, l);
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
     const RotaryAttention attention = rotary_attention(moe, acts, l);
-    rmsnorm_forward(a.norm1, layer_statistics(acts, l).norm1_rstd, residual, gain(moe, AT(norm1), l), c->eps, N, D,
-                    dev);
+    layer_rmsnorm_forward(acts, a.norm1, layer_statistics(acts, l).norm1_rstd, residual, AT(norm1), l, N, dev);
     linear_forward(a.q, a.norm1, layer_linear(acts, AT(wq), l), N, dev);
     keys_forward(k, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &moe->model, N, dev);
     keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &moe->model, N, dev);
@@ -247,8 +234,8 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
         rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
     linear_forward(a.branch, a.attention, layer_linear(acts, AT(wo), l), N, dev);
-    residual_rmsnorm_forward(a.residual2.x, a.norm2, layer_statistics(acts, l).norm2_rstd, residual, a.branch,
-                             gain(moe, AT(norm2), l), c->eps, N, D, dev);
+    layer_residual_rmsnorm_forward(acts, a.residual2.x, a.norm2, layer_statistics(acts, l).norm2_rstd, residual,
+                                   a.branch, AT(norm2), l, N, dev);
 }
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
@@ -292,9 +279,9 @@ static void block_forward(const Model* m, Activations* acts, int l, const floatX
 
 // the last norm
 static void end_forward(const Model* m, Activations* acts, const floatX* residual, int N, const Device* dev) {
-    const Moe* moe = (const Moe*)m;
-    rmsnorm_forward(layer_activations(acts, 0).norm, layer_statistics(acts, 0).norm_rstd, residual,
-                    gain(moe, AT(norm), 0), moe->config.eps, N, moe->config.D, dev);
+    (void)m;
+    layer_rmsnorm_forward(acts, layer_activations(acts, 0).norm, layer_statistics(acts, 0).norm_rstd, residual,
+                          AT(norm), 0, N, dev);
 }
 
 // the field of the output matrix: the embedding where it is tied
@@ -310,13 +297,14 @@ static LmHead lm_head(const Model* m, const Activations* acts) {
 // ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
 
 // from the head's gradient to that of the stream behind the last layer
-static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
+static void end_backward(const DecoderPasses* passes, Model* m, Activations* acts, int N, const Device* dev) {
+    (void)passes;
     Moe* moe = (Moe*)m;
     const int last = model_end_layer(m) - 1, D = moe->config.D;
     const ActivationTensors a = layer_activations(acts, last);
     const floatX* residual = layer_stream(acts, a.residual3, last, N, D, dev);
-    rmsnorm_backward(a.dresidual, gradient(moe, AT(norm), 0), a.dbranch, residual, gain(moe, AT(norm), 0),
-                     layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0,
+                           N, dev);
 }
 
 // what --recompute left out of layer l, and which rows its experts have; the last layer's is still there
@@ -336,11 +324,11 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     }
     layer_stream(acts, a.residual2, l, N, c->D, dev);
     if (level >= RECOMPUTE_NORMS) {
-        rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(moe, AT(norm1), l), c->eps, N, c->D, dev);
-        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2.x, gain(moe, AT(norm2), l), c->eps, N, c->D, dev);
+        layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
+        layer_rmsnorm_forward(acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
     }
     expert_gather(&experts, dev);
-    if (level >= RECOMPUTE_EXPERTS) { expert_gate_up(&experts, dev); }
+    if (level >= RECOMPUTE_MLPS) { expert_gate_up(&experts, dev); }
 }
 
 // dresidual is the gradient of the stream behind layer l, and becomes that behind its attention
@@ -349,13 +337,13 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     const float per_leaf = 1.0f / (float)moe->model.dp.n_leaves;  // the losses of routers are means over leaves
     const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * per_leaf : 0.0f, z = c->z_lambda * per_leaf;
     const ActivationTensors a = layer_activations(acts, l);
-    float* dbias = c->balance == BALANCE_BIAS ? gradient(moe, AT(bias), l) : NULL;
+    float* dbias = c->balance == BALANCE_BIAS ? layer_vector_gradient(acts, AT(bias), l) : NULL;
     ExpertPass p = expert_pass(moe, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
     if (dbias) { device_zero(dbias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: moe_balance_biases
     expert_backward(&p, a.dbranch, a.dresidual, p.numbers, balance, z, dev);
-    rmsnorm_backward(a.dresidual, gradient(moe, AT(norm2), l), a.dbranch, a.residual2.x, gain(moe, AT(norm2), l),
-                     layer_statistics(acts, l).norm2_rstd, 1, N, c->D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, a.residual2.x, layer_statistics(acts, l).norm2_rstd, AT(norm2),
+                           l, 1, N, dev);
 }
 
 // ... and then that before the layer, whose stream came in as `residual`
@@ -376,8 +364,8 @@ static void attention_block_backward(Moe* moe, Activations* acts, int l, const f
     linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, HK, N, dev), a.norm1, layer_linear(acts, AT(wv), l),
                           layer_gradients(acts, AT(wv), l), N, dev);
     linear_chain_end(&chain, N, dev);
-    rmsnorm_backward(a.dresidual, gradient(moe, AT(norm1), l), a.dbranch, residual, gain(moe, AT(norm1), l),
-                     layer_statistics(acts, l).norm1_rstd, 1, N, moe->config.D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, layer_statistics(acts, l).norm1_rstd, AT(norm1), l,
+                           1, N, dev);
 }
 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
@@ -699,7 +687,7 @@ static Trainer moe_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = moe_trainer();
-    decoder_init(&place.decoder, &PASSES, RECOMPUTE_BLOCKS);
+    place.decoder.passes = &PASSES;
     return run_main(&trainer, &place.moe.model, argc, argv);
 }
 #endif

@@ -65,9 +65,6 @@ typedef struct {
     Adapters adapters;  // LoRA: their tensors stand in front of the model's, which then do not learn; no places: none
 } Qwen;
 
-// what --recompute leaves out in forward: each level what those before leave out, too
-typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_MLPS, RECOMPUTE_BLOCKS } Recompute;
-
 static RouterShape router_shape(const Config* c) {
     const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, c->renormalize, 1.0f, 1, 1};
     return s;
@@ -187,6 +184,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const Config* c = &qwen->config;
     const ExpertSizes experts = expert_sizes(qwen, &how);
     activations_begin(acts, B, T, purpose, how);
+    acts->eps = c->eps;
     acts->adapters = &qwen->adapters;
     if ((double)B * T > expert_most_positions(c->k)) { return INFINITY; }
     size_scratch(acts, qwen, B, T);
@@ -212,14 +210,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     tensor_arena_point(&acts->statistics, &s, l);
     return s;
 }
-
-// of a norm
-static const floatX* gain(const Qwen* qwen, size_t field, int l) {
-    return (const floatX*)model_vector(&qwen->model, field, l);
-}
-
-// where a gradient is to be written; NULL: it does not learn
-static float* gradient(Qwen* qwen, size_t field, int l) { return model_vector_gradient(&qwen->model, field, l); }
 
 static RotaryAttention rotary_attention(const Qwen* qwen, const Activations* acts, int l) {
     const Config* c = &qwen->config;
@@ -257,10 +247,9 @@ static MlpPass mlp_pass(const Qwen* qwen, const Activations* acts, int l, int N)
 // ---- forward ----
 
 // the norm of each head of q or k; without one the projection's output is already there
-static void heads_norm(floatX* out, float* rstd, const floatX* proj, const Qwen* qwen, size_t field, int l, int heads,
-                       int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    if (c->qk_norm) { rmsnorm_forward(out, rstd, proj, gain(qwen, field, l), c->eps, N * heads, c->HS, dev); }
+static void heads_norm(const Qwen* qwen, const Activations* acts, floatX* out, float* rstd, const floatX* proj,
+                       size_t field, int l, int heads, int N, const Device* dev) {
+    if (qwen->config.qk_norm) { layer_rmsnorm_forward(acts, out, rstd, proj, field, l, N * heads, dev); }
 }
 
 // the first half of layer l, and the norm behind it: N positions, whose stream comes in as `residual`
@@ -272,12 +261,12 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
     const Statistics s = layer_statistics(acts, l);
     const RotaryAttention attention = rotary_attention(qwen, acts, l);
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
-    rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
+    layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
     linear_forward(c->qk_norm ? a.q_proj : a.q, a.norm1, layer_linear_biased(acts, AT(wq), AT(bq), l), N, dev);
-    heads_norm(a.q, s.q_rstd, a.q_proj, qwen, AT(q_norm), l, c->NH, N, dev);
+    heads_norm(qwen, acts, a.q, s.q_rstd, a.q_proj, AT(q_norm), l, c->NH, N, dev);
     keys_forward(c->qk_norm ? a.k_proj : k, a.key_part, a.norm1, layer_linear_biased(acts, AT(wk), AT(bk), l),
                  &qwen->model, N, dev);
-    heads_norm(k, s.k_rstd, a.k_proj, qwen, AT(k_norm), l, c->NKV, N, dev);
+    heads_norm(qwen, acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, c->NKV, N, dev);
     keys_forward(v, a.key_part, a.norm1, layer_linear_biased(acts, AT(wv), AT(bv), l), &qwen->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
@@ -285,8 +274,8 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
         rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
     }
     linear_forward(a.branch, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l), N, dev);
-    residual_rmsnorm_forward(a.residual2.x, a.norm2, s.norm2_rstd, residual, a.branch, gain(qwen, AT(norm2), l),
-                             c->eps, N, c->D, dev);
+    layer_residual_rmsnorm_forward(acts, a.residual2.x, a.norm2, s.norm2_rstd, residual, a.branch, AT(norm2), l, N,
+                                   dev);
 }
 
 // the first product of the MLP of layer l, or of its experts, once their rows are found
@@ -355,8 +344,8 @@ static void end_forward(const Model* m, Activations* acts, const floatX* residua
     if (acts->numbers) {
         router_pool(layer_numbers(acts, c, c->L), acts->numbers, config_expert_layers(c), &router, N, dev);
     }
-    rmsnorm_forward(layer_activations(acts, 0).norm, layer_statistics(acts, 0).norm_rstd, residual,
-                    gain(qwen, AT(norm), 0), c->eps, N, c->D, dev);
+    layer_rmsnorm_forward(acts, layer_activations(acts, 0).norm, layer_statistics(acts, 0).norm_rstd, residual,
+                          AT(norm), 0, N, dev);
 }
 
 // the field of the output matrix: the embedding where it is tied
@@ -372,13 +361,14 @@ static LmHead lm_head(const Model* m, const Activations* acts) {
 // ---- backward: forward's calls upside down. A gradient whose pointer is NULL is of something frozen ----
 
 // from the head's gradient to that of the stream behind the last layer
-static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
+static void end_backward(const DecoderPasses* passes, Model* m, Activations* acts, int N, const Device* dev) {
+    (void)passes;
     Qwen* qwen = (Qwen*)m;
     const int last = model_end_layer(m) - 1, D = qwen->config.D;
     const ActivationTensors a = layer_activations(acts, last);
     const floatX* residual = layer_stream(acts, a.residual3, last, N, D, dev);
-    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm), 0), a.dbranch, residual, gain(qwen, AT(norm), 0),
-                     layer_statistics(acts, 0).norm_rstd, 0, N, D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, layer_statistics(acts, 0).norm_rstd, AT(norm), 0, 0,
+                           N, dev);
 }
 
 // What --recompute left out of layer l, and which rows its experts have: of both the last layer's are still there
@@ -398,8 +388,8 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     }
     layer_stream(acts, a.residual2, l, N, c->D, dev);
     if (level >= RECOMPUTE_NORMS) {
-        rmsnorm_forward(a.norm1, s.norm1_rstd, residual, gain(qwen, AT(norm1), l), c->eps, N, c->D, dev);
-        rmsnorm_forward(a.norm2, s.norm2_rstd, a.residual2.x, gain(qwen, AT(norm2), l), c->eps, N, c->D, dev);
+        layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
+        layer_rmsnorm_forward(acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
     }
     if (!has_rows) {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
@@ -421,15 +411,11 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
 
 // From the gradient of q or k, turned back, to that of the projection's output; returns where that lies: in dproj, or,
 // where heads have no norm, in dheads. x: the ranks that share the heads
-static const floatX* heads_backward(Qwen* qwen, floatX* dproj, floatX* room, const floatX* dheads, const floatX* proj,
-                                    const float* rstd, size_t field, int l, int heads, const RankGroup* x, int N,
-                                    const Device* dev) {
-    const Config* c = &qwen->config;
-    if (!c->qk_norm) { return dheads; }
-    float* dgain = gradient(qwen, field, l);
-    const HeadRows h = heads_gather(dproj, dheads, proj, rstd, heads, N, c->HS, dgain != NULL, room, x, dev);
-    rmsnorm_backward(h.dinp, dgain, h.dout, h.inp, gain(qwen, field, l), h.rstd, 0, N * h.heads, c->HS, dev);
-    heads_take(dproj, &h, N, c->HS, x, dev);
+static const floatX* heads_backward(const Qwen* qwen, const Activations* acts, floatX* dproj, const floatX* dheads,
+                                    const floatX* proj, const float* rstd, size_t field, int l, int heads,
+                                    const RankGroup* x, int N, const Device* dev) {
+    if (!qwen->config.qk_norm) { return dheads; }
+    layer_heads_backward(acts, dproj, dheads, proj, rstd, field, l, heads, x, N, dev);
     return dproj;
 }
 
@@ -441,17 +427,16 @@ static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const RotaryAttention attention = rotary_attention(qwen, acts, l);
-    floatX* room = acts->parallel.at;
     linear_backward(a.dbranch, a.dresidual, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l),
                     layer_gradients_biased(acts, AT(wo), AT(bo), l), 0, N, dev);
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
     const floatX* dq =
-        heads_backward(qwen, a.dproj, room, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, &m->tp, N, dev);
+        heads_backward(qwen, acts, a.dproj, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, &m->tp, N, dev);
     linear_chain_backward(&chain, dq, a.norm1, layer_linear_biased(acts, AT(wq), AT(bq), l),
                           layer_gradients_biased(acts, AT(wq), AT(bq), l), N, dev);
     const floatX* dk =
-        heads_backward(qwen, a.dproj, room, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, &key_heads, N, dev);
+        heads_backward(qwen, acts, a.dproj, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, &key_heads, N, dev);
     linear_chain_backward(&chain, keys_own(a.key_part, dk, m, c->NKV * c->HS, N, dev), a.norm1,
                           layer_linear_biased(acts, AT(wk), AT(bk), l), layer_gradients_biased(acts, AT(wk), AT(bk), l),
                           N, dev);
@@ -473,11 +458,9 @@ static void block_backward(Model* m, Activations* acts, int l, const floatX* res
     } else {
         experts_backward(qwen, acts, l, N, dev);
     }
-    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm2), l), a.dbranch, a.residual2.x, gain(qwen, AT(norm2), l),
-                     s.norm2_rstd, 1, N, c->D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, dev);
     attention_block_backward(qwen, acts, l, N, dev);
-    rmsnorm_backward(a.dresidual, gradient(qwen, AT(norm1), l), a.dbranch, residual, gain(qwen, AT(norm1), l),
-                     s.norm1_rstd, 1, N, c->D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);
 }
 
 // from dresidual to the gradient of the embedding
@@ -714,7 +697,7 @@ static Trainer qwen_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen_trainer();
-    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.qwen.adapters, NULL);
+    adapted_init(&place.adapted, &PASSES, &place.qwen.adapters, NULL);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }
 #endif

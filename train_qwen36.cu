@@ -26,7 +26,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
-#include "llmc/models/mtp.h"          // mtp_join, mtp_part, mtp_on_stage: the token after the next
+#include "llmc/models/mtp_module.h"   // MtpModule, mtp_module_leaf: the token after the next
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
@@ -71,7 +71,7 @@ typedef struct {
 
 // what must not lose digits, always float
 typedef struct {
-    float *gain, *norm1_rstd, *q_rstd, *k_rstd, *att_max, *att_inv, *norm2_rstd, *shared_weight, *dshared_weight,
+    float *norm1_rstd, *q_rstd, *k_rstd, *att_max, *att_inv, *norm2_rstd, *shared_weight, *dshared_weight,
         *norm_rstd, *losses, *mtp_next_rstd, *mtp_hidden_rstd, *mtp_norm_rstd, *mtp_losses;
     DeltaStatistics delta;
     ExpertStatistics experts;
@@ -96,9 +96,6 @@ typedef struct {
     int n_sights;
     CarriedLine line;   // with --cp: the ranks that have the positions before and behind
 } Qwen36;
-
-// what --recompute leaves out in forward: each level what those before leave out, too
-typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_EXPERTS, RECOMPUTE_BLOCKS } Recompute;
 
 static RouterShape router_shape(const Config* c) {
     const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, 1, 1.0f, 1, 1};
@@ -176,7 +173,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
     const int L = mtp_layers(&qwen->model, c->L, purpose), mtp = mtp_on_rank(&qwen->model, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
-    const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_EXPERTS);
+    const int L_experts = activations_kept(how, L, purpose, RECOMPUTE_MLPS);
     const int L_block = activations_kept(how, L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? L : 0;
     const int N_head = activations_head_rows(how, B, N, purpose);
     const RankGroup* tp = &qwen->model.tp;
@@ -229,7 +226,6 @@ static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purp
     const DeltaSizes delta = delta_sizes(c, how->cp);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
-    *t++ = activation(FIELD(gain),       0, 1, c->D > c->HS ? c->D : c->HS);  // of the norm that is computed now
     *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
     if (config_layers(c, FULL_LAYER) + mtp > 0) {
         *t++ = full_activation(c, FIELD(q_rstd),  L_block, N, c->NH);
@@ -282,6 +278,8 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
     const Config* c = &qwen->config;
     const ExpertSizes experts = expert_sizes(qwen, purpose, &how);
     activations_begin(acts, B, T, purpose, how);
+    acts->eps = c->eps;
+    acts->centred = c->D > c->HS ? c->D : c->HS;
     acts->has_states = config_layers(c, LINEAR_LAYER) > 0;
     acts->has_mtp = mtp_on_rank(m, purpose);
     acts->adapters = &qwen->adapters;
@@ -305,13 +303,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     tensor_arena_point(&acts->statistics, &s, l);
     return s;
 }
-
-static const floatX* vector(const Qwen36* qwen, size_t field, int l) {
-    return (const floatX*)model_vector(&qwen->model, field, l);
-}
-
-// where a gradient is to be written; NULL: it does not learn
-static float* gradient(Qwen36* qwen, size_t field, int l) { return model_vector_gradient(&qwen->model, field, l); }
 
 // has the batch at hand, or one of the texts that are generated, images?
 static int has_images(const Qwen36* qwen) { return qwen->images.N > 0; }
@@ -339,8 +330,8 @@ static DeltaPass delta_pass(const Qwen36* qwen, const Activations* acts, int l, 
     p.inp = a.norm1;
     p.qkv = layer_linear(acts, AT(qkv), l), p.z = layer_linear(acts, AT(z), l), p.b = layer_linear(acts, AT(b), l);
     p.alpha = layer_linear(acts, AT(a), l), p.out = layer_linear(acts, AT(out), l);
-    p.conv = vector(qwen, AT(conv), l), p.A_log = vector(qwen, AT(A_log), l);
-    p.dt_bias = vector(qwen, AT(dt_bias), l), p.o_norm = vector(qwen, AT(o_norm), l);
+    p.conv = layer_vector(acts, AT(conv), l), p.A_log = layer_vector(acts, AT(A_log), l);
+    p.dt_bias = layer_vector(acts, AT(dt_bias), l), p.o_norm = layer_vector(acts, AT(o_norm), l);
     p.tp = &qwen->model.tp, p.room = acts->parallel.at;
     p.batch = &acts->batch;
     p.line = qwen->line;
@@ -354,8 +345,8 @@ static DeltaPass delta_pass_back(Qwen36* qwen, const Activations* acts, int l, i
     p.dqkv = layer_gradients(acts, AT(qkv), l), p.dz = layer_gradients(acts, AT(z), l);
     p.db = layer_gradients(acts, AT(b), l);
     p.dalpha = layer_gradients(acts, AT(a), l), p.dout = layer_gradients(acts, AT(out), l);
-    p.dconv = gradient(qwen, AT(conv), l), p.dA_log = gradient(qwen, AT(A_log), l);
-    p.ddt_bias = gradient(qwen, AT(dt_bias), l), p.do_norm = gradient(qwen, AT(o_norm), l);
+    p.dconv = layer_vector_gradient(acts, AT(conv), l), p.dA_log = layer_vector_gradient(acts, AT(A_log), l);
+    p.ddt_bias = layer_vector_gradient(acts, AT(dt_bias), l), p.do_norm = layer_vector_gradient(acts, AT(o_norm), l);
     return p;
 }
 
@@ -373,33 +364,6 @@ static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int 
     return p;
 }
 
-// ---- norms: N rows of C channels, whose gain is 1 + the weight of a field at layer l ----
-
-static void norm_forward(const Qwen36* qwen, const Activations* acts, floatX* out, float* rstd, const floatX* inp,
-                         size_t field, int l, int N, int C, const Device* dev) {
-    float* gain = layer_statistics(acts, 0).gain;
-    rmsnorm_gain(gain, vector(qwen, field, l), C, dev);
-    rmsnorm_forward(out, rstd, inp, gain, qwen->config.eps, N, C, dev);
-}
-
-// add: the gradient of inp goes on from what dinp holds
-static void norm_backward(Qwen36* qwen, const Activations* acts, floatX* dinp, const floatX* dout, const floatX* inp,
-                          const float* rstd, size_t field, int l, int add, int N, int C, const Device* dev) {
-    float* gain = layer_statistics(acts, 0).gain;
-    rmsnorm_gain(gain, vector(qwen, field, l), C, dev);
-    rmsnorm_backward(dinp, gradient(qwen, field, l), dout, inp, gain, rstd, add, N, C, dev);
-}
-
-// of q or k, whose heads may be of several ranks, x (--tp)
-static void heads_backward(Qwen36* qwen, const Activations* acts, floatX* dinp, const floatX* dout, const floatX* inp,
-                           const float* rstd, size_t field, int l, int heads, const RankGroup* x, int N,
-                           const Device* dev) {
-    const int HS = qwen->config.HS, is_asked = gradient(qwen, field, l) != NULL;
-    const HeadRows h = heads_gather(dinp, dout, inp, rstd, heads, N, HS, is_asked, acts->parallel.at, x, dev);
-    norm_backward(qwen, acts, h.dinp, h.dout, h.inp, h.rstd, field, l, 0, N * h.heads, HS, dev);
-    heads_take(dinp, &h, N, HS, x, dev);
-}
-
 // ---- forward ----
 
 // attention of layer l with its output gate: from norm1 to branch
@@ -412,9 +376,9 @@ static void gated_attention_forward(const Qwen36* qwen, Activations* acts, int l
     floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
     linear_forward(a.q_proj, a.norm1, layer_linear(acts, AT(wq), l), N, dev);
     head_gate_split(a.heads, a.q_proj, N, c->NH, c->HS, dev);
-    norm_forward(qwen, acts, a.q, s.q_rstd, a.heads, AT(q_norm), l, N * c->NH, c->HS, dev);
+    layer_rmsnorm_forward(acts, a.q, s.q_rstd, a.heads, AT(q_norm), l, N * c->NH, dev);
     keys_forward(a.k_proj, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &qwen->model, N, dev);
-    norm_forward(qwen, acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, N * c->NKV, c->HS, dev);
+    layer_rmsnorm_forward(acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, N * c->NKV, dev);
     keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &qwen->model, N, dev);
     if (batch->n_texts > 0) {
         rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
@@ -431,7 +395,7 @@ static void mixer_forward(const Qwen36* qwen, Activations* acts, int l, const fl
                           const Device* dev) {
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
-    norm_forward(qwen, acts, a.norm1, layer_statistics(acts, l).norm1_rstd, residual, AT(norm1), l, N, c->D, dev);
+    layer_rmsnorm_forward(acts, a.norm1, layer_statistics(acts, l).norm1_rstd, residual, AT(norm1), l, N, dev);
     if (c->kinds[l] == LINEAR_LAYER) {
         DeltaPass p = delta_pass(qwen, acts, l, N);
         if (replay) { p.line.before = p.line.behind = NULL; }
@@ -455,7 +419,7 @@ static void experts_up(const Qwen36* qwen, Activations* acts, int l, int replay,
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const ExpertPass p = expert_pass(qwen, acts, l, N);
-    norm_forward(qwen, acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, qwen->config.D, dev);
+    layer_rmsnorm_forward(acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
     expert_choose(&p, replay, dev);
     expert_gather(&p, dev);
     linear_forward(a.shared_logit, a.norm2, layer_linear(acts, AT(shared_gate), l), N, dev);
@@ -525,7 +489,7 @@ static void end_forward(const Model* m, Activations* acts, const floatX* residua
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
     if (acts->numbers) { router_pool(pooled_layer(acts->numbers, c->L, c->E), acts->numbers, c->L, &router, N, dev); }
-    norm_forward(qwen, acts, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, c->D, dev);
+    layer_rmsnorm_forward(acts, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
 }
 
 // the field of the output matrix: the embedding where it is tied
@@ -570,15 +534,15 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     }
     layer_stream(acts, a.residual2, l, N, c->D, dev);
     if (level >= RECOMPUTE_NORMS) {
-        norm_forward(qwen, acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, c->D, dev);
-        norm_forward(qwen, acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, c->D, dev);
+        layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
+        layer_rmsnorm_forward(acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
     }
     if (!is_there) {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         mixer_again(qwen, acts, l, N, dev);
         expert_gather(&p, dev);
     }
-    if (level >= RECOMPUTE_EXPERTS) { gate_up_forward(qwen, acts, l, N, dev); }
+    if (level >= RECOMPUTE_MLPS) { gate_up_forward(qwen, acts, l, N, dev); }
 }
 
 // The shared expert: dnorm2, which has what comes by way of the router, goes on
@@ -627,11 +591,11 @@ static void gated_attention_backward(Qwen36* qwen, Activations* acts, int l, int
     rotary_attention_backward(a.dq, a.dk, a.dv, a.dattention, &attention, &acts->batch.segments, &acts->batch.rows,
                               dev);
     LinearChain chain = linear_chain(a.dbranch);  // through all three
-    heads_backward(qwen, acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, &m->tp, N, dev);
+    layer_heads_backward(acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, &m->tp, N, dev);
     head_gate_join(a.q_proj, a.dheads, N, NH, HS, dev);
     linear_chain_backward(&chain, a.q_proj, a.norm1, layer_linear(acts, AT(wq), l), layer_gradients(acts, AT(wq), l), N,
                           dev);
-    heads_backward(qwen, acts, a.dheads, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, NKV, &key_heads, N, dev);
+    layer_heads_backward(acts, a.dheads, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, NKV, &key_heads, N, dev);
     linear_chain_backward(&chain, keys_own(a.key_part, a.dheads, m, NKV * HS, N, dev), a.norm1,
                           layer_linear(acts, AT(wk), l), layer_gradients(acts, AT(wk), l), N, dev);
     linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, NKV * HS, N, dev), a.norm1,
@@ -652,13 +616,12 @@ static void mixer_backward(Qwen36* qwen, Activations* acts, int l, int N, const 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
 static void block_backward(Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
     Qwen36* qwen = (Qwen36*)m;
-    const int D = qwen->config.D;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     experts_backward(qwen, acts, l, N, dev);
-    norm_backward(qwen, acts, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, dev);
     mixer_backward(qwen, acts, l, N, dev);
-    norm_backward(qwen, acts, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);
 }
 
 // From the gradient of the first layer's stream to those of the tower, if any of it learns; without images they are 0
@@ -685,81 +648,39 @@ static void embed_backward(Model* m, Activations* acts, int N, const Device* dev
 
 // ---- the module that predicts the token after the next ----
 
-// embeddings of the next tokens, or what the tower has made of them
-static void next_forward(const Qwen36* qwen, const Activations* acts, floatX* next, int N, const Device* dev) {
-    vocabulary_rows(next, acts->mtp.batch.tokens, layer_linear(acts, AT(embedding), 0), N, dev);
-    if (has_images(qwen)) {
-        const floatX* rows = qwen->images.rows ? qwen->images.rows : vision_tower_out(&qwen->tower);
-        image_splice_next(next, rows, &qwen->images, qwen->config.D, dev);
-    }
-}
-
-// after forward: from the last norm's output and the next tokens up to the module's own last norm
-static void mtp_forward(const Qwen36* qwen, Activations* acts, int N, const Device* dev) {
-    const int l = qwen->config.L, D = qwen->config.D;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    floatX *next = a.dbranch, *hidden = a.dresidual;  // room that only backward needs
-    next_forward(qwen, acts, a.branch, N, dev);
-    norm_forward(qwen, acts, next, s.mtp_next_rstd, a.branch, AT(mtp_next_norm), 0, N, D, dev);
-    norm_forward(qwen, acts, hidden, s.mtp_hidden_rstd, a.norm, AT(mtp_hidden_norm), 0, N, D, dev);
-    mtp_join(a.mtp_joined, next, hidden, N, D, dev);
-    linear_forward(a.mtp_encoded, a.mtp_joined, layer_linear(acts, AT(mtp_fc), 0), N, dev);
-    block_forward(&qwen->model, acts, l, a.mtp_encoded, N, dev);
-    norm_forward(qwen, acts, a.mtp_norm, s.mtp_norm_rstd, a.residual3.x, AT(mtp_norm), 0, N, D, dev);
-}
-
-// The same matrix, whose gradient goes on
-static LmHead mtp_head(const Qwen36* qwen, const Activations* acts) {
-    const ActivationTensors a = layer_activations(acts, 0);
-    LmHead head = lm_head(&qwen->model, acts);
-    head.norm = a.mtp_norm, head.dnorm = a.dbranch, head.losses = layer_statistics(acts, 0).mtp_losses;
-    head.goes_on = 1;
-    return head;
-}
-
-// From dbranch, the gradient of the module's last norm, to what it adds to that of the embedding and to dhidden
-static void mtp_backward(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
-    const int l = qwen->config.L, D = qwen->config.D;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    const Linear fc = layer_linear(acts, AT(mtp_fc), 0), embedding = layer_linear(acts, AT(embedding), 0);
-    const int* next_tokens = has_images(qwen) ? qwen->images.next_tokens : acts->mtp.batch.tokens;
-    norm_backward(qwen, acts, a.dresidual, a.dbranch, a.residual3.x, s.mtp_norm_rstd, AT(mtp_norm), 0, 0, N, D, dev);
-    recompute_block(&qwen->model, acts, l, a.mtp_encoded, N, dev);
-    block_backward(&qwen->model, acts, l, a.mtp_encoded, N, dev);
-    model_layer_done(&qwen->model, l, dev);
-    linear_backward_weight(a.dresidual, a.mtp_joined, fc, layer_gradients(acts, AT(mtp_fc), 0), N, dev);
-    linear_backward_input(a.mtp_joined, a.dresidual, fc, 0, N, dev);
-    mtp_part(a.dbranch, a.mtp_joined, MTP_NEXT, N, D, dev);
-    next_forward(qwen, acts, a.branch, N, dev);
-    norm_backward(qwen, acts, a.dresidual, a.dbranch, a.branch, s.mtp_next_rstd, AT(mtp_next_norm), 0, 0, N, D, dev);
-    vocabulary_embedding_share(&qwen->model, AT(embedding), qwen->config.tied, a.dresidual, next_tokens, embedding, N,
-                               dev);
-    if (has_images(qwen)) { image_splice_next_backward(&qwen->images, a.dresidual, D, dev); }
-    mtp_part(a.dbranch, a.mtp_joined, MTP_HIDDEN, N, D, dev);
-    norm_backward(qwen, acts, a.dhidden, a.dbranch, a.norm, s.mtp_hidden_rstd, AT(mtp_hidden_norm), 0, 1, N, D, dev);
-}
-
-// forward and backward, once the head has written dhidden; the sum of its losses joins what the leaf counts
-static void mtp_leaf(Qwen36* qwen, Activations* acts, int N, const Device* dev) {
-    mtp_forward(qwen, acts, N, dev);
-    const LmHead head = mtp_head(qwen, acts);
-    const float dloss = qwen->config.mtp_weight * (1.0f / qwen->model.mtp_counted);
-    lm_head_losses(&head, &acts->mtp.batch, 1, gradient(qwen, output_field(&qwen->config), 0), dloss, N, dev);
-    crossentropy_losses_sum(dp_numbers(&qwen->model.dp) + qwen->model.mtp_number, head.losses, N, dev);
-    mtp_backward(qwen, acts, N, dev);
+// where it is; its layer stands behind all others
+static MtpModule mtp_module(const Model* m, const Activations* acts) {
+    const Qwen36* qwen = (const Qwen36*)m;
+    const Config* c = &qwen->config;
+    const ActivationTensors a = layer_activations(acts, c->L);
+    const Statistics s = layer_statistics(acts, c->L);
+    MtpModule x;
+    memset(&x, 0, sizeof x);
+    x.embedding = AT(embedding), x.next_norm = AT(mtp_next_norm), x.hidden_norm = AT(mtp_hidden_norm);
+    x.proj = AT(mtp_fc), x.norm = AT(mtp_norm);
+    x.head = lm_head(m, acts);
+    x.joined = a.mtp_joined, x.encoded = a.mtp_encoded, x.behind = a.residual3.x, x.out = a.mtp_norm;
+    x.room = a.branch, x.dbranch = a.dbranch, x.dresidual = a.dresidual;
+    x.next_rstd = s.mtp_next_rstd, x.hidden_rstd = s.mtp_hidden_rstd, x.norm_rstd = s.mtp_norm_rstd;
+    x.losses = s.mtp_losses;
+    x.images = has_images(qwen) ? &qwen->images : NULL;
+    if (x.images) { x.image_rows = qwen->images.rows ? qwen->images.rows : vision_tower_out(&qwen->tower); }
+    x.weight = c->mtp_weight, x.is_tied = c->tied;
+    x.C = c->D;
+    return x;
 }
 
 // from the head's gradient to that of the stream behind the last layer
-static void end_backward(Model* m, Activations* acts, int N, const Device* dev) {
-    Qwen36* qwen = (Qwen36*)m;
-    const int last = mtp_trunk_end(m) - 1, D = qwen->config.D;
+static void end_backward(const DecoderPasses* passes, Model* m, Activations* acts, int N, const Device* dev) {
+    const int last = mtp_trunk_end(m) - 1;
     const ActivationTensors a = layer_activations(acts, last);
-    if (mtp_on_stage(m, acts->purpose)) { mtp_leaf(qwen, acts, N, dev); }
-    const floatX* residual = layer_stream(acts, a.residual3, last, N, D, dev);
-    norm_backward(qwen, acts, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd,
-                  AT(norm), 0, 0, N, D, dev);
+    if (mtp_on_stage(m, acts->purpose)) {
+        const MtpModule x = mtp_module(m, acts);
+        mtp_module_leaf(&x, passes, acts, N, dev);
+    }
+    const floatX* residual = layer_stream(acts, a.residual3, last, N, ((Qwen36*)m)->config.D, dev);
+    layer_rmsnorm_backward(acts, a.dresidual, lm_head(m, acts).dnorm, residual, layer_statistics(acts, 0).norm_rstd,
+                           AT(norm), 0, 0, N, dev);
 }
 
 // for runs and tests
@@ -1334,7 +1255,7 @@ static Trainer qwen36_trainer(void) {
 int main(int argc, char** argv) {
     static Workplace place;  // all zero
     const Trainer trainer = qwen36_trainer();
-    adapted_init(&place.adapted, &PASSES, RECOMPUTE_BLOCKS, &place.qwen.adapters, LORA_TARGETS);
+    adapted_init(&place.adapted, &PASSES, &place.qwen.adapters, LORA_TARGETS);
     return run_main(&trainer, &place.qwen.model, argc, argv);
 }
 #endif

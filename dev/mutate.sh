@@ -570,9 +570,9 @@ mutation "qwen36: the gain of a zero-centred norm is its weight" test_qwen36 "go
     '1\.0f \+ ' '0.0f + '
 mutation "qwen36: MTP reads the hidden state where the embedding belongs" test_qwen36 "golden MTP, forward" mtp.h:mtp_join \
     'device_copy_strips\(joined, 2 \* width, next' 'device_copy_strips(joined, 2 * width, hidden'
-mutation "qwen36: the gradient of the head begins anew with MTP" test_qwen36 "golden MTP" train_qwen36.cu:mtp_head 'goes_on = 1' 'goes_on = 0'
-mutation "qwen36: MTP adds nothing to what the trunk learns" test_qwen36 "golden MTP" train_qwen36.cu:mtp_backward \
-    'AT\(mtp_hidden_norm\), 0, 1,' 'AT(mtp_hidden_norm), 0, 0,'
+mutation "qwen36: the gradient of the head begins anew with MTP" test_qwen36 "golden MTP" mtp_module.h:mtp_head 'goes_on = 1' 'goes_on = 0'
+mutation "qwen36: MTP adds nothing to what the trunk learns" test_qwen36 "golden MTP" mtp_module.h:mtp_module_part_ \
+    'hidden_norm, 0, !x->is_apart' 'hidden_norm, 0, 0'
 mutation "vision: patches see those before them alone" test_qwen36 "golden vision, forward" vision_tower.h:vision_attention_shape_ \
     's\.T = 2 \* f->n, s\.t0 = f->n, s\.keys = f->n;' ''
 mutation "vision: rows and columns turn the same pairs" test_qwen36 "golden vision, forward" vision_tower.h:vision_take_angles_ \
@@ -583,8 +583,8 @@ mutation "vision: an image is a line of text for RoPE" test_qwen36 "golden visio
     'now \+ k % \(h \* w\) / w' 'now + 0 * w'
 mutation "vision: videos go on with the images' rows" test_image_splice positions image_splice.h:image_positions_ \
     'queues\[1\]\.row \+= ' 'queues[1].row += 0 * '
-mutation "vision: the module that guesses ahead asks nothing of images" test_qwen36 "golden vision" train_qwen36.cu:mtp_backward \
-    'if \(has_images\(qwen\)\) \{ image_splice_next_backward\(&qwen->images, a\.dresidual, D, dev\); \}' ''
+mutation "vision: the module that guesses ahead asks nothing of images" test_qwen36 "golden vision" mtp_module.h:mtp_module_share_ \
+    'if \(x->images\) \{ image_splice_next_backward\(x->images, x->dresidual, x->C, dev\); \}' ''
 mutation "vision: a text goes on behind its image as behind one token" test_qwen36 sights text_sight.h:text_sight_place \
     'now \+= h > w \? h : w;' 'now++;'
 mutation "MTP guesses from one document about another" test_documents "the token after the next" mtp_tokens.h:mtp_tokens \

@@ -60,6 +60,9 @@ typedef struct {
     Scratch keys;            // of attention with --cp: segment_room_elements
     Scratch rounded;         // of --act-fp8: linear_rounded_elements
     ExpertLayers experts;    // of layers that have some; size.L 0: none has
+    float eps;               // of norms by RMS (layer.h),
+    int centred;             // whose gain is 1 + their weight, of so many channels at most; 0: it is their weight
+    float* gain;             // (centred), of the norm that is computed now
     int rotated;             // channels of a head that turn (rotary_attention.h), 0: none do,
     double theta;            // the slowest by this base
     RopeTable rope;
@@ -145,6 +148,10 @@ static inline size_t activations_number_bytes_(const Activations* acts) {
     return sizeof(float) * (size_t)acts->how.numbers * (size_t)(acts->n_slots + 1);
 }
 
+static inline size_t activations_gain_bytes_(const Activations* acts) {
+    return sizeof(float) * (size_t)acts->centred;
+}
+
 // whole packs, as rows of the tables
 static inline size_t activations_scratch_elements_(const Scratch* x) {
     return 64 * (size_t)ceil_div((int64_t)x->n, 64);
@@ -182,6 +189,7 @@ static inline double activations_measure(Activations* acts, int n_tensors, int n
            (double)rope_table_bytes(acts->T, rotated) + acts->n_slots * token_batch_bytes(1, activations_all_(acts)) +
            (acts->has_states ? (double)acts->n_slots * activations_all_(acts) : 0.0) +
            (acts->has_mtp ? mtp_batch_bytes(1, activations_all_(acts)) : 0.0) + activations_places_bytes_(acts) +
+           (double)activations_gain_bytes_(acts) +
            (double)activations_number_bytes_(acts) + (double)activations_scratch_bytes_(acts);
 }
 
@@ -211,6 +219,7 @@ static inline void activations_open(Activations* acts, Model* m, const Device* d
     tensor_arena_open(&acts->tensors, "activations");
     tensor_arena_open(&acts->statistics, "statistics");
     activations_open_scratch_(acts);
+    if (acts->centred > 0) { acts->gain = (float*)device_alloc(activations_gain_bytes_(acts), "gains of norms"); }
     if (acts->experts.size.L > 0) { expert_layers_open(&acts->experts, &m->ranks, acts->N, acts->purpose); }
     if (acts->rotated > 0) { rope_table_open(&acts->rope, acts->theta, acts->T, acts->rotated, dev); }
     activations_open_turns_(acts, dev);
@@ -302,6 +311,7 @@ static inline void activations_free(Activations* acts) {
     tensor_arena_close(&acts->tensors);
     tensor_arena_close(&acts->statistics);
     if (acts->adapter.at) { device_release(acts->adapter.at, activations_scratch_bytes_(acts)); }
+    if (acts->gain) { device_release(acts->gain, activations_gain_bytes_(acts)); }
     if (acts->experts.size.L > 0) { expert_layers_close(&acts->experts); }
     rope_table_free(&acts->rope);
     rope_table_free(&acts->entry_rope);

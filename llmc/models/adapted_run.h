@@ -48,9 +48,9 @@ static inline Dropout adapted_dropout_(const Run* r, int k, int B, int T) {
 
 // adapters: of the trainer's model, all zero; targets: those of a new adapter where --lora-targets says nothing, NULL:
 // all-linear
-static inline void adapted_init(Adapted* x, const DecoderPasses* passes, int recompute_most, Adapters* adapters,
+static inline void adapted_init(Adapted* x, const DecoderPasses* passes, Adapters* adapters,
                                 const char* targets) {
-    decoder_init(&x->decoder, passes, recompute_most);
+    x->decoder.passes = passes;
     x->decoder.dropout = adapted_dropout_;
     x->adapters = adapters;
     x->targets = targets;

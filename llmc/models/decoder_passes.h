@@ -9,6 +9,7 @@ mathematics of its block; the way through the layers is the same for all, and st
     embed_backward
 With --pp a stage has some of the layers, and of the rest the first stage what comes before, the last what comes behind.
 A module behind all layers (mtp.h) is the affair of end_backward.
+    Recompute       what forward leaves out, for backward to compute it again
     DecoderPasses   the trainer's own functions, as a table
     DecoderStreams  where the stream is, what the ranks of two stages hand on: decoder_passes_streams
     decoder_passes_forward, decoder_passes_backward
@@ -23,6 +24,10 @@ A module behind all layers (mtp.h) is the affair of end_backward.
 #include "layer.h"                     // layer_stream
 #include "lm_head.h"                   // LmHead, lm_head_losses
 
+// what --recompute (Tradeoffs) leaves out in forward: each level what those before leave out, too. RECOMPUTE_MLPS: the
+// first products of MLPs, and of experts
+typedef enum { KEEP_ALL, RECOMPUTE_NORMS, RECOMPUTE_MLPS, RECOMPUTE_BLOCKS } Recompute;
+
 // at layer l; residual or however many streams a model has, C channels in all
 typedef struct {
     floatX* in;        // (N, C), before the first layer of a stage
@@ -33,7 +38,7 @@ typedef struct {
 
 // m: the first member of the trainer's struct, which each function finds by it. N positions of the batch of acts.
 // residual: the stream that comes into layer l, or behind all
-typedef struct {
+typedef struct DecoderPasses {
     // the sizes of acts; returns the bytes that activations_open will take
     double (*layout)(const Model* m, Activations* acts, int B, int T, Purpose purpose, Tradeoffs how);
     DecoderStreams (*streams)(const Model* m, const Activations* acts, int l);
@@ -41,7 +46,8 @@ typedef struct {
     void (*block_forward)(const Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev);
     void (*end_forward)(const Model* m, Activations* acts, const floatX* residual, int N, const Device* dev);
     LmHead (*head)(const Model* m, const Activations* acts);
-    void (*end_backward)(Model* m, Activations* acts, int N, const Device* dev);
+    // passes: this table, by which such a module goes through a layer more
+    void (*end_backward)(const struct DecoderPasses* passes, Model* m, Activations* acts, int N, const Device* dev);
     // what --recompute has left out of layer l
     void (*recompute_block)(const Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev);
     // the gradient of the stream goes from behind layer l to before it
@@ -86,7 +92,7 @@ static inline void decoder_passes_backward(const DecoderPasses* passes, Model* m
         const LmHead head = passes->head(m, acts);
         lm_head_losses(&head, &acts->batch, 1, model_vector_gradient(m, head.field, 0), dloss, N, dev);
         crossentropy_losses_sum(dp_loss(&m->dp), head.losses, N, dev);
-        passes->end_backward(m, acts, N, dev);
+        passes->end_backward(passes, m, acts, N, dev);
     }
     for (int l = end - 1; l >= first && l >= m->lowest; l--) {
         const floatX* residual = decoder_residual_(passes, m, acts, l, N, dev);

@@ -1,7 +1,7 @@
 /*
 What trainers of decoders with RoPE tell a run in the same words, whether their MLPs are experts or not.
-    Decoder, decoder_init    a member of the trainer's own struct: the activations, and functions of the model
-                             (decoder_passes.h)
+    Decoder                  a member of the trainer's own struct: the activations, and functions of the model
+                             (decoder_passes.h), which must outlive the run
     decoder_trainer          a Trainer whose passes are these: a micro-batch, with --pp its halves; without gradients
                              forward, logits, losses, texts side by side; the memory for them. The rest is the trainer's
     decoder_open, decoder_close, decoder_activation_bytes, decoder_forward, decoder_next_of_each, decoder_share_text
@@ -56,15 +56,8 @@ typedef struct {
     int cp_chunks;            // of a row on each rank of --cp: CP_CHUNKS of attention alone, 1 of what goes along a row
     const DecoderPasses* passes;
     Dropout (*dropout)(const Run* r, int k, int B, int T);  // or NULL: of the k-th micro-batch
-    int recompute_most;       // the level of --recompute that keeps least: whole blocks are computed again
     DecoderSizes sizes;
 } Decoder;
-
-// passes must outlive the run
-static inline void decoder_init(Decoder* d, const DecoderPasses* passes, int recompute_most) {
-    d->passes = passes;
-    d->recompute_most = recompute_most;
-}
 
 static inline Decoder* decoder_of(const Run* r) { return (Decoder*)((char*)r->model + r->trainer->decoder); }
 
@@ -74,8 +67,7 @@ static inline Activations* decoder_activations(const Run* r, Purpose purpose) {
 }
 
 static inline int decoder_recomputes(const Run* r) {
-    const Decoder* d = decoder_of(r);
-    return d->how.recompute == d->recompute_most;
+    return decoder_of(r)->how.recompute == RECOMPUTE_BLOCKS;
 }
 
 // ---- options ----
@@ -183,7 +175,7 @@ static inline double decoder_activation_bytes(const Run* r, Purpose purpose, int
     Activations acts;
     Tradeoffs how = decoder_how_(r, purpose);
     if (DEVICE_IS_SHARED && how.ep.room == 0.0f) { how.ep.room = 1.0f; }
-    if (sparing) { how.recompute = d->recompute_most; }
+    if (sparing) { how.recompute = RECOMPUTE_BLOCKS; }
     return d->passes->layout(r->model, &acts, B, T, purpose, how);
 }
 
