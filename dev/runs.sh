@@ -10,6 +10,7 @@
 #     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
 #     frozen                                              --freeze: which tensors keep every bit
 #     boxed                                               a line of the box
+#     planned                                             a dry run that does not fit, whose line names what would (llmc/run/remedy.h)
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     resumed_bits, documents_bits, talks_bits            what has no influence on the bits of a run
@@ -39,6 +40,15 @@ adapter_resumes() {  # PROMISE OPTION...
     go --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4 --save-every 2 --keep 9 --lora-rank 2 --run unbroken "$@" &&
         cp -r unbroken halved && rm -r halved/step_000004 && go --run halved --resume && same_run unbroken halved
     verdict $? "--resume of an adapter, begun with $promise: the bytes of a run that never stopped" "$(head -n 3 err)"
+}
+
+# On a machine that is busy with other things the search may run out of its time, and then the line has an estimate: once more
+planned() {  # COMMAND...
+    local i
+    for i in {1..6}; do
+        timeout 60 "$@" >out 2>err </dev/null
+        grep -q 'what W ranks take' err || return 0
+    done
 }
 
 # ---- files ----
