@@ -119,8 +119,8 @@ static Segments segments_of(const Case* c) {
 
 // bytes that went, by the formula
 static void check_sent(Test* t, const char* title, const Case* c, const RankGroup* cp, uint64_t before) {
-    const double want = sizeof(float) * (cp_attention_sends(cp, c->NH, c->NKV, c->HS, 0, c->B, c->T) +
-                                         cp_attention_sends(cp, c->NH, c->NKV, c->HS, 1, c->B, c->T));
+    const double want = cp_attention_sends(cp, c->NH, c->NKV, c->HS, 0, c->B, c->T) +
+                        cp_attention_sends(cp, c->NH, c->NKV, c->HS, 1, c->B, c->T);
     const double found = (double)(cp->group->link->bytes_sent - before);
     check(t, fabs(found / want - 1.0) < 0.01, "%s: %.0f bytes were sent, %.0f planned", title, found, want);
 }
@@ -201,7 +201,7 @@ static void halo_case(Test* t, Comm* comm, int deep) {
     const uint64_t sent = cp.group->link->bytes_sent;
     halo_spread(&h, x, own, deep, HALO_C, &dev);
     const double n_sent = (double)(cp.group->link->bytes_sent - sent) / sizeof(float) / HALO_C;
-    const int as_planned = n_sent == halo_sends(HALO_B, HALO_N, deep, &cp);
+    const int as_planned = n_sent == halo_sends(HALO_B, HALO_N, deep, 1.0, &cp);
     check(t, cp.place > 0 || as_planned, "the first of %d ranks has sent %g rows, %d deep", cp.size, n_sent, deep);
     for (int i = 0; i < HALO_B * HALO_ROW * HALO_C; i++) {
         const int b = i / HALO_C / HALO_ROW, p = first - HALO_BEFORE + i / HALO_C % HALO_ROW, comes = p >= first - deep;

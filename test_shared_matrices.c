@@ -140,7 +140,7 @@ static void ranks_share(Test* t, Comm* c, int sends) {
         check_bits(t, is_rows ? "rows: out" : "columns: out", found->out, out, n_out);
         check_bits(t, is_rows ? "rows: dinp" : "columns: dinp", found->dinp, dinp, n_inp);
         check_bits(t, is_rows ? "rows: dinp goes on" : "columns: dinp goes on", found->more, more, n_inp);
-        const double planned = sizeof(floatX) * linear_sends(&m, 0, N), was = (double)sent[is_rows];
+        const double planned = linear_sends(&m, 0, N), was = (double)sent[is_rows];
         check(t, !sends || (fabs(was - planned) < 0.5 && sent[!is_rows] == 0),
               "%d ranks, kind %d, %s: sent %.0f bytes, planned %.0f", c->size, kind, is_rows ? "rows" : "columns", was,
               planned);

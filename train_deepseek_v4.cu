@@ -949,11 +949,10 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     for (int i = 0; i < 2 && replays; i++) {
         n += linear_layer_sends(m, &v4->adapters, l, once_more[i], 1, D, N) - once;
     }
-    return sizeof(floatX) * n + mtp + entry_attention_sends(&entries, v4->config.kinds[l], is_back, r->o.batch_size,
-                                                            r->T, &m->tp);
+    return n + mtp + entry_attention_sends(&entries, v4->config.kinds[l], is_back, r->o.batch_size, r->T, &m->tp);
 }
 
-// With --cp, floatX that the first rank sends of layer l before attention: keys for the window of the next rank, and
+// With --cp, bytes that the first rank sends of layer l before attention: keys for the window of the next rank, and
 // what its first entries overlap with. index: of the indexer's entries too
 static double layer_halos_sent(const Run* r, int l, int index) {
     const Config* c = config_of(r);
@@ -979,7 +978,7 @@ static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const int replays = again && decoder_recomputes(r), sequences = c->balance > 0.0f ? r->o.batch_size : 0;
     double n = layer_halos_sent(r, l, scores) + layer_entries_sent(r, l, scores);
     n += replays * layer_halos_sent(r, l, learns) + (again + is_back) * layer_entries_sent(r, l, learns);
-    return sizeof(floatX) * n + experts_count_sent(r, c->E, sequences);
+    return n + experts_count_sent(r, c->E, sequences);
 }
 
 // entries of r tokens that stand before a position of a row of T, on average

@@ -765,7 +765,7 @@ static void glm5_load(Run* r, const SliceSink* sink) {
     mtp_load_model(r, &w->mtp, sink, w->glm.adapters.n_table, parameter_is_mtp, leave_rest);
 }
 
-// with --tp: what layer l needs of other ranks; the MTP module twice the next tokens, and the head
+// with --tp: what layer l needs of other ranks
 static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Glm5* glm = &workplace(r)->glm;
     const Model* m = r->model;
@@ -773,10 +773,9 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const size_t once_more = again && decoder_recomputes(r) ? AT(o) : TENSOR_NO_FIELD;
     const int D = glm->config.D, N = run_positions(r), kv_b = model_row(m, AT(kv_b), l);
     const double of_keys = linear_sends(m, kv_b, N * m->cp.size) - linear_sends(m, kv_b, N);  // of whole rows
-    const double mtp = l < glm->config.L ? 0.0
-                                         : vocabulary_sends_head(m, D, N) + 2.0 * vocabulary_sends_rows(m, D, N);
-    return sizeof(floatX) * (linear_layer_sends(m, &glm->adapters, l, once_more, 1, D, N) + is_back * of_keys) +
-           latent_layer_sends(&latent, l, is_back, N, r->T, &m->tp) + mtp;
+    const double n = linear_layer_sends(m, &glm->adapters, l, once_more, 1, D, N) + is_back * of_keys +
+                     latent_layer_sends(&latent, l, is_back, N, r->T, &m->tp);
+    return l < glm->config.L ? n : n + mtp_module_sends(m, D, N);
 }
 
 // with --cp: what its attention and its router do
@@ -784,7 +783,7 @@ static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = config_of(r);
     const LatentSizes s = latent_sizes(&workplace(r)->glm, TO_TRAIN, &r->model->cp);
     const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
-    return sizeof(floatX) * latent_keys_sent(&s, l, is_back, again, r->o.batch_size, r->T) +
+    return latent_keys_sent(&s, l, is_back, again, r->o.batch_size, r->T) +
            (has_experts(c, l) ? experts_count_sent(r, c->E, sequences) : 0.0);
 }
 

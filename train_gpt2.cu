@@ -481,7 +481,7 @@ static int recomputes(const Run* r) { return workplace(r)->how.recompute == RECO
 static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const size_t once_more = again && recomputes(r) ? AT(attprojw) : TENSOR_NO_FIELD;
     (void)is_back;
-    return sizeof(floatX) * linear_layer_sends(r->model, NULL, l, once_more, 1, gpt2_of(r)->config.C, run_positions(r));
+    return linear_layer_sends(r->model, NULL, l, once_more, 1, gpt2_of(r)->config.C, run_positions(r));
 }
 
 static double parts_sent(const Run* r) {

@@ -610,8 +610,8 @@ static void moe_box(const Run* r) {
 static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = &workplace(r)->moe.config;
     const int N = run_positions(r), replays = again && decoder_recomputes(r);
-    return sizeof(floatX) * (linear_layer_sends(r->model, NULL, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
-                             shared_keys_sends(r->model, c->NH, c->HS, N, 1 + replays, is_back));
+    return linear_layer_sends(r->model, NULL, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
+           shared_keys_sends(r->model, c->NH, c->HS, N, 1 + replays, is_back);
 }
 
 // with --cp: what its attention and its router do

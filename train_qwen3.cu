@@ -601,11 +601,6 @@ static void qwen_box(const Run* r) {
     cp_box(r);
 }
 
-// floatX that a norm of the heads of these ranks sends on the way back
-static double norm_sends(const Qwen* qwen, size_t field, int l, int heads, const RankGroup* x, int N) {
-    return model_field_learns(&qwen->model, field, l) ? heads_sends(N, heads, qwen->config.HS, x) : 0.0;
-}
-
 // with --tp: what the products of layer l and the norms of its heads need of other ranks
 static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Qwen* qwen = &workplace(r)->qwen;
@@ -616,9 +611,10 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     double n = linear_layer_sends(m, &qwen->adapters, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
     n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + replays, is_back);
     if (is_back) {
-        n += norm_sends(qwen, AT(q_norm), l, c->NH, &m->tp, N) + norm_sends(qwen, AT(k_norm), l, c->NKV, &key_heads, N);
+        n += heads_sends(m, AT(q_norm), l, c->NH, c->HS, &m->tp, N);
+        n += heads_sends(m, AT(k_norm), l, c->NKV, c->HS, &key_heads, N);
     }
-    return sizeof(floatX) * n;
+    return n;
 }
 
 // with --cp: what its attention and its router do

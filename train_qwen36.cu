@@ -1154,7 +1154,7 @@ static void qwen36_close(Run* r) {
     decoder_close(r);
 }
 
-// with --tp: what layer l needs of other ranks; the MTP module twice the next tokens, and the head
+// with --tp: what layer l needs of other ranks
 static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Qwen36* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
@@ -1162,16 +1162,15 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const RankGroup key_heads = model_key_heads(m);
     const int N = run_positions(r), is_linear = c->kinds[l] == LINEAR_LAYER, replays = again && decoder_recomputes(r);
     const size_t once_more = !replays ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo);
-    const double mtp = l < c->L ? 0.0 : vocabulary_sends_head(m, c->D, N) + 2.0 * vocabulary_sends_rows(m, c->D, N);
     double n = linear_layer_sends(m, &qwen->adapters, l, once_more, is_linear ? 4 : 3, c->D, N);
     if (!is_linear) { n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + replays, is_back); }
     if (is_back) {
         n += swiglu_sends(N, c->FS, &m->tp);
-        n += model_field_learns(m, AT(q_norm), l) ? heads_sends(N, c->NH, c->HS, &m->tp) : 0.0;
-        n += model_field_learns(m, AT(k_norm), l) ? heads_sends(N, c->NKV, c->HS, &key_heads) : 0.0;
-        n += model_field_learns(m, AT(o_norm), l) ? heads_sends(N, c->Hv, c->DV, &m->tp) : 0.0;
+        n += heads_sends(m, AT(q_norm), l, c->NH, c->HS, &m->tp, N);
+        n += heads_sends(m, AT(k_norm), l, c->NKV, c->HS, &key_heads, N);
+        n += heads_sends(m, AT(o_norm), l, c->Hv, c->DV, &m->tp, N);
     }
-    return sizeof(floatX) * n + mtp;
+    return l < c->L ? n : n + mtp_module_sends(m, c->D, N);
 }
 
 static double qwen36_flops_per_token(const Run* r) {

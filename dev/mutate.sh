@@ -213,7 +213,7 @@ mutation "tp: scales stay where they were when rows are turned" test_shared_matr
 mutation "tp: scales of a turned matrix lie over its data" test_shared_matrices shared linear.h:linear_room_scales_ \
     '\(n_bytes \+ 15\) / 16 \* 16' 'n_bytes / 2'
 mutation "tp: the plan counts floats where less is stored" test_shared_matrices sent linear.h:linear_sends \
-    '\(double\)tensor_matrix_bytes\(&m->held\[i\], sizeof\(floatX\)\) / sizeof\(floatX\)' 'C * OC / T'
+    '\(double\)tensor_matrix_bytes\(&m->held\[i\], sizeof\(floatX\)\)' 'sizeof(floatX) * C * OC / T'
 mutation "fp8: padding rows keep what was in the buffer" test_hf_folder bands tensorfile.h:read_bands_ \
     'memset\(room \+ n_read, 0, sizeof\(float\) \* \(end - first - n_read\)\);' ''
 mutation "fp8: later bands are read from the file's first rows" test_hf_folder bands tensorfile.h:read_bands_ \

@@ -80,10 +80,10 @@ static inline void entry_ranks_sum(const EntryRanks* x, floatX* all, int r, int 
 
 // of B rows of T positions, of which others want `wanted` rows of C channels
 static inline double entry_ranks_halo_sent(int B, int T, int wanted, int C, const RankGroup* cp) {
-    return C * halo_sends(B, T / cp->size, entry_before(wanted, T, cp), cp);
+    return halo_sends(B, T / cp->size, entry_before(wanted, T, cp), sizeof(floatX) * (double)C, cp);
 }
 
 static inline double entry_ranks_entries_sent(int B, int T, int r, int d, const RankGroup* cp) {
-    return cp_sends(cp, B, T / r, d);
+    return cp_sends(cp, B, T / r, sizeof(floatX) * (double)d);
 }
 #endif  // LLMC_ENTRY_RANKS_H

@@ -8,7 +8,7 @@ computes its own part with what it has.
     heads_take         ... and from its dinp to that of this rank's heads
     swiglu_backward_gathered   swiglu_backward (ops/swiglu.h), whose dweight chains over the channels of all ranks
     heads_room_elements, swiglu_room_elements   scratch
-    heads_sends, swiglu_sends   floatX that a rank sends
+    heads_sends, swiglu_sends   bytes that a rank sends: of a norm of heads, where its weight learns
 heads, F: of this rank; but in the last four lines of all ranks together.
 Cost:   a rank sends (T-1)/T of the gradient, the input and a float for each head; of t and gate_up.
 */
@@ -16,6 +16,7 @@ Cost:   a rank sends (T-1)/T of the gradient, the input and a float for each hea
 #define LLMC_GATHERED_H
 #include "../core/floatx.h"            // floatX
 #include "../ops/swiglu.h"             // swiglu_backward
+#include "../ranks/model.h"            // Model, model_field_learns
 #include "../ranks/tensor_parallel.h"  // tp_gather, tp_gather_floats, tp_take
 
 // N rows of so many heads
@@ -38,12 +39,13 @@ static inline size_t swiglu_room_elements(int N, int F, const RankGroup* x) {
     return x->size == 1 ? 0 : (size_t)N * (size_t)(5 * F) + 3 * 16;
 }
 
-static inline double heads_sends(int N, int heads, int HS, const RankGroup* x) {
-    return (x->size - 1.0) / x->size * (double)N * heads * (2 * HS + 1);
+static inline double heads_sends(const Model* m, size_t field, int l, int heads, int HS, const RankGroup* x, int N) {
+    if (!model_field_learns(m, field, l)) { return 0.0; }
+    return (x->size - 1.0) / x->size * (double)N * heads * (sizeof(floatX) * 2.0 * HS + sizeof(float));
 }
 
 static inline double swiglu_sends(int N, int F, const RankGroup* x) {
-    return (x->size - 1.0) / x->size * (double)N * 3 * F;
+    return (x->size - 1.0) / x->size * sizeof(floatX) * (double)N * 3 * F;
 }
 
 // is_asked: somebody wants the gradient of the gain

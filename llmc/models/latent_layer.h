@@ -244,8 +244,8 @@ static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back
 static inline double latent_keys_sent(const LatentSizes* s, int l, int is_back, int again, int B, int T) {
     const int is_full = s->indexers[l] == 'F', learns = is_full && latent_learns(s, TO_TRAIN);
     const int scores = is_full && latent_scores(s, T, TO_TRAIN);
-    const double short_vectors = cp_sends(s->cp, B, T, s->r) + cp_sends(s->cp, B, T, s->dr);
-    const double index = cp_sends(s->cp, B, T, s->dI);
+    const double short_vectors = cp_sends(s->cp, B, T, sizeof(floatX) * (double)(s->r + s->dr));
+    const double index = cp_sends(s->cp, B, T, sizeof(floatX) * (double)s->dI);
     return (1 + is_back + again) * short_vectors +
            (scores + learns * (1 + is_back + again)) * index;  // choose, lose, sum, bring
 }

@@ -230,21 +230,21 @@ static inline size_t linear_rounded_elements(const Model* m, int N, int R) {
     return (most + sizeof(floatX) - 1) / sizeof(floatX);
 }
 
-// So many times a floatX a rank sends for N positions and one layer of row i: forward where its columns are split, on
+// Bytes that a rank sends for N positions and one layer of row i: forward where its columns are split, on
 // the way back where its rows are. Activations, and its part of the matrix as that is stored
 static inline double linear_sends(const Model* m, int i, int N) {
     const double T = m->tp.size;
     if (!model_row_has_tp(m, i) || m->table[i].blocks) { return 0.0; }
     const double C = m->table[i].columns, OC = m->table[i].rows;
-    const double part = (double)tensor_matrix_bytes(&m->held[i], sizeof(floatX)) / sizeof(floatX);
-    return (T - 1.0) / T * ((double)N * (C + OC) + part);
+    const double part = (double)tensor_matrix_bytes(&m->held[i], sizeof(floatX));
+    return (T - 1.0) / T * (sizeof(floatX) * (double)N * (C + OC) + part);
 }
 
 // ... and because of its adapters at layer l: where rows are split B is brought together on the way back, and in groups
 // inputs and outputs; where columns are, A is forward and twice on the way back, where it goes along with the inputs
 static inline double linear_adapter_sends_(const Model* m, const Adapters* x, int i, int l, int forward, int is_back,
                                            int N) {
-    const double others = (m->tp.size - 1.0) / m->tp.size;
+    const double others = sizeof(floatX) * (m->tp.size - 1.0) / m->tp.size;
     double n = 0.0;
     for (int part = 0; x && model_row_has_tp(m, i) && part < LINEAR_PARTS; part++) {
         const AdapterPlace* p = adapter_find(x, i - x->n_table, l, part);
@@ -266,7 +266,7 @@ static inline double linear_layer_sends(const Model* m, const Adapters* x, int l
                                         int N) {
     const double T = m->tp.size;
     const int is_back = l >= m->lowest;
-    double n = is_back ? -(T - 1.0) * (double)N * C / T * (n_chained - 1) : 0.0;
+    double n = is_back ? -(T - 1.0) * sizeof(floatX) * (double)N * C / T * (n_chained - 1) : 0.0;
     for (int i = x ? x->n_table : 0; i < m->n_table && model_has_tp(m); i++) {
         const Tensor* t = &m->table[i];
         if (t->layers == 0 || !tensor_is_matrix(t) || tensor_slice(t, l) < 0) { continue; }

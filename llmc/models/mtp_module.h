@@ -6,6 +6,7 @@ a norm, and the model's own output matrix.
     mtp_module_leaf    forward and back, in a trainer's end_backward, once the head has begun the gradient of what the
                        last norm gives, which goes on; that of the embedding begins, or goes on from a tied head's
     mtp_module_forward   of that the first part, for tests: up to what the head reads
+    mtp_module_sends   bytes that a rank sends for it with --tp, beside its layer: the next tokens twice, and the head
     mtp_head, mtp_losses   of other modules, too: the model's output matrix behind theirs, whose losses join what the
                        leaf counts
 Source: DeepSeek-AI 2024, arXiv:2412.19437, section 2.2
@@ -118,5 +119,9 @@ static inline void mtp_module_leaf(const MtpModule* x, const DecoderPasses* pass
     mtp_losses(&head, acts, x->weight, !x->is_apart, N, dev);
     mtp_module_backward_(x, passes, acts, N, dev);
     acts->numbers = counted;
+}
+
+static inline double mtp_module_sends(const Model* m, int C, int N) {
+    return vocabulary_sends_head(m, C, N) + 2.0 * vocabulary_sends_rows(m, C, N);
 }
 #endif  // LLMC_MTP_MODULE_H

@@ -40,7 +40,7 @@ static inline double sent_parts(const Run* r, int recomputes, int C, int D) {
     const Model* m = r->model;
     const int N = run_positions(r);
     if (!model_has_tp(m)) { return 0.0; }
-    const double stream = sizeof(floatX) * stream_sends(N, C, &m->tp);
+    const double stream = stream_sends(N, C, &m->tp);
     return (sent_layers_and_streams_(r, r->trainer->layer_parts_sent, recomputes, stream) + vocabulary_sends(m, D, N)) *
            pp_own_batches(r);
 }

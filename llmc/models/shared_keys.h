@@ -9,7 +9,7 @@ one rank does. Each has query heads of its own.
     shared_queries_take     ... and from their gradient to that of this rank's own
     shared_keys_elements    scratch
     shared_keys_repeats     does that need forward of them again?
-    shared_keys_sends       floatX that a rank sends for N positions of a layer, forward and back
+    shared_keys_sends       bytes that a rank sends for N positions of a layer, forward and back
 part: (N, keys_part) where heads are shared, else nothing.
 Order:  dk and dv of a head are one chain through all of its query heads (attention.h). So that nothing is added across
         ranks, queries, outputs and their gradient are gathered in the group, and all of it computes the gradients of
@@ -64,9 +64,9 @@ static inline size_t shared_keys_elements(const Model* m, int NH, int HS, int N,
 static inline int shared_keys_repeats(const RankGroup* cp) { return cp && cp->size > 1 && cp->by == CP_BY_HEADS; }
 
 static inline double shared_keys_sends(const Model* m, int NH, int HS, int N, int forward, int is_back) {
-    const double g = m->keys.size, floats = (double)sizeof(float) / sizeof(floatX);
-    const double of_rows = shared_keys_repeats(&m->cp) ? 0.0 : 2.0 * floats;
-    return forward * 2.0 * (g - 1.0) / g * N * HS + is_back * (g - 1.0) * N * NH * (3.0 * HS + of_rows);
+    const double g = m->keys.size, head = sizeof(floatX) * (double)HS;
+    const double of_rows = shared_keys_repeats(&m->cp) ? 0.0 : 2.0 * sizeof(float);
+    return forward * 2.0 * (g - 1.0) / g * N * head + is_back * (g - 1.0) * N * NH * (3.0 * head + of_rows);
 }
 
 // max or inv, whose heads stand beside each other in every span of a segment (attention_shape.h)

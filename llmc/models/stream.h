@@ -6,7 +6,7 @@ positions for every layer (tp_gather_rows), and one buffer serves all layers.
     stream_rows     its lines of the table
     stream_keep     once forward has written it, in training: this rank's rows of this layer
     stream_bring    before backward reads it: whole again; alone it is
-    stream_sends    what a rank sends for that
+    stream_sends    bytes that a rank sends for that
 */
 #ifndef LLMC_STREAM_H
 #define LLMC_STREAM_H
@@ -48,8 +48,7 @@ static inline const floatX* stream_bring(Stream s, int N, int C, const RankGroup
     return s.x;
 }
 
-// floatX of (N, C)
 static inline double stream_sends(int N, int C, const RankGroup* x) {
-    return (x->size - 1.0) * tp_own_rows(N, x) * C;
+    return (x->size - 1.0) * tp_own_rows(N, x) * sizeof(floatX) * C;
 }
 #endif  // LLMC_STREAM_H

@@ -9,7 +9,7 @@ queries of one rank read from all.
     cp_to_heads      each rank has all heads of its own positions: each gets its own heads (cp_heads) of all positions,
                      (B, T, L)
     cp_to_positions  and back. Of a head that several ranks have each has a share, and shares are added
-    cp_sends    floatX that a rank sends for each of these, of L channels: all, or one rank's heads
+    cp_sends    bytes that a rank sends for each of these, of rows of `width` bytes: all, or one rank's heads
     cp_attention_sends  of attention of a micro-batch, forward or back, by cp.by
     cp_heads_obstacle   why heads cannot be shared by so many ranks; NULL: they can
 landing, pack: room as large as all positions together, of the channels that go to one rank.
@@ -116,8 +116,8 @@ static inline void cp_to_positions(floatX* own, size_t row, floatX* all, floatX*
     }
 }
 
-static inline double cp_sends(const RankGroup* x, int B, int T, int L) {
-    return (x->size - 1.0) / x->size * (double)B * T * L;
+static inline double cp_sends(const RankGroup* x, int B, int T, double width) {
+    return (x->size - 1.0) / x->size * (double)B * T * width;
 }
 
 // gather: keys and values, on the way back again, and their gradients. ring: the same, but that gradients make a hop
@@ -125,9 +125,9 @@ static inline double cp_sends(const RankGroup* x, int B, int T, int L) {
 static inline double cp_attention_sends(const RankGroup* x, int NH, int NKV, int HS, int is_back, int B, int T) {
     if (x->by == CP_BY_HEADS) {
         const int each = cp_heads(NH, HS, x).each + cp_heads(NKV, HS, x).each;
-        return (is_back ? 4.0 : 2.0) * each * cp_sends(x, B, T, HS);
+        return (is_back ? 4.0 : 2.0) * each * cp_sends(x, B, T, sizeof(floatX) * (double)HS);
     }
-    const double hop = 2.0 / x->size * (double)B * T * (NKV * HS);
+    const double hop = sizeof(floatX) * 2.0 / x->size * (double)B * T * (NKV * HS);
     const double sums = x->by == CP_BY_RING ? x->size : x->size - 1.0;
     return hop * (x->size - 1.0) + (is_back ? hop * sums : 0.0);
 }

@@ -8,7 +8,7 @@ where chunks are shorter, from several.
                   the sums; x is used up
     halo_clear    0 where the halo is
     halo_room_elements   scratch, for rows of C elements
-    halo_sends    rows that the first rank sends forward; back it sends none
+    halo_sends    bytes that the first rank sends forward; back it sends none
 Order:  halo_collect adds to own rows what comes, in the order of places, each sum rounded to floatX.
 */
 #ifndef LLMC_HALO_H
@@ -31,8 +31,9 @@ static inline int halo_share_(const Halo* h, int deep, int from, int to) {
     return from >= to || left <= 0 ? 0 : left < h->n ? (int)left : h->n;
 }
 
-static inline double halo_sends(int B, int n, int deep, const RankGroup* x) {
-    return (double)B * fmin(deep, (x->size - 1.0) * n);
+// of rows of `width` bytes
+static inline double halo_sends(int B, int n, int deep, double width, const RankGroup* x) {
+    return (double)B * fmin(deep, (x->size - 1.0) * n) * width;
 }
 
 // the share of the halo that place `from` has begins at this row of x

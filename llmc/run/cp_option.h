@@ -159,6 +159,6 @@ static inline double cp_layer_sent(const Run* r, int NH, int NKV, int HS, int is
     if (is_back && model_shares_keys(m) && m->cp.by == CP_BY_HEADS) {  // shared_keys_repeats
         back += cp_attention_sends(&m->cp, NH * m->keys.size, NKV, HS, 0, r->o.batch_size, r->T);
     }
-    return ((1.0 + again) * forward + back) * (double)r->trainer->stored_bytes;
+    return (1.0 + again) * forward + back;
 }
 #endif  // LLMC_CP_OPTION_H
