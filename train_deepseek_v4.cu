@@ -40,7 +40,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
 #include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
-#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
@@ -884,10 +884,9 @@ static void check_indexers(const Run* r) {
 
 static void deepseek_v4_check(Run* r) {
     check_indexers(r);
-    r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    decoder_check_ranks(r, adapted_varies(r), 0, 0);
+    decoder_check(r, adapted_varies(r), 0, 0);
 }
 
 // of the model's rows those before the MTP module's
@@ -923,9 +922,7 @@ static void deepseek_v4_box(const Run* r) {
     decoder_active_box(r, workplace(r)->v4.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
-    pp_box(r);
-    tp_box(r);
-    cp_halo_box(r);
+    decoder_ranks_box(r);
 }
 
 static void leave_rest(const Run* r, SafeSet* set) { config_leave_rest(config_of(r), set); }
@@ -1096,7 +1093,6 @@ static Trainer deepseek_v4_trainer(void) {
     t.forward = run_forward;
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
-    t.without_more = "cross_entropy";
     t.write_config = write_config;
     t.summary = deepseek_v4_summary;
     return t;

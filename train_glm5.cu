@@ -33,7 +33,7 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
 #include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
-#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
@@ -705,10 +705,9 @@ static void glm5_check(Run* r) {
     options_refuse(w->indexer.alone && r->o.early_stop > 0 && r->T <= c->topk, "early-stop",
                    "with --indexer-alone no validation gets better in rows of which all positions are chosen: leave it "
                    "out, or give more --seq-len");
-    r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    decoder_check_ranks(r, adapted_varies(r), 0, 0);
+    decoder_check(r, adapted_varies(r), 0, 0);
 }
 
 // a CPU computes whatever config.json may say
@@ -752,9 +751,7 @@ static void glm5_box(const Run* r) {
     decoder_active_box(r, workplace(r)->glm.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
-    pp_box(r);
-    tp_box(r);
-    cp_halo_box(r);
+    decoder_ranks_box(r);
 }
 
 static void leave_rest(const Run* r, SafeSet* set) { config_leave_rest(config_of(r), set); }
@@ -940,7 +937,6 @@ static Trainer glm5_trainer(void) {
     t.forward = run_forward;
     t.stepped = glm5_stepped;
     t.more_loss = losses_beside;
-    t.without_more = "cross_entropy";
     t.choices = glm5_choices;
     t.open = glm5_open;
     t.write_config = write_config;

@@ -34,7 +34,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, residual_rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
-#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -539,10 +539,9 @@ static void moe_freeze(Run* r) {
 
 static void moe_check(Run* r) {
     const Config* c = config_of(r);
-    r->has_masters = !FLOATX_IS_FLOAT;
     const int learns = run_is_training(r) || *r->o.probe;
     options_refuse(learns && workplace(r)->weights, "weights", "bf16 is for --generate, --eval-only and --export-hf");
-    decoder_check_ranks(r, NULL, workplace(r)->moe.config.NH, workplace(r)->moe.config.NKV);
+    decoder_check(r, NULL, workplace(r)->moe.config.NH, workplace(r)->moe.config.NKV);
     const int weighs_otherwise = c->k == 1 && c->E > 1;  // the share of the only expert is 1
     const char* lacking = c->balance == BALANCE_BIAS ? "biases of routers" : weighs_otherwise ? "single expert a token"
                         : NULL;
@@ -601,9 +600,7 @@ static void moe_box(const Run* r) {
     if (run_is_training(r) || *r->o.probe) { moe_box_balance(r); }
     decoder_active_box(r, r->model->n_table);
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
-    pp_box(r);
-    tp_box(r);
-    cp_box(r);
+    decoder_ranks_box(r);
 }
 
 // with --tp: what the products of layer l need of other ranks
@@ -678,7 +675,6 @@ static Trainer moe_trainer(void) {
     t.load = moe_load;
     t.stepped = moe_stepped;
     t.more_loss = routers_loss;
-    t.without_more = "cross_entropy";
     t.write_config = write_config;
     t.summary = moe_summary;
     return t;

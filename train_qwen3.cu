@@ -35,7 +35,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
-#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -552,9 +552,8 @@ static void qwen_choose(Run* r) {
 
 static void qwen_check(Run* r) {
     const Config* own = &workplace(r)->qwen.config;  // of this rank
-    r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
-    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV);
+    decoder_check(r, adapted_varies(r), own->NH, own->NKV);
 }
 
 static void qwen_load(Run* r, const SliceSink* sink) {
@@ -596,9 +595,7 @@ static void qwen_box(const Run* r) {
     }
     box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
     adapted_box(r, c->tied);
-    pp_box(r);
-    tp_box(r);
-    cp_box(r);
+    decoder_ranks_box(r);
 }
 
 // with --tp: what the products of layer l and the norms of its heads need of other ranks
@@ -684,7 +681,6 @@ static Trainer qwen_trainer(void) {
     t.load = qwen_load;
     t.stepped = qwen_stepped;
     t.more_loss = routers_loss;
-    t.without_more = "cross_entropy";
     t.write_config = write_config;
     t.summary = qwen_summary;
     return t;

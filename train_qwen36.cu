@@ -45,7 +45,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
-#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check_ranks, decoder_flops
+#include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
@@ -894,10 +894,9 @@ static void qwen36_share_images(Run* r) {
 static void qwen36_check(Run* r) {
     const Config* own = &workplace(r)->qwen.config;  // of this rank
     qwen36_check_images(r);
-    r->has_masters = !FLOATX_IS_FLOAT;
     adapted_check(r);
     mtp_check(r);
-    decoder_check_ranks(r, adapted_varies(r), own->NH, own->NKV);
+    decoder_check(r, adapted_varies(r), own->NH, own->NKV);
     qwen36_share_images(r);
 }
 
@@ -1103,9 +1102,7 @@ static void qwen36_box(const Run* r) {
     decoder_active_box(r, workplace(r)->qwen.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
     adapted_box(r, c->tied);
-    pp_box(r);
-    tp_box(r);
-    cp_box(r);
+    decoder_ranks_box(r);
     if (model_has_cp(r->model) && run_is_training(r) && n_linear > 0) {
         box_row("  states among them", "%s by all but the last, as much back by all but the first",
                 format_bytes(pp_sum(r, states_sent)).s);
@@ -1245,7 +1242,6 @@ static Trainer qwen36_trainer(void) {
     t.load = qwen36_load;
     t.stepped = qwen36_stepped;
     t.more_loss = losses_beside;
-    t.without_more = "cross_entropy";
     t.write_config = write_config;
     t.summary = qwen36_summary;
     return t;

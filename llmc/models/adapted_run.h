@@ -12,7 +12,7 @@ that does not depend on the architecture. adapters_run.h has the parts; here the
                               never rounded again: with --weights fp8 each of their matrices is in memory what it is
                               there
     adapted_check             in Trainer.check
-    adapted_varies            why no two micro-batches are the same (decoder_check_ranks), or NULL
+    adapted_varies            why no two micro-batches are the same (decoder_check), or NULL
     adapted_load              in Trainer.load: A's and B's; then the rows of the base are the trainer's to load
     adapted_box               rows of the box
 */

@@ -13,11 +13,12 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
                              DECODER_RECOMPUTE: what --help says of --recompute
     DecoderSizes, decoder_sizes, decoder_begin_ranks   in Trainer.choose, once the model has its layout: its layers,
                              matrices, positions and experts are divided as --pp, --tp, --cp and --ep say
-    decoder_check_ranks      in Trainer.check, behind the trainer's own: do rows and micro-batches fit that?
+    decoder_check            in Trainer.check, behind the trainer's own: do rows and micro-batches fit that?
     decoder_attention_flops  of a token in a layer, forward and backward
     decoder_flops            of a token's products with the matrices of the model, forward and backward
     decoder_workspace_bytes  the largest scratch that a product asks for
     decoder_attention_bytes  ... that attention does
+    decoder_ranks_box        rows of the box: how ranks divide it
     decoder_active_box       a row of the box: parameters that a token uses
     decoder_count            parameters of some rows of the table
 */
@@ -25,10 +26,10 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
 #define LLMC_DECODER_RUN_H
 #include "../ops/attention.h"  // attention_bytes
 #include "../ops/gemm.h"       // gemm_workspace_bytes
-#include "../run/cp_option.h"  // cp_option, cp_begin, cp_check
+#include "../run/cp_option.h"  // cp_option, cp_begin, cp_check, cp_box
 #include "../run/graph_option.h"  // graph_option, graph_check
-#include "../run/pipeline.h"   // pp_option, pp_begin_between, pp_check_batches, pp_slots
-#include "../run/tp_option.h"  // tp_option, tp_begin
+#include "../run/pipeline.h"   // pp_option, pp_begin_between, pp_check_batches, pp_slots, pp_box
+#include "../run/tp_option.h"  // tp_option, tp_begin, tp_box
 #include "../run/trainer.h"    // Run, run_add_options
 #include "decoder_passes.h"    // DecoderPasses, decoder_passes_forward, Activations, LmHead
 #include "experts_run.h"       // experts_begin_ep, experts_check, experts_obstacle, experts_sent_bytes
@@ -52,7 +53,7 @@ typedef struct {
     Activations acts, cache;  // of a batch; of the texts that are generated
     Tradeoffs how;            // options
     int graph, pp, pp_chunks, tp, cp;  // --graph, --pp, --pp-chunks, --tp, --cp
-    int cp_by;                         // --cp-by
+    int has_cp_by, cp_by;              // may it be typed? --cp-by
     int cp_chunks;            // of a row on each rank of --cp: CP_CHUNKS of attention alone, 1 of what goes along a row
     const DecoderPasses* passes;
     Dropout (*dropout)(const Run* r, int k, int B, int T);  // or NULL: of the k-th micro-batch
@@ -93,6 +94,7 @@ static inline void decoder_options(Run* r, const char* recompute, const char* he
     };
     const Option by[] = {cp_by_option(&d->cp_by)};
     d->cp_chunks = cp_chunks;
+    d->has_cp_by = has_cp_by;
     run_add_options(r, own, sizeof own);
     if (has_cp_by) { run_add_options(r, by, sizeof by); }
 }
@@ -131,16 +133,25 @@ static inline void decoder_begin_ranks(Run* r, const DecoderSizes* x) {
 }
 
 // varies: what is left out of each micro-batch, in the words of graph_check; NULL: nothing. NH, NKV: heads that this
-// rank has, where --cp-by says how keys of other ranks are met; 0: there is no such option. --graph comes last:
+// rank has, for --cp-by, which says how keys of other ranks are met. --graph comes last:
 // experts_check may give up an --ep, beside which there is none. The number of targets that MTP counts comes with the
 // documents, too
-static inline void decoder_check_ranks(Run* r, const char* varies, int NH, int NKV) {
+static inline void decoder_check(Run* r, const char* varies, int NH, int NKV) {
     Decoder* d = decoder_of(r);
+    r->has_masters = !FLOATX_IS_FLOAT;
     pp_check_batches(r);
     cp_check(r, &d->cp, varies != NULL);
-    if (NH > 0) { cp_check_by(r, d->cp_by, NH, NKV); }
+    if (d->has_cp_by) { cp_check_by(r, d->cp_by, NH, NKV); }
     if (d->sizes.E > 0) { experts_check(r, &d->how.ep, d->sizes.k); }
     graph_check(r, &d->graph, varies ? varies : experts_obstacle(r), d->sizes.by_documents || r->model->learns_mtp);
+}
+
+// where attention meets keys in one way alone, ranks hand on halos
+static inline void decoder_ranks_box(const Run* r) {
+    pp_box(r);
+    tp_box(r);
+    if (decoder_of(r)->has_cp_by) { cp_box(r); }
+    else { cp_halo_box(r); }
 }
 
 // ---- what ranks send each other in an update: sent_run.h ----
@@ -329,6 +340,7 @@ static inline Trainer decoder_trainer(size_t decoder) {
     memset(&t, 0, sizeof t);
     t.decoder = decoder;
     t.sparing = "--recompute 3";
+    t.without_more = "cross_entropy";
     t.stored_bytes = sizeof(floatX);
     t.usual_T = 1024;
     t.takes_conversations = 1;
