@@ -7,7 +7,7 @@ the layer is one whose whole weight is block diagonal; with A and B merged into 
 #include "llmc/ops/block_lora.h"
 #include "llmc/ops/block_matmul.h"
 #include "llmc/ops/matmul.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 // ---- the layer ----
 

@@ -3,7 +3,7 @@ Promises of llmc/ops/causal_conv1d.h, which follow from the table (llmc/test/op.
 strides, histories and starts of documents; and a sequence that comes in windows must have the bits of the whole.
 */
 #include "llmc/ops/causal_conv1d.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 enum { INP, WEIGHT, BIAS, HISTORY, STARTS, CONV, OUT, DOUT, AHEAD, DINP, DWEIGHT, DBIAS };
 enum { WITH_BIAS = 1, WITH_HISTORY = 2, WITH_STARTS = 4, ALL_PARTS = 8, WITH_AHEAD = 8 };  // d['p']: which there are

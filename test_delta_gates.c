@@ -3,7 +3,7 @@ Promises of llmc/ops/delta_gates.h, which follow from the table (llmc/test/op.h)
 GPUs keep tolerances.
 */
 #include "llmc/ops/delta_gates.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 enum { A, B, A_LOG, DT_BIAS, G, BETA, DG, DBETA, DA, DB, DA_LOG, DDT_BIAS };
 

@@ -3,7 +3,7 @@ Promises of llmc/ops/expert_rows.h: rows are a stable bijection whatever the exp
 (llmc/test/op.h): the combination, the sum of gradients, and weights there and back.
 */
 #include "llmc/ops/expert_rows.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 // rows in memory of the host; freed by host_free
 static ExpertRows host_rows(int N, int k, int E) {

@@ -3,7 +3,7 @@ Promises of llmc/ops/forward_forward.h: corrupted rows differ and are functions 
 agree with double and with finite differences, and threads change no bit.
 */
 #include "llmc/ops/forward_forward.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_main
 
 // ---- corrupted data ----
 

@@ -7,7 +7,7 @@ the codes, and which products cuBLASLt takes.
 #include "llmc/ops/fp8_matmul.h"
 #include "llmc/ops/fp8_rows.h"
 #include "llmc/test/golden.h"       // golden_open, golden_floats, golden_check
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_main
 
 enum { INP, OUT };
 

@@ -3,7 +3,7 @@ Promises of llmc/ops/gelu_erf.h, which follow from the table (llmc/test/op.h); i
 expressions. Fast builds for GPUs keep the tolerances that the header states.
 */
 #include "llmc/ops/gelu_erf.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_main
 
 enum { INP, OUT, DOUT, DINP };
 

@@ -2,7 +2,7 @@
 Promises of llmc/ops/grid_embedding.h, which follow from the table (llmc/test/op.h), and of the taps of an image.
 */
 #include "llmc/ops/grid_embedding.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_main
 
 enum { TABLE, TAPS, WEIGHTS, FIRST, ENTRY, OUT, DOUT, DTABLE };
 

@@ -5,7 +5,7 @@ what is in one expert's rows and weight reaches no other expert.
 */
 #include "llmc/ops/grouped_matmul.h"
 #include "llmc/ops/matmul.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 enum { INP, WEIGHT, OFFSETS, OUT, DOUT, DINP, DWEIGHT, INP_INDEX, DOUT_INDEX };
 enum { GATHER_INP = 1, GATHER_DOUT = 2 };           // d['g']: which operands are

@@ -3,7 +3,7 @@ Promises of llmc/ops/head_gate.h, which follow from the tables (llmc/test/op.h),
 GPUs keep tolerances.
 */
 #include "llmc/ops/head_gate.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 static const int shapes[][OP_DIMS] = {  // N, H, S: the head size, P = 2 S
     {1, 1, 1, 2}, {1, 1, 7, 14}, {7, 1, 1, 2}, {3, 2, 33, 66}, {5, 3, 8, 16}, {2, 4, 64, 128}, {1, 2, 256, 512},

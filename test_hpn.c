@@ -6,7 +6,7 @@ apart.
 #include "llmc/ops/crossentropy.h"
 #include "llmc/ops/hpn.h"
 #include "llmc/models/prototypes.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_main
 #include "llmc/test/testfiles.h"
 
 // one problem; targets reach every prototype but the last, about one in five is not counted

@@ -3,7 +3,7 @@ Promises of llmc/ops/hyper_connections.h, which follow from the tables (llmc/tes
 builds for GPUs keep tolerances.
 */
 #include "llmc/ops/hyper_connections.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 // two epsilons that nobody takes for one another, and large enough that everybody sees them
 static const float EPS_H = 0.01f, EPS_N = 0.05f;

@@ -2,7 +2,7 @@
 Promises of llmc/ops/indexer.h and of llmc/ops/inverse_lists.h. Fast builds for GPUs keep tolerances.
 */
 #include "llmc/ops/indexer.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 // ---- inverse lists ----
 

@@ -2,7 +2,7 @@
 Promises of llmc/ops/l2norm.h, which follow from the table (llmc/test/op.h), and one of its own.
 */
 #include "llmc/ops/l2norm.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 static const float EPS = 1e-6f, SCALE = 0.25f;
 

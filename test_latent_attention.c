@@ -4,7 +4,7 @@ every length. And with all keys on every list it is attention.h's. dev/simt runs
 */
 #include "llmc/ops/attention.h"
 #include "llmc/ops/latent_attention.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 // N positions, H heads of Q channels of q, of which the last R turn, and W of kv, of which the last V are the value: Q - R = W - V;
 // lists of K (0: none); P is 3, the rows of places: t, first_key, behind; M keys, the last N of which are the positions' (K 0: N)

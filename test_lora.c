@@ -6,7 +6,7 @@ experts with adapters of their own, weights with outputs that were multiplied by
 */
 #include "llmc/ops/lora.h"
 #include "llmc/ops/matmul.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 enum { INP, A, B, OUT, DOUT, DINP, DA, DB, OFFSETS, WEIGHT, INP_INDEX, DOUT_INDEX };
 enum { GATHER_INP = 1, GATHER_DOUT = 2, WEIGHTED = 4, ALL_IN_LAST = 8, WEIGHT_GATHERED = 16 };  // d['k']

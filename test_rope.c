@@ -3,7 +3,7 @@ Promises of llmc/ops/rope.h, which follow from the tables (llmc/test/op.h), and 
 against decimal arithmetic, of values computed apart, of generation.
 */
 #include "llmc/ops/rope.h"
-#include "llmc/test/op_promises.h"  // Op, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_main
 
 // ---- rotations: heads of R channels, D apart; rows W, sequences S elements apart; positions F..T-1 ----
 

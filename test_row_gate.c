@@ -3,7 +3,7 @@ Promises of llmc/ops/row_gate.h, which follow from the tables (llmc/test/op.h), 
 GPUs keep tolerances.
 */
 #include "llmc/ops/row_gate.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 // ---- the gate ----
 

@@ -5,7 +5,7 @@ GPUs keep tolerances.
 */
 #define SPARSE_KEPT ((size_t)1 << 14)  // bytes: backward takes some heads at a time
 #include "llmc/ops/sparse_attention.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 // N positions, H heads, D channels, W entries, lists of K (0: none, all entries that ended), R tokens an entry, L the
 // window; P is 4, the rows of places: t, first_key, behind, first_entry; M rows of keys, those more than N before these

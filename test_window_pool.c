@@ -3,7 +3,7 @@ Promises of llmc/ops/window_pool.h, which follow from the table (llmc/test/op.h)
 llmc/ops/entry_windows.h, which says where windows lie. Fast builds for GPUs keep tolerances.
 */
 #include "llmc/ops/window_pool.h"
-#include "llmc/test/op_promises.h"  // Op, op_problem, op_check, op_main
+#include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
 enum { V, G, APE, POOL, TOKEN, NUMBER, PLACE, BEHIND, DPOOL, DV, DG, DAPE };
 

@@ -6,7 +6,7 @@ and three of them written, the 28 bytes that AdamW moves for a parameter, with n
 */
 #include "../../llmc/core/device.h"  // arena_alloc, fail_input
 #include "../../llmc/core/vec.h"     // vfloat
-#include "../../llmc/run/peak.h"     // seconds_now
+#include "../../llmc/core/print.h"   // seconds_now
 #include <math.h>
 
 enum { REPEATS = 10, COUNT = 1 << 25 };  // arrays of 128 MiB

@@ -6,7 +6,7 @@ have passed, at least REPEATS times, and the shortest time of each counts. The p
 OpenBLAS is loaded at run time, torch.mm runs in a child, by the Python that $PYTHON names; one that is missing has an empty column.
 */
 #include "../../llmc/ops/matmul.h"  // matmul_forward, Device, device_init, device_free
-#include "../../llmc/run/peak.h"    // seconds_now
+#include "../../llmc/core/print.h"  // seconds_now
 #include "vector_peak.h"            // vector_peak
 #include <dlfcn.h>
 #include <errno.h>

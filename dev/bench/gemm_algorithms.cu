@@ -9,7 +9,7 @@ llmc/ops/gemm_algorithms.h: those where another than its first answer is faster 
 Times are between two events around at least 20 ms of calls. Operands are the same in each call: of what a product reads again
 the L2 may keep some, alike for all answers.
 */
-#include "llmc/core/device.h"  // Device, device_alloc, device_upload, device_copy
+#include "llmc/core/device.h"  // Device, device_alloc, device_upload
 #include "llmc/core/floatx.h"  // floatX
 #include "llmc/core/rng.h"     // xorshift_float
 #include "llmc/test/device_time.h"  // device_time

@@ -10,7 +10,7 @@ least REPEATS times; the shortest time of each counts.
 #include "llmc/ops/grouped_matmul.h"  // grouped_matmul_forward, ...
 #include "llmc/ops/matmul.h"          // matmul_forward, ...
 #include "llmc/ops/silu.h"            // silu_one, silu_slope_one
-#include "llmc/run/peak.h"            // seconds_now
+#include "llmc/core/print.h"          // seconds_now
 #include <math.h>
 
 enum { REPEATS = 5 };

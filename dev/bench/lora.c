@@ -7,7 +7,7 @@ take turns until SECONDS have passed; the shortest time of each counts.
 */
 #include "llmc/ops/lora.h"    // lora_forward, lora_backward
 #include "llmc/ops/matmul.h"  // matmul_forward, ...
-#include "llmc/run/peak.h"    // seconds_now
+#include "llmc/core/print.h"  // seconds_now
 
 static const double SECONDS = 1.0;
 typedef enum { FORWARD, INPUT, WEIGHT, LORA_FORWARD, LORA_BACKWARD, PRODUCTS } Product;

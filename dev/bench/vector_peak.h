@@ -8,8 +8,8 @@ AVX2: the loop holds PEAK_CHAINS multiply-adds and no load or store.
 */
 #ifndef VECTOR_PEAK_H
 #define VECTOR_PEAK_H
-#include "../../llmc/run/peak.h"  // seconds_now
-#include "../../llmc/core/vec.h"  // vfloat, VLANES, v_fill, v_madd
+#include "../../llmc/core/print.h"  // seconds_now
+#include "../../llmc/core/vec.h"    // vfloat, VLANES, v_fill, v_madd
 
 enum {
     PEAK_CHAINS = VLANES == 16 ? 24 : 12,  // with m and a they fit the 32 or 16 vector registers

@@ -22,7 +22,7 @@ less), memory 4.8 TB/s.
 */
 #include "llmc/ops/attention.h"        // attention_forward_ref
 #include "llmc/ops/flash_attention.h"  // flash_attention_forward and its parts
-#include "llmc/test/test.h"            // random_array, to_device_as, check
+#include "llmc/test/test.h"            // filled_array, to_device_as, check_close
 
 enum { HEAD = 64 };
 

@@ -23,7 +23,7 @@ reaches 4.2 TB/s. Times are of 2026-11-28.
     under dev/simt: only the checks
 */
 #include "llmc/ops/crossentropy.h"  // crossentropy_fused, crossentropy_fused_ref
-#include "llmc/test/test.h"         // random_array, to_device_as, check
+#include "llmc/test/test.h"         // filled_array, to_device_as, check
 
 typedef struct {
     int N, V, Vp;

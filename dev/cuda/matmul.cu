@@ -21,7 +21,7 @@ could serve hundreds of products, so memory limits only the steps that fetch it 
 */
 #include "llmc/ops/matmul.h"  // matmul_forward, matmul_forward_ref, gemm
 #include "llmc/core/mma.h"    // mma_m16n8k16, ldmatrix_x4, cp_async_16_zfill
-#include "llmc/test/test.h"   // random_array, to_device_as, check
+#include "llmc/test/test.h"   // filled_array, to_device_as, check
 
 // the layer in both precisions; the floats are bf16 values, so that one answer is right for all steps
 typedef struct {

@@ -11,7 +11,7 @@ The defaults are the small model whose losses and hashes check.sh lists. AdamW: 
 */
 #ifndef PARITY_RUN_H
 #define PARITY_RUN_H
-#include "../../llmc/core/fail.h"  // fail_input, fail_run, malloc_check
+#include "../../llmc/core/fail.h"  // fail_input, fail_run
 #include "../../llmc/core/rng.h"   // xorshift_u32, xorshift_float
 #include <limits.h>
 #include <stdint.h>

@@ -3,7 +3,7 @@ What dev/simt promises: every part of CUDA that llmc/ uses gives the known answe
     make build/simt-exact/test_simt && build/simt-exact/test_simt     on the CPU
     nvcc -x cu -std=c++17 -arch=sm_90 -I. dev/simt/test_simt.cu       the same answers from a GPU, without the planted faults and wgmma
 */
-#include "llmc/core/kernel.h"  // Pack, lane_sum
+#include "llmc/core/kernel.h"  // WARP, ALL_LANES, bf16
 #include "llmc/core/mma.h"     // mma_m16n8k16, ldmatrix_x4, cp_async_16
 #include "llmc/core/wgmma.h"   // wgmma_ss, wgmma_rs, smem_descriptor
 #include "llmc/test/test.h"    // check, check_exit, to_device, from_device

@@ -22,7 +22,7 @@ Explained in doc/kernels.md
 #ifndef LLMC_KERNEL_H
 #define LLMC_KERNEL_H
 #ifdef __CUDACC__
-#include "device.h"  // Device, cudaCheck, ceil_div
+#include "device.h"  // Device, ceil_div
 #include "fmath.h"   // fm_exp
 #include "madd.h"    // madd
 #include <cuda_bf16.h>

@@ -20,7 +20,7 @@ e8m0 (rows, columns / 32) (fp4.h): columns are a multiple of 32.
 #define LLMC_STORED_H
 #include "bf16.h"  // bf16_widen
 #include "fp4.h"   // fp4_widen, e8m0_widen, FP4_GROUP
-#include "fp8.h"   // fp8_widen, fp8_blocks, FP8_BLOCK, FP8_FUNCTION
+#include "fp8.h"   // fp8_widen, FP8_BLOCK, FP8_FUNCTION
 #include <assert.h>
 
 // What a parameter is stored as while it is used: what the build stores (floatX), or always this. FP8: e4m3, and a

@@ -39,7 +39,7 @@ Cost:   a row owns nothing; what is asked layer by layer is counted anew, for mo
 #ifndef LLMC_TENSOR_H
 #define LLMC_TENSOR_H
 #include "rng.h"     // Mt19937, normal_fill
-#include "stored.h"  // Stored, stored_scales
+#include "stored.h"  // Stored, stored_matrix, stored_bytes, stored_cut
 #include <assert.h>
 #include <math.h>
 #include <stdint.h>

@@ -20,7 +20,7 @@ Source:  huggingface/transformers, save_pretrained and its sharded checkpoints
 */
 #ifndef LLMC_HF_FOLDER_H
 #define LLMC_HF_FOLDER_H
-#include "checkpoint.h"   // checkpoint_find, checkpoint_exchange_, json_read
+#include "checkpoint.h"   // checkpoint_find, checkpoint_exchange_, companion_find
 #include "llmc_bin.h"     // is_llmc_bin
 #include "safetensors.h"  // SafeFile, safetensors_open, safetensors_find
 

@@ -40,7 +40,7 @@ Source: Hu et al. 2021, arXiv:2106.09685; Kalajdzievski 2023, arXiv:2312.03732 (
 #include "../core/jsonfile.h"  // json_t, json_ints, json_number, json_switch, ErrorText
 #include "../core/madd.h"      // madd
 #include "../core/print.h"     // format_text
-#include "../core/tensor.h"    // Tensor, tensor_adaptable, TENSOR_NO_FIELD
+#include "../core/tensor.h"    // Tensor, tensor_split, tensor_slice_name, TENSOR_NO_FIELD
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 

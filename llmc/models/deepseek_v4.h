@@ -23,14 +23,14 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 */
 #ifndef LLMC_DEEPSEEK_V4_H
 #define LLMC_DEEPSEEK_V4_H
-#include "../core/choice.h"      // choice_find
+#include "../core/choice.h"      // choice_name
 #include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice, json_refuse_value
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/hyper_connections.h"  // HYPER_STREAMS
-#include "../ops/indexer.h"      // IndexerTraining, INDEXER_NAMES
+#include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/rope.h"         // RopeYarn
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "config_parts.h"        // config_parse_kinds, config_check_quantized

@@ -31,15 +31,15 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; doc/deepseek_v4.md "Formula", "RoPE"
 */
 #ifndef LLMC_ENTRY_ATTENTION_H
 #define LLMC_ENTRY_ATTENTION_H
-#include "../core/tensor_arena.h"   // Tensor, activation
+#include "../core/tensor.h"         // Tensor, activation
 #include "../ops/cast.h"            // cast_scaled
 #include "../ops/crossentropy.h"    // crossentropy_losses_sum
 #include "../ops/indexer.h"         // index_choose, index_loss_forward, index_loss_backward
 #include "../ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "../ops/rope.h"            // RopeTable, rope_forward, rope_backward
-#include "../ops/sparse_attention.h"  // sparse_attention_forward, sparse_attention_backward, sparse_attention_mass
+#include "../ops/sparse_attention.h"  // sparse_attention_forward, sparse_attention_mass, sparse_backward_begin, ...
 #include "../ops/window_pool.h"     // window_pool_forward, window_pool_backward
-#include "activations.h"            // cached_activation, state_activation
+#include "activations.h"            // cached_activation
 #include "entry_ranks.h"            // EntryRanks: keys and entries of other ranks (--cp)
 #include "linear.h"                 // Linear, linear_forward, linear_backward, linear_blocks_forward, tp_chain_pass
 

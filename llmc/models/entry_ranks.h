@@ -20,7 +20,7 @@ Order:  sums over ranks in the order of places, each rounded to floatX: dkv, den
 #ifndef LLMC_ENTRY_RANKS_H
 #define LLMC_ENTRY_RANKS_H
 #include "../ranks/context_parallel.h"  // cp_gather, cp_sum, cp_sends
-#include "../ranks/halo.h"              // Halo, halo_spread, halo_collect, halo_clear
+#include "../ranks/halo.h"              // Halo, halo_spread, halo_collect, halo_sends
 #include "token_batch.h"                // TokenBatch
 
 typedef struct {

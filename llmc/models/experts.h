@@ -13,7 +13,7 @@ lies row after row, (n_rows, C), as what was computed or received does.
 #ifndef LLMC_EXPERTS_H
 #define LLMC_EXPERTS_H
 #include "../core/floatx.h"            // floatX
-#include "../ops/grouped_matmul.h"     // grouped_matmul_forward, ...
+#include "../ops/grouped_matmul.h"     // grouped_matmul_backward_weight
 #include "../ops/residual.h"           // residual_forward
 #include "../ranks/expert_parallel.h"  // ExpertParallel, ExpertSource
 #include "linear.h"                    // Linear

@@ -16,7 +16,7 @@ what was asked for now: the result does not depend on it.
 */
 #ifndef LLMC_EXPERTS_RUN_H
 #define LLMC_EXPERTS_RUN_H
-#include "../run/pipeline.h"  // pp_own_batches, pp_sum, pp_who
+#include "../run/pipeline.h"  // pp_sum, pp_who
 #include "../run/trainer.h"  // Run, run_is_typed
 #include "expert_layer.h"    // EpOptions, expert_most_positions
 

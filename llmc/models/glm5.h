@@ -21,12 +21,12 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 #ifndef LLMC_GLM5_H
 #define LLMC_GLM5_H
 #include "../core/choice.h"      // choice_name
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice, json_refuse_value
+#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
-#include "../ops/indexer.h"      // IndexerTraining, INDEXER_NAMES
+#include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "config_parts.h"        // config_parse_kinds, config_check_quantized
 #include "rope_theta.h"          // rope_theta_parse

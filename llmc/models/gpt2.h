@@ -14,7 +14,7 @@ Source: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165 (GPT-3)
 #include "../core/jsonfile.h"     // json_read, json_write, json_ints
 #include "../files/llmc_bin.h"    // llm.c's checkpoint format
 #include "../core/outfile.h"      // FileSum
-#include "../files/tensorfile.h"  // tensors_load
+#include "../files/tensorfile.h"  // tensors_load_into, tensors_check_tied
 #include "../ranks/model_gradients.h"  // Model, model_point_gradients
 #include "config_parts.h"         // config_warn_of_near
 

@@ -5,12 +5,11 @@ fills in that part of a Trainer; the passes through the model are the trainer's.
 #ifndef LLMC_GPT2_RUN_H
 #define LLMC_GPT2_RUN_H
 #include "../ops/attention.h"  // attention_bytes
-#include "../ops/documents.h"  // NO_RESET
 #include "../ops/dropout.h"    // Dropout, dropout_key
 #include "../ops/gemm.h"       // gemm_workspace_bytes
-#include "../run/main.h"       // Run, Trainer, run_main
+#include "../run/main.h"       // Run, Trainer; run_main for the trainers
 #include "../run/pipeline.h"   // pp_option, pp_begin
-#include "gpt2.h"              // GPT2, Config, parameter_table, gpt2_load
+#include "gpt2.h"              // GPT2, Config, config_load, gpt2_layout, gpt2_load
 
 static inline GPT2* gpt2_of(const Run* r) { return (GPT2*)r->model; }
 

@@ -31,7 +31,6 @@ Source: huggingface/transformers 5.24, models/qwen2_vl/image_processing_pil_qwen
 #ifndef LLMC_IMAGE_PROCESSOR_H
 #define LLMC_IMAGE_PROCESSOR_H
 #include "../core/jsonfile.h"     // json_read, json_ints, json_number, json_agrees
-#include "../core/outfile.h"      // FileSum
 #include "../files/pixels.h"      // Image
 #include "../ops/image_resize.h"  // image_resize
 #include "../ops/patch_order.h"   // patch_place

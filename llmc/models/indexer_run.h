@@ -12,7 +12,7 @@ words.
 #ifndef LLMC_INDEXER_RUN_H
 #define LLMC_INDEXER_RUN_H
 #include "../core/choice.h"      // choice_name
-#include "../ops/indexer.h"      // IndexerTraining, INDEXER_NAMES
+#include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../run/trainer.h"      // Run, run_is_typed
 #include "decoder_run.h"         // decoder_forward
 #include "other_losses.h"        // index_losses_mean

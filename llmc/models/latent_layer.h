@@ -44,11 +44,11 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 */
 #ifndef LLMC_LATENT_LAYER_H
 #define LLMC_LATENT_LAYER_H
-#include "../core/tensor_arena.h"   // Tensor, activation
+#include "../core/tensor.h"         // Tensor, activation
 #include "../ops/cast.h"            // cast_scaled
 #include "../ops/crossentropy.h"    // crossentropy_losses_sum
 #include "../ops/indexer.h"         // index_choose, index_loss_forward, index_loss_backward
-#include "../ops/latent_attention.h"  // latent_attention_forward, latent_attention_backward, latent_attention_mass
+#include "../ops/latent_attention.h"  // latent_attention_forward, latent_attention_mass, latent_backward_begin, ...
 #include "../ops/layernorm.h"       // layernorm_forward, layernorm_backward
 #include "../ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "../ops/rope.h"            // RopeTable, rope_forward, rope_backward

@@ -34,13 +34,13 @@ vocabulary's rows all of this is the rank's own (vocabulary.h).
 #define LLMC_LINEAR_H
 #include "../core/floatx.h"    // floatX
 #include "../ops/block_lora.h"    // block_lora_forward, block_lora_backward
-#include "../ops/block_matmul.h"  // block_matmul_forward, block_matmul_backward_input, block_matmul_backward_weight
+#include "../ops/block_matmul.h"  // block_matmul_forward_stored, block_matmul_backward_weight, ...
 #include "../ops/lora.h"       // lora_forward, lora_backward, LoraShape, LoraExperts
-#include "../ops/embedding.h"  // token_embedding_forward
+#include "../ops/embedding.h"  // token_embedding_forward_stored
 #include "../ops/fp8_matmul.h"  // fp8_matmul_forward, fp8_matmul_bytes, fp8_rows_forward
 #include "../ops/gelu.h"       // gelu_backward
-#include "../ops/grouped_matmul.h"  // grouped_matmul_forward, grouped_matmul_backward_input
-#include "../ops/matmul.h"     // matmul_forward, matmul_backward_input, matmul_gelu_backward_input, ...
+#include "../ops/grouped_matmul.h"  // grouped_matmul_forward_stored, ...
+#include "../ops/matmul.h"     // matmul_forward_stored, matmul_gelu_backward_input, ...
 #include "../ranks/model_gradients.h"  // Model, model_pointer, model_gradient_of
 #include "../ranks/tensor_parallel.h"  // tp_gather, tp_to_columns, tp_to_rows
 #include "adapters.h"          // Adapters, AdapterPlace, adapter_find

@@ -7,10 +7,10 @@ are, and what happened in a step. Names of the keys are those that rust_trainer'
 */
 #ifndef LLMC_MAMBA_LOG_H
 #define LLMC_MAMBA_LOG_H
+#include "../core/fail.h"             // warn_line
 #include "../core/jsonfile.h"         // json_finite
 #include "../ops/gradient_surgery.h"  // SurgeryMethod, surgery_name
-#include "../run/log.h"               // warn_line
-#include "head.h"                     // HeadKind, head_reads_out, N_SCORES
+#include "head.h"                     // HeadKind, head_reads_out, SCORE_TOP1, ...
 #include <sys/resource.h>
 
 static inline json_t* mamba_log_schema(void) {

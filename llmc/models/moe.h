@@ -15,8 +15,8 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 */
 #ifndef LLMC_MOE_H
 #define LLMC_MOE_H
-#include "../core/choice.h"      // choice_find
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
+#include "../core/choice.h"      // choice_name
+#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY

@@ -14,12 +14,12 @@ Source: Yang et al. 2024, arXiv:2412.15115 (Qwen2.5), 2025, arXiv:2505.09388 (Qw
 */
 #ifndef LLMC_QWEN_H
 #define LLMC_QWEN_H
-#include "../core/choice.h"      // choice_find, choice_name
+#include "../core/choice.h"      // choice_name
 #include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
-#include "../files/tensorfile.h" // SafeSet, tensors_match
+#include "../files/tensorfile.h" // SafeSet
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "config_parts.h"        // config_parse_kinds, config_parse_balance, config_part_keys
 #include "rope_theta.h"          // rope_theta_parse

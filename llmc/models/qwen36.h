@@ -21,7 +21,6 @@ Source: Qwen Team 2025, "Qwen3-Next"; huggingface/transformers 5.23, models/qwen
 */
 #ifndef LLMC_QWEN36_H
 #define LLMC_QWEN36_H
-#include "../core/choice.h"      // choice_find
 #include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters

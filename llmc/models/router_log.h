@@ -6,7 +6,7 @@ What the routers of a model have counted in an update (Routing of expert_layer.h
 #ifndef LLMC_ROUTER_LOG_H
 #define LLMC_ROUTER_LOG_H
 #include "../run/trainer.h"  // Run, log_extra
-#include "expert_layer.h"    // Routing, router_load, router_statistics_length
+#include "expert_layer.h"    // RouterLoad, router_load, router_statistics_length
 
 // what metrics.jsonl has beside the common keys
 static inline void router_log_keys(Run* r) {

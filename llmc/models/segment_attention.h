@@ -21,7 +21,7 @@ Order:  segment by segment, ascending; in each as attention.h says. With --cp fo
 #define LLMC_SEGMENT_ATTENTION_H
 #include "segment_heads.h"  // segment_heads_forward, segment_heads_backward
 #include "segment_ring.h"   // segment_ring_forward, segment_ring_backward
-#include "segment_spans.h"  // SegmentAttention, SegmentSpan, segment_each_forward, segment_each_backward
+#include "segment_spans.h"  // SegmentAttention, segment_each_forward, segment_each_backward
 #include "shared_keys.h"    // SharedQueries, shared_queries_gather, shared_queries_take
 
 // ---- gather ----

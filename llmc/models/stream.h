@@ -12,7 +12,7 @@ positions for every layer (tp_gather_rows), and one buffer serves all layers.
 #define LLMC_STREAM_H
 #include "../core/floatx.h"            // floatX
 #include "../core/tensor.h"            // Tensor, activation
-#include "../ranks/model.h"            // Model, Purpose
+#include "../ranks/model.h"            // Purpose
 #include "../ranks/tensor_parallel.h"  // tp_gather_rows
 
 typedef struct {

@@ -38,7 +38,7 @@ Source: Qwen Team 2025, "Qwen3-VL", arXiv:2511.21631; Dosovitskiy et al. 2020, a
 #include "../ops/layernorm.h"       // layernorm_forward, layernorm_backward
 #include "../ops/residual.h"        // residual_forward
 #include "../ops/rope.h"            // RopeTable, rope_table_at, rope_forward, rope_backward
-#include "linear.h"                 // Linear, model_linear
+#include "linear.h"                 // model_linear, linear_forward, linear_backward
 
 #define VISION_EPS 1e-6f
 #define VISION_THETA 1e4

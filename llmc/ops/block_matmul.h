@@ -25,7 +25,7 @@ Source: doc/deepseek_v4.md "Formula" (the output projection of attention)
 #define LLMC_BLOCK_MATMUL_H
 #include "few_rows.h"        // in a fast CUDA build: few_rows_outputs
 #include "gemm_cublas.h"     // gemm_cublas
-#include "grouped_matmul.h"  // GroupedPlan, grouped_plan_, gemm, Matrix, MaybeNull, Device
+#include "grouped_matmul.h"  // GroupedPlan, grouped_plan_, gemm, Matrix, Device
 #include "widen.h"           // in a CUDA build: widen_matrix
 #include <assert.h>
 

@@ -25,7 +25,7 @@ Source: Dao & Gu 2024, arXiv:2405.21060 (A_log, dt_bias); Yang et al. 2024, arXi
 #define LLMC_DELTA_GATES_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/fmath.h"   // fm_exp, FM_FUNCTION
-#include "../core/kernel.h"  // to_float, from_float, grid_first, grid_step, grid_blocks, MaybeNull
+#include "../core/kernel.h"  // to_float, from_float, grid_first, grid_step, grid_blocks
 #include "../core/madd.h"    // madd
 #include "silu.h"            // sigmoid_one
 #include "softplus.h"        // softplus_one, softplus_slope_one

@@ -32,7 +32,7 @@ Source: cuBLAS manual, "Using the cuBLASLt API", and of fp8 "128-element 1D and 
 #define LLMC_GEMM_CUBLAS_H
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // pack_fits, pack_aligned
-#include "../core/stored.h"  // StoredMatrix, fp8_blocks, FP8_BLOCK
+#include "../core/stored.h"  // StoredMatrix
 #include "gemm_algorithms.h" // CublasShape, CublasConfig, cublas_row
 #include "gemm.h"            // MatrixOf, MaybeNull, Device, cublasCheck, CUBLAS_WORKSPACE
 

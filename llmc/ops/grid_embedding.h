@@ -16,7 +16,7 @@ Source: huggingface/transformers, vision_utils.py; doc/qwen36.md "Images"
 */
 #ifndef LLMC_GRID_EMBEDDING_H
 #define LLMC_GRID_EMBEDDING_H
-#include "../core/device.h"  // Device, ceil_div
+#include "../core/device.h"  // Device, cudaCheck
 #include "../core/kernel.h"  // to_float, from_float
 #include "../core/madd.h"    // madd
 #include "patch_order.h"     // patch_place

@@ -31,7 +31,7 @@ Source: Gale et al. 2023, "MegaBlocks", arXiv:2211.15841, for products without p
 #ifndef LLMC_GROUPED_MATMUL_H
 #define LLMC_GROUPED_MATMUL_H
 #include "few_rows.h"  // in a fast CUDA build: few_rows_outputs
-#include "gemm.h"      // GemmPart, GemmBlock, gemm_block_, Matrix, MaybeNull, Device
+#include "gemm.h"      // GemmPart, GemmBlock, gemm_block_, Matrix, Device
 #include "tile.h"      // tile_load, tile_load_a, tile_store_rows
 #include "widen.h"     // in a CUDA build: widen_experts, widen_at_once
 

@@ -43,7 +43,6 @@ Source: DeepSeek-AI 2025, arXiv:2512.02556, eq. 1 to 4; doc/deepseek_v4.md "Entr
 #define LLMC_INDEXER_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/fmath.h"   // fm_exp, fm_log, FM_FUNCTION
-#include "../core/kernel.h"  // to_float, from_float
 #include "../core/madd.h"    // madd
 #include "entry_windows.h"   // Places, EntryWindows, ENTRIES_SEEN
 #include "inverse_lists.h"   // inverse_lists

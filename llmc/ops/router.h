@@ -56,7 +56,7 @@ Source: Shazeer et al. 2017, arXiv:1701.06538; balance: Fedus et al. 2021, arXiv
 #include "softplus.h"        // softplus_one
 #include <math.h>
 #ifndef __CUDACC__
-#include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
+#include "../core/vec.h"  // vfloat, v_load_columns, v_fill, v_madd
 #endif
 
 enum { ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SQRT_SOFTPLUS };

@@ -6,7 +6,7 @@ Cost:   moves 2*N*k numbers.   Source: Roller et al. 2021, arXiv:2106.04426 (has
 */
 #ifndef LLMC_TOKEN_CHOICE_H
 #define LLMC_TOKEN_CHOICE_H
-#include "../core/device.h"  // Device, ceil_div
+#include "../core/device.h"  // Device, cudaCheck
 #include "../core/kernel.h"  // grid_first, grid_step, grid_blocks
 
 // ---- plain C: read this first; it defines every bit ----

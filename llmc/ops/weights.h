@@ -8,7 +8,7 @@ be bf16 in every build.
 #include "adamw.h"  // adamw_update_stored, adamw_round_stored
 #include "../core/bf16.h"    // bf16_nearest
 #include "../core/tensor.h"  // Tensor, tensor_stored_place
-#include "ema.h"    // ema_update, ema_exchange
+#include "ema.h"    // ema_update
 #include "muon.h"   // muon_direction, muon_descend_stored
 
 // all of it is device memory

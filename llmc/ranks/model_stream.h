@@ -8,7 +8,7 @@ Parameters on their way from a file, or from where they begin, to where a model 
 */
 #ifndef LLMC_MODEL_STREAM_H
 #define LLMC_MODEL_STREAM_H
-#include "model.h"  // Model, model_parts, model_place
+#include "model.h"  // Model, model_part, model_take_part
 
 // A checkpoint after so many updates: bf16 is rounded with the noise of the last of them, so that a resumed run has
 // the same bits. What is a bf16 already stays what it is.

@@ -11,7 +11,7 @@ The folder of a run, beside its checkpoints.
 #ifndef LLMC_FOLDER_H
 #define LLMC_FOLDER_H
 #include "../core/vec.h"         // VLANES
-#include "checkpoints.h"         // run_has_checkpoint, RunState, RunOptions
+#include "checkpoints.h"         // run_check_folder, RunState, RunOptions
 #include "log.h"                 // Log, log_open
 #include "peak.h"                // processor_name
 

@@ -24,7 +24,7 @@ Cost:   one forward pass of one position a token, and of `piece` positions of th
 #include "../ops/sampler.h"     // sample_token
 #include "../text/stop.h"       // StopTexts, StopStream
 #include "../text/tokenizer.h"  // Tokenizer, TokenStream
-#include "prompts.h"            // Prompt, prompt_make; RunOptions, run_sampling
+#include "prompts.h"            // Prompt; RunOptions, run_sampling
 #include <signal.h>
 
 typedef const float* (*NextLogits)(void* model, const int* tokens, int n_cached, int n);

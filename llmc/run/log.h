@@ -29,7 +29,7 @@ Errors: what cannot be written ends the run (status 1) with the path and the sys
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
-#include "../core/jsonfile.h"  // json_parse_bounded, json_finite
+#include "../core/jsonfile.h"  // json_parse_within, JsonBudget
 #include "../core/outfile.h"  // file_create, file_append
 #include "../core/print.h"  // seconds_now, format_count, format_duration; fail_run, fail_input, malloc_check
 #include <assert.h>

@@ -6,7 +6,7 @@ dev/test_cli.sh compares the table with what each trainer's --help lists.
 */
 #ifndef LLMC_OTHER_TRAINERS_H
 #define LLMC_OTHER_TRAINERS_H
-#include "../core/options.h"  // option_in_list, options_of_others
+#include "../core/options.h"  // option_in_list
 
 static inline const char* other_trainers(const char* word, size_t length) {
     static const char* const rows[][2] = {

@@ -19,9 +19,9 @@ Explained in doc/plan.md
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 #include "../ranks/context_parallel.h"  // CP_BY_HEADS
-#include "cards.h"     // card_find
+#include "cards.h"     // Card, cards
 #include "peak.h"      // memory_available
-#include "pipeline.h"  // pp_lines, pp_idle
+#include "pipeline.h"  // pp_shape, pp_idle
 #include "remedy.h"    // remedy_of_memory
 #include <sys/prctl.h>
 #include <sys/wait.h>

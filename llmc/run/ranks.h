@@ -15,7 +15,7 @@ Errors: fail_input on rank 0; the others leave without another word.
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 #include "../ranks/comm.h"           // Comm, comm_world
-#include "../ranks/model_gradients.h"  // Model, model_plan, dp_bytes, model_stage_bytes
+#include "../ranks/model_gradients.h"  // Model, model_plan, model_gradient_bytes, model_stage_bytes
 #include "checkpoints.h"             // RunOptions, RunState, run_restore
 #include "rundata.h"                 // RunData, data_sums
 #include "signals.h"                 // stop_flag

@@ -10,7 +10,7 @@ Errors: fail_input, with the option's name.
 #ifndef LLMC_RUN_OPTIONS_H
 #define LLMC_RUN_OPTIONS_H
 #include "../core/jsonfile.h"  // json_never_null
-#include "../core/options.h"   // Option, options_to_json
+#include "../core/options.h"   // Option, options_fail, options_set
 #include "../files/checkpoint.h"  // checkpoint_newest
 #include "../ops/sampler.h"    // Sampling
 #include "../ranks/comm_launch.h"  // RANKS_MAX

@@ -14,7 +14,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 #define LLMC_SAVE_H
 #include "../files/companions.h"  // companions_read_model, companions_save
 #include "../files/hf_folder.h"   // model_find, hf_export_begin
-#include "../files/tensorfile.h"  // tensors_save_folder
+#include "../files/tensorfile.h"  // tensors_save, tensors_save_slices, tensors_load_into
 #include "../ranks/model_collect.h" // model_whole, model_whole_average, model_download
 #include "../ranks/model_slices.h" // model_slices_open, model_slices_source
 #include "../ranks/model_stream.h" // model_stream_open

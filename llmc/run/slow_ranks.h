@@ -17,8 +17,8 @@ Source: the idea and 1.15 are those of NVIDIA's resiliency extension (nvidia-res
 */
 #ifndef LLMC_SLOW_RANKS_H
 #define LLMC_SLOW_RANKS_H
-#include "../core/memory.h"  // malloc_check
-#include "../ranks/comm.h"   // comm_all_gather
+#include "../core/fail.h"   // malloc_check
+#include "../ranks/comm.h"  // comm_all_gather
 
 enum { SLOW_STEPS = 50, SLOW_WINDOWS = 5 };
 #define SLOW_TIMES 1.15

@@ -12,7 +12,7 @@ Cost:   host memory for the largest such slice, one copy more of each byte.
 #ifndef LLMC_STAGED_STREAM_H
 #define LLMC_STAGED_STREAM_H
 #include "../core/bf16.h"    // bf16_widen, bf16_nearest
-#include "../ranks/model_stream.h"  // ModelStream, model_stream_bands
+#include "../ranks/model_stream.h"  // model_stream_bands
 
 typedef struct {
     SliceSink sink;        // that of model_stream_open

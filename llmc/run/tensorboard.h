@@ -25,7 +25,7 @@ Source: tensorflow/tensorboard, event.proto and summary.proto; record_writer.h o
 */
 #ifndef LLMC_TENSORBOARD_H
 #define LLMC_TENSORBOARD_H
-#include "../core/fail.h"  // fail_run, string_copy
+#include "../core/fail.h"  // fail_run, malloc_check
 #include "log.h"           // StepRecord, seconds_now
 #include <assert.h>
 #include <dirent.h>

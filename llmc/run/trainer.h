@@ -14,7 +14,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #include "../files/extras.h"   // Extra
 #include "../files/hf_folder.h"  // SafeSet
 #include "../ops/documents.h"  // NO_RESET
-#include "../ranks/model_gradients.h"  // Model, Purpose, model_reduce
+#include "../ranks/model_gradients.h"  // Model, Purpose; model_reduce for the loop
 #include "../ranks/pipeline_link.h"    // PpStreams
 #include "../text/prefetch.h"  // Prefetch
 #include "choices.h"           // Choice
@@ -22,7 +22,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #include "generate.h"          // Generator
 #include "probe.h"             // ProbeBatch
 #include "questions.h"         // Asker, Questions
-#include "ranks.h"             // RankPlace, ranks_open
+#include "ranks.h"             // RankPlace
 #include "rundata.h"           // RunData
 #include "snapshot.h"          // Snapshot
 #include "tensorboard.h"       // TensorBoard

@@ -17,7 +17,7 @@ do for it. A test has a struct that begins with a DecoderSubject, behind which t
 #ifndef LLMC_DECODER_SUBJECT_H
 #define LLMC_DECODER_SUBJECT_H
 #include "../models/decoder_passes.h"  // DecoderPasses, decoder_passes_forward, decoder_leaf
-#include "subject.h"                   // Subject, SubjectCalls
+#include "subject.h"                   // Subject
 
 typedef struct {
     Subject s;                // first

@@ -7,7 +7,7 @@ Ranks of a test: forked processes that talk over TCP on this machine.
 #ifndef LLMC_TEST_RANKS_H
 #define LLMC_TEST_RANKS_H
 #include "../ranks/comm_launch.h"  // RankPlace
-#include "../ranks/comm_nccl.h"    // comm_world, comm_device_open
+#include "../ranks/comm_nccl.h"    // comm_world; comm_device_open for the tests
 #include "test.h"
 #include <netinet/in.h>
 #include <sys/socket.h>

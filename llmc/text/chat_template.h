@@ -33,7 +33,7 @@ Source: the tokenizer_config.json of the models named; of qwen3.5 and qwen3.6 th
 */
 #ifndef LLMC_CHAT_TEMPLATE_H
 #define LLMC_CHAT_TEMPLATE_H
-#include "../core/choice.h"    // choice_find, choice_name
+#include "../core/choice.h"    // choice_find
 #include "../core/jsonfile.h"  // json_parse_within
 #include "../core/outfile.h"   // path_join, path_exists
 #include "jinja.h"             // jinja_canonical, jinja_literal, ByteBuffer

@@ -61,7 +61,7 @@ Source: shard formats of karpathy/llm.c; cycle walking: Black & Rogaway 2002, Ci
 #include "numbers.h"          // Numbers, numbers_parse, numbers_take
 #include "pathlist.h"         // PathList, path_list_make
 #include "row_images.h"       // TokenImages, token_images_in
-#include "tokenizer.h"        // Tokenizer, tokenizer_encode_plain; utf8_decode
+#include "tokenizer.h"        // Tokenizer, tokenizer_encode_to; utf8_decode
 #include <assert.h>
 #include <xxhash.h>
 

@@ -10,8 +10,8 @@ Source: CPython 3.13, Lib/json/encoder.py, Python/pystrtod.c (format code 'r').
 */
 #ifndef LLMC_PYTHON_JSON_H
 #define LLMC_PYTHON_JSON_H
-#include "../core/jsonfile.h"  // json_t
-#include "unicode.h"           // ByteBuffer, buffer_append
+#include "unicode.h"  // ByteBuffer, buffer_append
+#include <jansson.h>
 
 static inline void python_json_string_(ByteBuffer* out, const char* s, size_t n) {
     static const char names[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";

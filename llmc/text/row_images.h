@@ -19,7 +19,7 @@ Errors: 0 with the reason.
 */
 #ifndef LLMC_ROW_IMAGES_H
 #define LLMC_ROW_IMAGES_H
-#include "../core/outfile.h"  // path_join, PATH_BYTES
+#include "../core/outfile.h"  // PATH_BYTES
 #include "../core/print.h"    // progress
 #include <ctype.h>
 #include <xxhash.h>

@@ -30,7 +30,7 @@ Source: the format of karpathy/llm.c; huggingface/tokenizers.
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 #include "../core/fail.h"         // fail_input
-#include "../core/mapfile.h"      // MappedFile, file_map, file_unmap, file_looks_like, ErrorText, error_set
+#include "../core/mapfile.h"      // MappedFile, file_map_or_not, file_unmap, file_looks_like, ErrorText, error_set
 #include "../core/jsonfile.h"     // json_write
 #include "../files/checkpoint.h"  // SavedFiles, path_join
 #include "tokenizer_json.h"       // pipeline_parse_, pipeline_encode, TokenizerPipeline, EncodeWork, ByteBuffer
