@@ -27,7 +27,7 @@ static float* random_floats(size_t n, uint32_t state) {
 }
 
 static Layer layer_make(int N, int C, int OC, int r) {
-    const LoraShape s = {N, C, OC, r, (size_t)OC, 1e-3f, {0.0f, 0, 0}, 0, {0, 0, 0}};
+    const LoraShape s = {N, C, OC, r, (size_t)OC, 1e-3f, {0.0f, 0, 0}, 0, {0, 0, 0}, 0};
     const size_t n_inp = (size_t)N * C, n_out = (size_t)N * OC, n_weight = (size_t)OC * C, n_A = (size_t)r * C,
                  n_B = (size_t)OC * r;
     Layer l = {s, random_floats(n_inp, 1), random_floats(n_out, 2), random_floats(n_out, 3), random_floats(n_inp, 4),
