@@ -139,6 +139,25 @@ fp8.write("scaled.safetensors", {"a.weight": ("I8", bytes_of(3, 32)), "a.scale":
 PYTHON
 shows 0 "a.weight +I8 +\(3, 32\) +192 +96 B +fp4: 1 x 32$" "two fp4 in a byte, with scales" scaled.safetensors
 check "... fp8 with scales, and bytes without" test "$(grep -cE "c.weight +F8_E4M3 .* 128 x 128$|b.weight +I8 +\(3, 32\) +96 +96 B" out)" = 2
+"$python" - "$root/dev/ref" <<'PYTHON'
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, fp8
+codes, many = np.full((3, 32), 0x2a, np.uint8), np.full((130, 8), 0x38, np.uint8)  # -1, 1; 1
+exponents, scales = np.array([[127, 128], [127, 127], [126, 127]], np.uint8), np.array([[0.5], [3]], np.float32)
+fp8.write("as_read.safetensors", {"a.weight": ("I8", codes), "a.scale": ("F8_E8M0", exponents), "b": ("F8_E4M3", many), "b_scale_inv": ("F32", scales)})
+a = np.tile(np.array([-1, 1], np.float32), (3, 32)) * np.exp2(exponents.astype(np.float32) - 127).repeat(32, 1)
+b = np.full((130, 8), 0.5, np.float32)
+b[128:] = 3.25
+fp8.write("as_floats.safetensors", {"a.weight": ("F32", a), "b": ("F32", b)})
+fp8.write("unknown.safetensors", {"x": ("F8_E5M2", many)}), fp8.write("unknown2.safetensors", {"x": ("F8_E5M2", many + 1)})
+PYTHON
+shows 0 "a.weight +I8 +\(3, 32\) +-2 +2 +0 +1.173 +0 +0 +fp4: 1 x 32" "statistics of fp4 are those of numbers times scales" as_read.safetensors --stats
+check "... of fp8, too, and of e8m0" test "$(grep -cE "^  b +F8_E4M3 +\(130, 8\) +0.5 +3 +0.5385 +0.3077 +0 +0 +128 x 128|^  a.scale +F8_E8M0 +\(3, 2\) +0.5 +2 " out)" = 2
+shows 1 "^  b +16 +1,040 +0.25 +0.07692 +- +\(128, 0\)$" "fp8 against floats" as_read.safetensors as_floats.safetensors
+check "... and fp4, which has the same" test "$(grep -cE "^  a.weight +I8 +\(3, 32\) +F32 +\(3, 64\)$|2 of another shape or dtype, 1 differs, max .a-b. 0.25 in b$" out)" = 2
+shows 1 "^  x +1,040 +1,040 +- +- +- +-$" "a type whose numbers are not known" unknown.safetensors unknown2.safetensors
+check "... and why" grep -qx "  -: of numbers in such a type only bytes are compared" out
 shows 0 "wte.weight .* 1 +1$" "statistics count NaN and infinity" nan.safetensors --stats
 shows 0 "^model.bin: llm.c model" "llm.c's model" model.bin
 shows 0 "largest token +999" "llm.c's tokens, GPT-2" tokens.bin

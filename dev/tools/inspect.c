@@ -2,6 +2,7 @@
 // Build: make tools
 #include "dev/tools/source.h"  // Source, source_open: what a path is and holds
 #include "dev/tools/report.h"  // report_facts, report_table
+#include "llmc/core/fp4.h"     // fp4_widen, fp8_widen, e8m0_widen
 #include "llmc/test/test.h"    // float_ulps
 
 static const char* const usage = "usage: inspect PATH [PATH2 ...] [--stats] [--json]";
@@ -20,7 +21,7 @@ static const char* const help =
     "run stands for its newest checkpoint. Of adapters, two or more, also rank,\n"
     "targets and the size of A and B by kind of module.\n"
     "    --stats  smallest, largest, mean and standard deviation of every tensor, and\n"
-    "             how many NaN and infinities\n"
+    "             how many NaN and infinities; of fp8 and fp4 times their scales\n"
     "    --json   one JSON object with the same content\n"
     "Exit status: 0 sound, or equal tensors; 1 two that differ; 2 broken, or nothing\n"
     "that is known.\n";
@@ -53,13 +54,17 @@ static double element(Dtype dtype, const unsigned char* from) {
         case DTYPE_U32: return x.u32;
         case DTYPE_I64: return (double)x.i64;
         case DTYPE_U64: return (double)x.u64;
+        case DTYPE_F8_E4M3: return (double)fp8_widen(*from);
+        case DTYPE_F8_E8M0: return (double)e8m0_widen(*from);
         default: return from[0];  // bytes and truth values
     }
 }
 
-// FP8, FP4 and complex numbers are compared as bytes
+// other forms of FP8, FP4 without scales and complex numbers are compared as bytes
 static int has_numbers(Dtype dtype) {
-    return dtype >= DTYPE_I16 ? dtype != DTYPE_C64 : dtype == DTYPE_BOOL || dtype == DTYPE_U8 || dtype == DTYPE_I8;
+    if (dtype >= DTYPE_I16) { return dtype != DTYPE_C64; }
+    return dtype == DTYPE_BOOL || dtype == DTYPE_U8 || dtype == DTYPE_I8 || dtype == DTYPE_F8_E4M3 ||
+           dtype == DTYPE_F8_E8M0;
 }
 
 // the tensor's bytes as on disk; what has to be turned first is made in *owned, for the caller to free
@@ -123,25 +128,52 @@ static json_t* numbers_of_names(const Source* s) {
     return numbers;
 }
 
-// Of fp8, and of I8 that is two fp4 in a byte: what share a scale, "128 x 128" or "fp4: 1 x 32". Empty: it has no scales
-static ShortText scaled_text(const Source* s, const json_t* numbers, const SafeTensor* t) {
-    ShortText text = {""};
+// those of fp8, and of I8 that is two fp4 in a byte; NULL: there are none of the right shape
+static const SafeTensor* scales_of(const Source* s, const json_t* numbers, const SafeTensor* t) {
     const json_t* number = NULL;
     const int is_fp4 = t->dtype == DTYPE_I8;
-    if ((t->dtype != DTYPE_F8_E4M3 && !is_fp4) || t->n_dims < 2) { return text; }
+    if ((t->dtype != DTYPE_F8_E4M3 && !is_fp4) || t->n_dims < 2) { return NULL; }
+    if (is_fp4 && t->shape[t->n_dims - 1] % (FP4_GROUP / 2) != 0) { return NULL; }
     for (int form = 0; form < SCALE_NAMES && !number; form++) {
         char name[2 * NAME_BYTES];
         number = json_object_get(numbers, scale_name(name, t->name, form));
     }
-    if (!number) { return text; }
+    if (!number) { return NULL; }
     const SafeTensor* scales = &s->items[json_integer_value(number)].t;
     int64_t shape[SAFETENSORS_MAX_DIMS];  // that scales have
     scales_shape_(shape, t, is_fp4 ? STORED_FP4 : STORED_FP8);
     const int fits = scales->n_dims == t->n_dims && memcmp(shape, scales->shape, sizeof shape[0] * (size_t)t->n_dims) == 0;
-    if (!fits || (is_fp4 && scales->dtype != DTYPE_F8_E8M0)) { return text; }
-    if (is_fp4) { snprintf(text.s, sizeof text.s, "fp4: 1 x %d", FP4_GROUP); }
-    else { snprintf(text.s, sizeof text.s, "%d x %d", FP8_BLOCK, FP8_BLOCK); }
+    return fits && has_numbers(scales->dtype) && (!is_fp4 || scales->dtype == DTYPE_F8_E8M0) ? scales : NULL;
+}
+
+// what share a scale, "128 x 128" or "fp4: 1 x 32"
+static ShortText scaled_text(const SafeTensor* t, const SafeTensor* scales) {
+    ShortText text = {""};
+    if (scales && t->dtype == DTYPE_I8) { snprintf(text.s, sizeof text.s, "fp4: 1 x %d", FP4_GROUP); }
+    else if (scales) { snprintf(text.s, sizeof text.s, "%d x %d", FP8_BLOCK, FP8_BLOCK); }
     return text;
+}
+
+// A tensor with scales as a product has it: t becomes one of floats, which the caller frees
+static unsigned char* widen(SafeTensor* t, const SafeTensor* scales) {
+    const int is_fp4 = t->dtype == DTYPE_I8, last = t->n_dims - 1;
+    const uint8_t* bytes = (const uint8_t*)t->data;
+    const size_t width = dtype_size(scales->dtype), block = is_fp4 ? FP4_GROUP : FP8_BLOCK;
+    t->n *= is_fp4 ? 2 : 1;
+    t->shape[last] *= is_fp4 ? 2 : 1;
+    const size_t rows = (size_t)t->shape[last - 1], C = (size_t)t->shape[last], of_row = (C + block - 1) / block;
+    const size_t of_column = is_fp4 ? rows : (rows + block - 1) / block;
+    float* floats = (float*)malloc_check(sizeof(float) * t->n, "numbers of a tensor");
+    for (size_t i = 0; i < t->n; i++) {
+        const size_t c = i % C, row = i / C, r = row % rows;
+        const size_t at = (row / rows * of_column + (is_fp4 ? r : r / block)) * of_row + c / block;
+        const double scale = element(scales->dtype, (const unsigned char*)scales->data + width * at);
+        floats[i] = (is_fp4 ? fp4_widen(fp4_code(bytes + row * C / 2, (int)c)) : fp8_widen(bytes[i])) * (float)scale;
+    }
+    t->dtype = DTYPE_F32;
+    t->n_bytes = sizeof(float) * t->n;
+    t->data = floats;
+    return (unsigned char*)floats;
 }
 
 static void add_to(json_t* object, const char* key, json_int_t n) {
@@ -163,16 +195,20 @@ static void describe_tensors(Source* s, int stats) {
         SafeTensor copy = item->t, *t = &copy;
         unsigned char* owned = NULL;
         if (!item->is_listed) { continue; }
-        const ShortText scaled = scaled_text(s, numbers, t);
-        const int is_fp4 = *scaled.s && t->dtype == DTYPE_I8;
-        t->n *= is_fp4 ? 2 : 1;
+        const SafeTensor* scales = scales_of(s, numbers, t);
+        const ShortText scaled = scaled_text(t, scales);
+        t->n *= scales && t->dtype == DTYPE_I8 ? 2 : 1;
         const char* dtype = dtype_name(t->dtype);
         json_t* row = json_pack("{s:s, s:s, s:o, s:I, s:I}", "name", t->name, "dtype", dtype, "shape", shape_of(t),
                                 "elements", (json_int_t)t->n, "bytes", (json_int_t)t->n_bytes);
         if (json_object_get(facts_of(s), "shards")) { json_object_set_new(row, "file", json_string(item->file)); }
         if (*scaled.s) { json_object_set_new(row, "scaled", json_string(scaled.s)); }
         has_scaled |= *scaled.s != '\0';
-        if (stats && has_numbers(t->dtype) && !is_fp4) { add_stats(row, t->dtype, item_bytes(s, item, &owned), t->n); }
+        SafeTensor wide = item->t;
+        if (stats && scales) { owned = widen(&wide, scales); }
+        if (stats && has_numbers(wide.dtype)) {
+            add_stats(row, wide.dtype, owned ? owned : item_bytes(s, item, &owned), wide.n);
+        }
         free(owned);
         json_array_append_new(rows, row);
         if (!json_object_get(by_dtype, dtype)) { json_object_set_new(by_dtype, dtype, json_object()); }
@@ -194,6 +230,7 @@ static void describe_tensors(Source* s, int stats) {
 
 typedef struct {
     size_t n_differ, first;
+    int is_of_bytes;          // what differs are bytes: the rest is not known
     double max_abs, max_rel;  // a NaN against a number makes them NaN
     int64_t max_ulp;          // of F32 against F32
 } Difference;
@@ -212,12 +249,12 @@ static void difference_add(Difference* d, size_t i, double a, double b, int64_t 
 // Tensors of the same shape; of one dtype they are equal when their bytes are, of two when their values are.
 static Difference compare_tensors(const SafeTensor* a, const unsigned char* bytes_a, const SafeTensor* b,
                                   const unsigned char* bytes_b) {
-    Difference d = {0, 0, 0.0, 0.0, 0};
+    Difference d = {0, 0, 0, 0.0, 0.0, 0};
     int same_dtype = a->dtype == b->dtype, numbers = has_numbers(a->dtype) && has_numbers(b->dtype);
     if (same_dtype && (a->n_bytes == 0 || memcmp(bytes_a, bytes_b, a->n_bytes) == 0)) { return d; }
     if (!numbers) {  // the bytes differ, or their meaning does
         d.n_differ = a->n;
-        d.max_abs = d.max_rel = NAN;
+        d.is_of_bytes = 1;
         return d;
     }
     size_t width_a = dtype_size(a->dtype), width_b = dtype_size(b->dtype);
@@ -257,34 +294,50 @@ typedef struct {
     double max_abs;
     int64_t max_ulp;
     const char* where;  // of max_abs
+    int has_bytes;      // some differ of which bytes alone are known
+    json_t *numbers_a, *numbers_b;  // numbers_of_names
 } Comparison;
 
 static void compare_items(Comparison* c, const Source* a, const Item* x, const Source* b, const Item* y) {
     SafeTensor copy_a = x->t, copy_b = y->t, *t = &copy_a, *u = &copy_b;
-    int same_shape = t->n_dims == u->n_dims && memcmp(t->shape, u->shape, sizeof(int64_t) * (size_t)t->n_dims) == 0;
-    if (!same_shape || t->dtype != u->dtype) {
-        json_t* row = json_pack("{s:s, s:s, s:o, s:s, s:o}", "name", t->name, "a_dtype", dtype_name(t->dtype), "a_shape",
-                                shape_of(t), "b_dtype", dtype_name(u->dtype), "b_shape", shape_of(u));
-        json_array_append_new(c->shapes, row);
-    }
-    if (!same_shape && !is_series(x)) { return; }
-    t->n = u->n = t->n < u->n ? t->n : u->n;
-    t->n_bytes = t->dtype == u->dtype && is_series(x) ? t->n * dtype_size(t->dtype) : t->n_bytes;
+    const SafeTensor *scales_a = scales_of(a, c->numbers_a, t), *scales_b = scales_of(b, c->numbers_b, u);
+    const int same_dtype = t->dtype == u->dtype, has_ulp = both_f32(t, u);
+    json_t *shape_a = shape_of(t), *shape_b = shape_of(u);
     unsigned char *owned_a, *owned_b;
     const unsigned char *bytes_a = item_bytes(a, x, &owned_a), *bytes_b = item_bytes(b, y, &owned_b);
-    Difference d = compare_tensors(t, bytes_a, u, bytes_b);
+    const int is_same = same_dtype && t->n_bytes == u->n_bytes && memcmp(bytes_a, bytes_b, t->n_bytes) == 0;
+    if (scales_a && !is_same) { bytes_a = owned_a = widen(t, scales_a); }
+    if (scales_b && !is_same) { bytes_b = owned_b = widen(u, scales_b); }
+    const size_t shape_bytes = sizeof(int64_t) * (size_t)t->n_dims;
+    const int same_shape = t->n_dims == u->n_dims && memcmp(t->shape, u->shape, shape_bytes) == 0;
+    if (!same_shape || !same_dtype) {
+        json_t* row = json_pack("{s:s, s:s, s:O, s:s, s:O}", "name", t->name, "a_dtype", dtype_name(x->t.dtype),
+                                "a_shape", shape_a, "b_dtype", dtype_name(y->t.dtype), "b_shape", shape_b);
+        json_array_append_new(c->shapes, row);
+    }
+    json_decref(shape_a);
+    json_decref(shape_b);
+    Difference d = {0, 0, 0, 0.0, 0.0, 0};
+    if (same_shape || is_series(x)) {
+        t->n = u->n = t->n < u->n ? t->n : u->n;
+        t->n_bytes = t->dtype == u->dtype && is_series(x) ? t->n * dtype_size(t->dtype) : t->n_bytes;
+        d = compare_tensors(t, bytes_a, u, bytes_b);
+    }
     free(owned_a);
     free(owned_b);
     if (d.n_differ == 0) { return; }
     json_t* row = json_pack("{s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "name", t->name, "elements", (json_int_t)t->n, "differ",
-                            (json_int_t)d.n_differ, "max_abs", report_number(d.max_abs), "max_rel", report_number(d.max_rel),
-                            "max_ulp", both_f32(t, u) ? json_integer(d.max_ulp) : json_null(), "first", index_of(t, d.first));
+                            (json_int_t)d.n_differ, "max_abs", d.is_of_bytes ? json_null() : report_number(d.max_abs),
+                            "max_rel", d.is_of_bytes ? json_null() : report_number(d.max_rel), "max_ulp",
+                            has_ulp ? json_integer(d.max_ulp) : json_null(), "first",
+                            d.is_of_bytes ? json_null() : index_of(t, d.first));
     json_array_append_new(c->differing, row);
-    if (!(d.max_abs <= c->max_abs) && !isnan(c->max_abs)) {
+    c->has_bytes |= d.is_of_bytes;
+    if (!d.is_of_bytes && !(d.max_abs <= c->max_abs) && !isnan(c->max_abs)) {
         c->max_abs = d.max_abs;
         c->where = t->name;
     }
-    c->max_ulp = d.max_ulp > c->max_ulp ? d.max_ulp : c->max_ulp;
+    c->max_ulp = has_ulp && d.max_ulp > c->max_ulp ? d.max_ulp : c->max_ulp;
 }
 
 // What two JSON values say differently, members by their path "options.lr"; two kinds of file need not have the same
@@ -311,6 +364,8 @@ static void compare_json(json_t* rows, const char* name, const json_t* a, const 
 
 static void compare(Comparison* c, const Source* a, const Source* b) {
     json_t* places = json_object();  // name -> number in b
+    c->numbers_a = numbers_of_names(a);
+    c->numbers_b = numbers_of_names(b);
     int same_kind = json_equal(json_object_get(a->report, "kind"), json_object_get(b->report, "kind"));
     for (int i = 0; i < b->n_items; i++) {
         if (!same_kind && is_state(&b->items[i])) { continue; }
@@ -334,6 +389,8 @@ static void compare(Comparison* c, const Source* a, const Source* b) {
         json_array_append_new(c->only_b, json_string(b->items[json_integer_value(place)].t.name));
     }
     json_decref(places);
+    json_decref(c->numbers_a);
+    json_decref(c->numbers_b);
     const char* const sections[] = {"config", "state", "options"};
     for (int i = 0; i < 3; i++) {
         const json_t *x = json_object_get(a->report, sections[i]), *y = json_object_get(b->report, sections[i]);
@@ -632,18 +689,16 @@ static void print_comparison(const Comparison* c, const Source* a, const Source*
     print_settings(c->settings);
     report_table(c->shapes, shapes, 5);
     report_table(c->differing, differing, 7);
+    if (c->has_bytes) { printf("\n  -: of numbers in such a type only bytes are compared\n"); }
     print_adapters(adapters);
     size_t n_shapes = json_array_size(c->shapes), n_differing = json_array_size(c->differing);
     size_t n_settings = json_array_size(c->settings);
     const char* kind = a->n_items > 0 && is_series(a->items) ? "series" : c->n_both == 1 ? "tensor" : "tensors";
     printf("\n  %d %s", c->n_both, kind);
     if (n_shapes > 0) { printf(", %zu of another shape or dtype", n_shapes); }
-    if (c->where) {
-        printf(", %zu differ%s, max |a-b| %.2g in %s", n_differing, n_differing == 1 ? "s" : "", c->max_abs,
-               format_text(c->where).s);
-    } else if (n_shapes == 0) {
-        printf(c->n_both == 1 ? ", equal" : ", all equal");
-    }
+    if (n_differing > 0) { printf(", %zu differ%s", n_differing, n_differing == 1 ? "s" : ""); }
+    else if (n_shapes == 0) { printf(c->n_both == 1 ? ", equal" : ", all equal"); }
+    if (c->where) { printf(", max |a-b| %.2g in %s", c->max_abs, format_text(c->where).s); }
     if (c->max_ulp > 0) { printf(", %lld ulp", (long long)c->max_ulp); }
     if (n_settings > 0) { printf(", %zu setting%s", n_settings, n_settings == 1 ? " differs" : "s differ"); }
     printf("\n");
@@ -675,7 +730,7 @@ static void open_to_compare(Source* s, const char* path) {
 
 static int inspect_two(const char* path_a, const char* path_b, int as_json) {
     Source a, b;
-    Comparison c = {json_array(), json_array(), json_array(), json_array(), json_array(), 0, 0.0, 0, NULL};
+    Comparison c = {json_array(), json_array(), json_array(), json_array(), json_array(), 0, 0.0, 0, NULL, 0, NULL, NULL};
     open_to_compare(&a, path_a);
     open_to_compare(&b, path_b);
     compare(&c, &a, &b);
