@@ -16,12 +16,10 @@ shared with llmc/core/fp4.h, for numbers are looked up in tables and the nearest
 e2m1 (OCP Microscaling 1.0): sign, 2 bits of exponent with the bias 1, 1 of mantissa. Byte j of a row has column 2j in its
 lower half. e8m0: 2^(byte - 127), 255 is NaN. A group's scale is 2^ceil(log2(largest / 6)), the largest floored at
 6 * 2^-126; an element becomes the nearest number times the scale, of two as near the one whose mantissa is even, at most 6.
-The usual regular expressions are those of DeepSeek V4's official names.
+The usual regular expressions are those of DeepSeek V4's official names. What is written are new folders, or such that take the
+place of earlier ones.
 """
 import argparse
-import glob
-import json
-import os
 import re
 
 import numpy as np
@@ -100,30 +98,9 @@ def to_fp8(packed, scales):
 
 # ---- files ----
 
-TYPES = {"F32": np.float32, "BF16": np.uint16, "I64": np.int64, "I32": np.int32, "I8": np.uint8, "F8_E4M3": np.uint8,
-         "F8_E8M0": np.uint8}
-
-
-def read_folder(folder):
-    """{name: (dtype, array)} of all files of a folder"""
-    out = {}
-    for path in sorted(glob.glob(os.path.join(folder, "model*.safetensors"))):
-        with open(path, "rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            data = file.read()
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            x = np.frombuffer(data[slice(*entry["data_offsets"])], TYPES[entry["dtype"]])
-            out[name] = entry["dtype"], x.reshape(entry["shape"])
-    return out
-
 
 def scale_names(name):
     return [name + "_scale_inv", name.removesuffix(".weight") + ".scale"]
-
-
-def half_bits(x):
-    return "BF16", (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def of_bf16(x):
@@ -143,7 +120,7 @@ def release(tensors, options):
             out[name], out[scale] = ("I8", packed), ("F8_E8M0", scales)
             floats[name] = "F32", dequantize(packed, scales)
         elif x.ndim < 2 or re.search(options.keep, name):
-            out[name] = half_bits(fp8.to_bf16(x))
+            out[name] = fp8.half_bits(fp8.to_bf16(x))
             floats[name] = "F32", fp8.to_bf16(x)
         else:
             codes, scales, x = fp8.release_matrix(x, options.dense, rng)
@@ -240,7 +217,13 @@ def main():
     if options.check:
         check()
         return
-    tensors = read_folder(options.folder)
+    if options.out is None or bool(options.release) == options.floats:
+        fp8.fail("expected --check, DIR OUT --release FLOATS or OUT FLOATS --floats (--help)")
+    fp8.check_source(options.folder)
+    fp8.check_target(options.out, options.folder)
+    if options.release:
+        fp8.check_target(options.release, options.folder, options.out)
+    tensors = fp8.read_folder(options.folder)
     if options.floats:
         fp8.write_folder(options.out, options.folder, in_order(of_release(tensors)))
         return

@@ -9,6 +9,8 @@ llmc/core/fp8.h, for the nearest number is found in the sorted list of all of th
                                               OUT: matrices in F8_E4M3 with "<name>_scale_inv", scales that are no powers of
                                               two, the tensors dealt out over N files; what REGEX finds, and vectors, in
                                               BF16. FLOATS: the same numbers in F32
+What is not F32 in DIR, such as DeepSeek V4's tables of whole numbers, goes along as it is. OUT and FLOATS are new folders, or
+take the place of such folders.
 
 e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): sign, 4 bits of exponent with the bias 7, 3 of mantissa, no infinity,
 largest 448. A matrix has one scale for each block of 128 x 128, the smallest power of two with which no element is above
@@ -17,10 +19,12 @@ share a tensor (E, rows, columns) have blocks each. The embedding and routers be
 A release's scale is any float with which no element is above 448, and a weight is its number times that, rounded once.
 """
 import argparse
+import glob
 import json
 import os
 import re
 import shutil
+import sys
 
 import numpy as np
 
@@ -70,7 +74,9 @@ def round_tensor(name, x):
     return round_matrix(x) if x.ndim == 2 else np.stack([round_matrix(matrix) for matrix in x])
 
 
-KEEP = r"embed_tokens|lm_head|\bgate\.weight|shared_expert_gate|in_proj_[ab]\.|conv1d|visual|mtp\.fc"
+# by the names of Qwen, GLM and DeepSeek V4
+KEEP = (r"embed|head\.|\bgate\.|shared_expert_gate|in_proj_[ab]\.|conv1d|visual|mtp\.fc|"
+        r"\bhc_|\.ape$|compressor\.w|weights_proj")
 
 
 def release_matrix(x, scales_as, rng):
@@ -99,15 +105,21 @@ def of_scales(x, dtype):
     return (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else x
 
 
+def half_bits(x):
+    return "BF16", (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
 def release(tensors, options):
-    """Of float32 arrays: {name: (dtype, array)} in fp8, and as floats"""
+    """Of {name: (dtype, array)}: the same in fp8, and as floats"""
     rng = np.random.default_rng(7)
     out, floats = {}, {}
-    for name, x in tensors.items():
+    for name, (dtype, x) in tensors.items():
+        if dtype != "F32":
+            out[name] = floats[name] = dtype, x
+            continue
         if x.ndim < 2 or re.search(options.keep, name):
-            x = to_bf16(x)
-            out[name] = "BF16", (x.view(np.uint32) >> 16).astype(np.uint16)
-            floats[name] = "F32", x
+            out[name] = half_bits(to_bf16(x))
+            floats[name] = "F32", to_bf16(x)
             continue
         parts = [release_matrix(matrix, options.scales, rng) for matrix in (x if x.ndim == 3 else [x])]
         codes, scales, x = ((p if x.ndim == 3 else p[0]) for p in map(np.stack, zip(*parts)))
@@ -117,15 +129,60 @@ def release(tensors, options):
     return out, floats
 
 
-def read(path):
-    """{name: float32 array} of a file of F32"""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        data = file.read()
-    header.pop("__metadata__", None)
-    assert all(entry["dtype"] == "F32" for entry in header.values())
-    return {name: np.frombuffer(data[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
-            for name, entry in header.items()}
+# ---- files ----
+
+TYPES = {"F32": np.float32, "BF16": np.uint16, "I64": np.int64, "I32": np.int32, "I8": np.uint8, "F8_E4M3": np.uint8,
+         "F8_E8M0": np.uint8}
+# of a folder, what is no longer true of one with other numbers
+NOT_COPIED = ("manifest.json", "model*.safetensors", "model.safetensors.index.json", "optimizer.safetensors",
+              "trainer.safetensors", "ema.safetensors")
+
+
+def weights(folder):
+    return sorted(glob.glob(os.path.join(glob.escape(folder), "model*.safetensors")))
+
+
+def read_folder(folder):
+    """{name: (dtype, array)} of all files of a folder"""
+    out = {}
+    for path in weights(folder):
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            data = file.read()
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            if entry["dtype"] not in TYPES:
+                fail(f"{path}: tensor \"{name}\": expected one of {', '.join(TYPES)}, found {entry['dtype']}")
+            x = np.frombuffer(data[slice(*entry["data_offsets"])], TYPES[entry["dtype"]])
+            out[name] = entry["dtype"], x.reshape(entry["shape"])
+    return out
+
+
+def fail(text):
+    print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def check_source(folder):
+    """Are config.json and weights there?"""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = sorted(name for name in names if re.fullmatch(r"step_\d+", name))
+    missing = [] if weights(folder) else ["model.safetensors"]
+    if "config.json" not in names:
+        missing.append("config.json")
+    if missing:
+        found = f"a run, whose newest checkpoint is {os.path.join(folder, steps[-1])}" if steps else "no " + missing[0]
+        fail(f"{folder}: expected a folder with config.json and model.safetensors, found {found}")
+
+
+def check_target(folder, *others):
+    """Is it new, or a folder of weights whose place may be taken? Apart from the others in any case"""
+    for other in others:
+        pair = [os.path.realpath(folder), os.path.realpath(other)]
+        if os.path.commonpath(pair) in pair:
+            fail(f"{folder}: expected a folder apart from {other}")
+    if os.path.lexists(folder) and not (os.path.isdir(folder) and (weights(folder) or not os.listdir(folder))):
+        fail(f"{folder}: expected a new folder, or one with model.safetensors, whose place the new one takes")
 
 
 def write(path, tensors):
@@ -142,7 +199,7 @@ def write(path, tensors):
 
 def write_folder(folder, source, tensors, n_shards=1, quantization=None):
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("manifest.json", "model.safetensors"))
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
     if n_shards == 1:
         write(os.path.join(folder, "model.safetensors"), tensors)
     else:
@@ -152,12 +209,13 @@ def write_folder(folder, source, tensors, n_shards=1, quantization=None):
             write(os.path.join(folder, file), {name: tensors[name] for name in names if files[name] == file})
         with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
             json.dump({"weight_map": files}, file)
-    if quantization:
-        path = os.path.join(folder, "config.json")
-        with open(path) as file:
-            config = json.load(file)
+    path = os.path.join(folder, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    was = config.pop("quantization_config", None)
+    if was or quantization:
         with open(path, "w") as file:
-            json.dump({**config, "quantization_config": quantization}, file)
+            json.dump({**config, "quantization_config": quantization} if quantization else config, file)
 
 
 def main():
@@ -170,7 +228,11 @@ def main():
     parser.add_argument("--keep", default=KEEP)
     parser.add_argument("--shards", type=int, default=1)
     options = parser.parse_args()
-    tensors = read(os.path.join(options.folder, "model.safetensors"))
+    check_source(options.folder)
+    check_target(options.out, options.folder)
+    if options.release:
+        check_target(options.release, options.folder, options.out)
+    tensors = read_folder(options.folder)
     if options.release:
         out, floats = release(tensors, options)
         kept = [name for name, (dtype, _) in out.items() if dtype == "BF16"]
@@ -180,13 +242,12 @@ def main():
                       "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": kept})
         return
     rounded = {}
-    for name, x in tensors.items():
-        x = round_tensor(name, x)
-        is_half = options.bf16 and x.ndim > 1
-        if is_half:
-            assert np.array_equal(to_bf16(x), x), name
-            x = (x.view(np.uint32) >> 16).astype(np.uint16)
-        rounded[name] = "BF16" if is_half else "F32", x
+    for name, (dtype, x) in tensors.items():
+        rounded[name] = dtype, x
+        if dtype == "F32":
+            x = round_tensor(name, x)
+            assert not options.bf16 or x.ndim < 2 or np.array_equal(to_bf16(x), x), name
+            rounded[name] = half_bits(x) if options.bf16 and x.ndim > 1 else ("F32", x)
     write_folder(options.out, options.folder, rounded)
 
 
