@@ -735,13 +735,47 @@ static inline void save_export_adapter_(const Run* r, const float* params, const
 typedef struct {
     const Run* r;
     const float* params;  // of the adapter; NULL: there is none
-    float* room;          // for a slice
+    float* room;          // for a slice,
+    float* before;        // ... as the base has it; NULL: what is merged is not rounded
     ModelSlices* parts;   // of ranks that have the model in parts; NULL: this one has all of it,
     ModelSource stored;   // here
+    int n_rounded;        // slices that were merged and leave as bf16: the most that a number
+    double rounding, change;  // was rounded by, and the adapter has changed one by;
+    char where[NAME_BYTES];   // of the former
 } MergedSlices;
 
+// does slice k leave as bf16, and otherwise than it came?
+static inline int merged_rounds_(const MergedSlices* x, const Tensor* t, int k) {
+    const Run* r = x->r;
+    char name[NAME_BYTES];
+    if (!x->before || !r->trainer->adapter_changes(r, (int)(t - r->model->table), k)) { return 0; }
+    if (r->o.export_dtype == EXPORT_BF16) { return t->stored != STORED_F32; }
+    const SafeTensor* was = safeset_look(&r->read, tensor_slice_name(name, sizeof name, t, k));
+    return was && was->dtype != DTYPE_F32;
+}
+
+static inline void merged_measure_(MergedSlices* x, const Tensor* t, int k) {
+    x->n_rounded++;
+    for (size_t i = 0, n = tensor_slice_elements(t); i < n; i++) {
+        const double merged = (double)x->room[i], by = fabs(merged - (double)bf16_widen(bf16_nearest(x->room[i])));
+        const double change = fabs(merged - (double)x->before[i]);
+        if (by > x->rounding) {
+            x->rounding = by;
+            tensor_slice_name(x->where, sizeof x->where, t, k);
+        }
+        x->change = change > x->change ? change : x->change;
+    }
+}
+
+static inline void merged_say_(const MergedSlices* x) {
+    if (x->n_rounded == 0) { return; }
+    printf("merged: %d matri%s rounded to bf16, numbers by at most %.2g%s%s; the adapter had changed them by up to "
+           "%.2g\n", x->n_rounded, x->n_rounded > 1 ? "ces" : "x", x->rounding, *x->where ? " in " : "", x->where,
+           x->change);
+}
+
 static inline const float* merged_slice_(void* from, const Tensor* t, int k) {
-    const MergedSlices* x = (const MergedSlices*)from;
+    MergedSlices* x = (MergedSlices*)from;
     Model* m = x->r->model;
     const int i = (int)(t - m->table);
     if (x->parts) {
@@ -750,7 +784,10 @@ static inline const float* merged_slice_(void* from, const Tensor* t, int k) {
     } else {
         model_stored_slice_(m, x->stored.stored, i, k, x->room, x->stored.stored_dev);
     }
+    const int rounds = x->params && merged_rounds_(x, t, k);
+    if (rounds) { memcpy(x->before, x->room, sizeof(float) * tensor_slice_elements(t)); }
     if (x->params) { x->r->trainer->merge_adapter(x->r, x->params, i, k, x->room); }
+    if (rounds) { merged_measure_(x, t, k); }
     return x->room;
 }
 
@@ -759,10 +796,16 @@ static inline void save_export_merged_(const Run* r, const float* params, ModelS
                                        const char* folder) {
     const Model* m = r->model;
     const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
-    MergedSlices merged = {r, params, (float*)malloc_check(n_bytes, "a tensor that is merged"), parts, stored};
+    MergedSlices merged;
+    memset(&merged, 0, sizeof merged);
+    merged.r = r, merged.params = params, merged.parts = parts, merged.stored = stored;
+    merged.room = (float*)malloc_check(n_bytes, "a tensor that is merged");
+    if (params && r->o.export_dtype != EXPORT_FP32) { merged.before = (float*)malloc_check(n_bytes, "its base"); }
     const SliceSource source = {merged_slice_, &merged};
     const int first = model_is_adapter(m) ? m->n_saved : 0;
     save_export_folder_(r, m->table + first, m->n_table - first, source, folder);
+    merged_say_(&merged);
+    free(merged.before);
     free(merged.room);
 }
 

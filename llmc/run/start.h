@@ -592,11 +592,13 @@ static inline double start_extras_bytes_(const Run* r) {
     return n_bytes;
 }
 
-// what adding an adapter to its model takes: one tensor after the other, in floats
+// what adding an adapter to its model takes: one tensor after the other, in floats; beside it the base's, where both
+// are compared
 static inline double start_merging_bytes_(const Run* r) {
     const Model* m = r->model;
     const int merges = model_is_adapter(m) && *r->o.export_hf;
-    return DEVICE_IS_SHARED && merges ? sizeof(float) * (double)model_largest_slice(m, m->n_table) : 0.0;
+    const double n = r->o.export_dtype != EXPORT_FP32 ? 2.0 : 1.0;
+    return DEVICE_IS_SHARED && merges ? n * sizeof(float) * (double)model_largest_slice(m, m->n_table) : 0.0;
 }
 
 // What saving takes on rank 0 of a machine whose memory is the device's: the names of tensors, sorted and as JSON, and
