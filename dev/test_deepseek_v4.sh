@@ -354,6 +354,37 @@ files() {
     verdict $? "its export is the checkpoint without what training needs" "$(<err)"
 }
 
+# `release` with experts in fp8, of the very numbers
+experts_in_fp8() {
+    "$python" - "$root/dev/ref" <<'PYTHON'
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, fp4, fp8
+t = fp8.read_folder("release")
+out = dict(t)
+for name, (dtype, x) in t.items():
+    scale = name.removesuffix(".weight") + ".scale"
+    if dtype == "I8":
+        numbers, block, exact = fp4.to_fp8(x, t[scale][1])
+        assert exact
+        out[name], out[scale] = ("F8_E4M3", (fp8.nearest(np.abs(numbers)) + 128 * np.signbit(numbers)).astype(np.uint8)), ("F32", block)
+fp8.write_folder("in_fp8", "release", fp4.in_order(out), 1, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+PYTHON
+}
+
+# fp4.py or fp8.py of a run, into itself, over something else: a line, status 2, and nothing is written or gone
+refuse_release() {  # NAME
+    local tool=$root/dev/ref/$1.py case expected before
+    mkdir -p kept && echo kept >kept/file && before=$(find begun beside kept | sort)
+    for case in "beside new:$1.py: beside: expected a folder with config.json and model.safetensors, found a run, whose newest checkpoint is beside/step_000004" \
+        "begun begun/new:$1.py: begun/new: expected a folder apart from begun" "begun .:$1.py: .: expected a folder apart from begun" \
+        "begun kept:$1.py: kept: expected a new folder, or one with model.safetensors, whose place the new one takes"; do
+        expected=${case#*:} case=${case%%:*}
+        "$python" "$tool" $case --release new_floats >out 2>err
+        check "$1.py $case: a line, nothing is written" test "$? $(<err)" = "2 $expected" -a "$before" = "$(find begun beside kept | sort)" -a ! -e new -a ! -e new_floats
+    done
+}
+
 # dev/ref/fp4.py makes it, in three files, and `floats`, the same numbers
 released() {
     local i text tune=("${start[@]:2}" --grad-accum 2 --lora-rank 3)
@@ -364,11 +395,20 @@ released() {
     check "the loss of validation, $(cut -d'|' -f2 <<<"$text"), is that of floats, as it is read and as floats" test -n "$text" -a "$text" = "$(evaluated --from release --threads 2)" -a "$text" = "$(evaluated --from release --weights fp32)"
     go "${tune[@]}" --from floats --run beside_floats && go "${tune[@]}" --from release --run beside && same_model beside_floats beside
     verdict $? "an adapter learns what it learns beside floats" "$(<err)"
-    check "... beside what lies in the files" test "$(boxed matrices "fp8, fp4 and all else as in the files")" = 1
+    check "... beside what lies in the files, each matrix in its type" test "$(boxed matrices "fp8, fp4 and all else as in the files") $(grep -cE '^\|   each in its type +\| [0-9]+ fp8, [0-9]+ fp4, [0-9]+ bf16, [0-9]+ fp32' out)" = "1 1"
     go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') && text=$(same_tensors as_read release '^$')
     verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
     go --from release --lora beside --merge --export-hf merged --export-dtype as-read && text=$(same_tensors release merged '^layers.*attn\.(wq_a|wq_b|wkv|wo_b)\.')
     verdict $? "... merged with the adapter: what it has changed is bf16, experts have their bytes" "$text $(<err)"
+    check "... a line says what was rounded, and by how much" \
+        grep -qE '^merged: 12 matrices rounded to bf16, numbers by at most [0-9.e-]+ in layers\.[012]\.attn\.w[a-z_]+\.weight; the adapter had changed them by up to [0-9.e-]+$' out
+    "$python" "$root/dev/ref/fp8.py" begun eights --release eight_floats
+    check "fp8.py: tables of whole numbers go along, and the loss is that of floats" \
+        test -n "$(evaluated --from eights)" -a "$(evaluated --from eights)" = "$(evaluated --from eight_floats)"
+    experts_in_fp8
+    text=$(evaluated --from release --act-fp8 1)
+    check "--act-fp8 1: inputs of experts in fp4 are rounded, as those of the same numbers in fp8" test "$(boxed '  inputs of fp8, fp4' 'rounded to fp8')" = 1 \
+        -a "$text" = "$(evaluated --from in_fp8 --act-fp8 1)" -a "$text" != "$(evaluated --from release)"
     is_quick && return
     check "... which is read again" test -n "$(evaluated --from merged)"
     check "... and the text is that of floats" test "$(go --from floats --generate "line 7" && cat out)" = "$(go --from release --generate "line 7" && cat out)"

@@ -82,6 +82,9 @@ equal "exact: --base-dtype bf16: the bits of C" halves_c halves
 adapter fours_c "$c_qwen3" --from floats4
 adapter fours "$gpu" --from release4
 equal "exact: beside experts in fp4: the bits of floats" fours_c fours
+adapter fours_rounded_c "$c_qwen3" --from release4 --act-fp8 1
+adapter fours_rounded "$gpu" --from release4 --act-fp8 1
+equal "exact: ... --act-fp8 1: the bits of C" fours_rounded_c fours_rounded
 check "... which stay as they are" boxed fours matrices "fp8, fp4 and all else as in the files"
 for tool in "$c_qwen3" "$gpu"; do
     run "text_${#tool}" "$tool" --from release_qwen3 --generate "line 7" --max-new-tokens 6 --temperature 0

@@ -259,7 +259,7 @@ timeout 60 "$v4" --config wide_streams.json --export-hf streams_hf >out 2>err
 kept() { check "... and the box says so" test "$(boxed matrices "$1 and all else as in the files") $(boxed matrices 'each shared by 2 ranks')" = "1 1"; }
 parts qwen "beside a folder in fp8" "4/2/--pp,2 2/2" --from release8 --lora-rank 3 &&
     kept fp8
-parts qwen "beside one in fp4 and fp8" "4/2/--pp,2 2/2/--recompute,3" --from release4 --lora-rank 3 &&
+parts qwen "beside one in fp4 and fp8, --act-fp8 1" "4/2/--pp,2 2/2/--recompute,3" --from release4 --lora-rank 3 --act-fp8 1 &&
     kept "fp8, fp4"
 parts qwen36 "Qwen3.6 beside a folder in fp8" "4/2/--ep,4 2/2" --from release36 "${some[@]}" --lora-rank 3 &&
     kept fp8

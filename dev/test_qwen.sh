@@ -687,7 +687,7 @@ fp8() {
     probe learnt.out && probe 1.out --act-fp8 1 && probe 0.out --act-fp8 0 && probe floats.out --weights fp32 && cmp learnt.out 1.out && ! cmp -s 1.out 0.out
     verdict $? "--lora RUN rounds inputs as it has learnt, but for an --act-fp8 that is typed" "$(<err)"
     check "... and says so where --weights fp32 leaves nothing to round" grep -q "inputs are not rounded" err
-    refuse "--act-fp8 of floats" "--act-fp8: is for matrices in fp8: --weights fp8 beside an adapter, or to generate and evaluate" --from base --act-fp8 1 --eval-only --val text
+    refuse "--act-fp8 of floats" "--act-fp8: is for matrices in fp8 or fp4, and here all are bf16 or fp32: --weights fp8 rounds them to fp8" --from base --act-fp8 1 --eval-only --val text
     rm -rf full other && go --from base --lora whole --merge 1 --export-hf full && cp err said && go --from base --lora whole --weights fp8 --merge 1 --export-hf other
     check "... --merge, too, and says so" test "$(cmp {full,other}/model.safetensors && ! [ -s err ]; echo $?) $(grep -cF -- '--weights fp8, beside which the adapter has learnt: with --weights fp32 --merge adds it to the numbers of the files' said)" = "0 1"
     for i in fp32 bf16; do

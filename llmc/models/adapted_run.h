@@ -30,7 +30,7 @@ typedef struct {
     Decoder decoder;      // first: decoder_of finds it
     AdapterOptions lora;
     int weights;          // BaseDtype
-    int act_fp8;          // inputs of matrices in fp8 become fp8, too
+    int act_fp8;          // inputs of matrices in fp8 or fp4 become fp8, too
     int is_bf16;          // the files' matrices are
     int has_scaled;       // some of them are in fp8 or fp4
     int has_fp4;          // some in fp4
@@ -64,12 +64,12 @@ static inline void adapted_options(Run* r, Adapted* x) {
         {"model", "weights", "--base-dtype", OPTION_CHOICE, &x->weights, FLOATX_NAME, 0, 0, BASE_DTYPE_NAMES,
          "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
          "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
-         "block of 128 x 128, but embedding, routers and other gates are bf16. Files in fp8 or fp4 stay as they are, "
-         "which is then the default; beside --lora RUN it is what that run had. A build for GPUs that stores bf16 has "
-         "no fp32", OPTION_BEGINS},
+         "block of 128 x 128, but embedding, routers and other gates are bf16. Of files in fp8 or fp4 fp8 is the "
+         "default and rounds nothing: each matrix stays in its own type, fp4 and bf16 ones too; beside --lora RUN it is "
+         "what that run had. A build for GPUs that stores bf16 has no fp32", OPTION_BEGINS},
         {"model", "act-fp8", "", OPTION_SWITCH, &x->act_fp8, "0", 0, 0, "0|1",
-         "round the inputs of matrices in fp8 to fp8, too, each 128 of a row with a scale of their own, as who serves "
-         "such a model does. A build for GPUs that stores bf16 multiplies those of linear layers in fp8 on a Hopper. "
+         "round the inputs of matrices in fp8 or fp4 to fp8, each 128 of a row with a scale of their own, as who serves "
+         "such a model does. A build for GPUs that stores bf16 multiplies linear layers in fp8 on a Hopper. "
          "Gradients pass the rounding as if it were not there", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);
@@ -174,12 +174,30 @@ static inline int adapted_parameters_(const Run* r) {
     return n;
 }
 
-static inline int adapted_has_fp8_(const Run* r) {
+// matrices of the base, or tables, that are stored so
+static inline int adapted_stored_(const Run* r, Stored kind) {
     int n = 0;
     for (const Tensor* t = adapted_base_rows_(r); t < r->model->table + r->model->n_table; t++) {
-        n += tensor_is_matrix(t) && t->stored == STORED_FP8;
+        n += tensor_is_matrix(t) && t->stored == kind ? tensor_slices(t) : 0;
     }
-    return n > 0;
+    return n;
+}
+
+// of which --act-fp8 rounds the inputs
+static inline int adapted_has_fp8_(const Run* r) {
+    return adapted_stored_(r, STORED_FP8) + adapted_stored_(r, STORED_FP4) > 0;
+}
+
+// no matrix is in fp8 or fp4: why, and what to do
+__attribute__((noreturn))
+static inline void adapted_fail_rounding_(const Run* r, int learns) {
+    if (learns && !model_is_adapter(r->model)) {
+        options_fail("act-fp8", "is for matrices in fp8 or fp4, and what learns is %s, here the whole model: leave it "
+                     "out, or train an adapter beside such matrices (--lora-rank N%s)", FLOATX_NAME,
+                     adapted_of(r)->has_scaled ? "" : " --weights fp8");
+    }
+    options_fail("act-fp8", "is for matrices in fp8 or fp4, and here %s: --weights fp8 rounds them to fp8",
+                 adapted_of(r)->weights == BASE_FP8 ? "none is so in all its layers" : "all are bf16 or fp32");
 }
 
 static inline void adapted_check(Run* r) {
@@ -189,8 +207,7 @@ static inline void adapted_check(Run* r) {
     options_refuse(learns && adapted_of(r)->weights > BASE_OF_BUILD && !model_is_adapter(r->model), "weights",
                    "bf16 and fp8 are for what does not learn: an adapter's base (--lora-rank), --generate, "
                    "--eval-only");
-    options_refuse(adapted_of(r)->act_fp8 && !adapted_has_fp8_(r), "act-fp8",
-                   "is for matrices in fp8: --weights fp8 beside an adapter, or to generate and evaluate");
+    if (adapted_of(r)->act_fp8 && !adapted_has_fp8_(r)) { adapted_fail_rounding_(r, learns); }
     if (!FLOATX_IS_FLOAT && adapted_parameters_(r)) {
         options_fail("lora-parameters", "a bf16 build has no adapters of experts and routers: PRECISION=fp32");
     }
@@ -205,16 +222,33 @@ static inline void adapted_load(Run* r, const SliceSink* sink) {
     if (model_is_adapter(r->model)) { adapters_load(r, &adapted_of(r)->lora, sink); }
 }
 
+// of a folder in fp8 each matrix keeps its own type
+static inline void adapted_box_kinds_(const Run* r) {
+    const int n_build = adapted_stored_(r, STORED_BY_BUILD), in_floats = FLOATX_IS_FLOAT ? n_build : 0;
+    const struct { const char* name; int n; } kinds[] = {
+        {"fp8", adapted_stored_(r, STORED_FP8)}, {"fp4", adapted_stored_(r, STORED_FP4)},
+        {"bf16", adapted_stored_(r, STORED_BF16) + n_build - in_floats},
+        {"fp32", adapted_stored_(r, STORED_F32) + in_floats}};
+    char text[128] = "";
+    for (size_t i = 0, used = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (kinds[i].n == 0) { continue; }
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%d %s", used > 0 ? ", " : "", kinds[i].n,
+                                 kinds[i].name);
+    }
+    box_row("  each in its type", "%s: --weights fp8 rounds none of them", text);
+}
+
 // tied: the head is the embedding
 static inline void adapted_box(const Run* r, int tied) {
     const Adapted* x = adapted_of(r);
     if (x->weights == BASE_FP8 && x->has_scaled) {
         box_row("matrices", "%s and all else as in the files", x->has_fp4 ? "fp8, fp4" : "fp8");
+        adapted_box_kinds_(r);
     } else if (x->weights == BASE_FP8) {
         box_row("matrices", "rounded to fp8, %s%s", tied ? "but the embedding" : "the head too",
                 x->lora.merge ? "; so are those that --merge writes" : "");
     }
-    if (x->act_fp8) { box_row("  inputs of fp8", "rounded to fp8%s", x->has_fp4 ? ", those of fp4 are not" : ""); }
+    if (x->act_fp8) { box_row(x->has_fp4 ? "  inputs of fp8, fp4" : "  inputs of fp8", "rounded to fp8"); }
     adapters_box(r, x->adapters, &x->lora, x->is_bf16);
 }
 

@@ -22,8 +22,9 @@ those of ops/matmul.h, ops/embedding.h and ops/grouped_matmul.h.
                             calls above go on with them, but for linear_rows
 Weights are stored as floatX or, where they do not learn, as bf16, fp8 or fp4 (core/stored.h): the bits are those of the
 same numbers stored as floatX. With --tp they travel as they are stored, and become floats in the
-product. With --act-fp8 the inputs of a weight in fp8 become fp8, too (ops/fp8_matmul.h), those of experts as well; what
-adapters read, gradients, and layers in groups, whose inputs DeepSeek does not round either, know nothing of it.
+product. With --act-fp8 the inputs of a weight in fp8 or fp4 become fp8, too (ops/fp8_matmul.h), those of experts as
+well; what adapters read, gradients, and layers in groups, whose inputs DeepSeek does not round either, know nothing of
+it.
 With --tp a matrix of which each rank has some rows gives each its own outputs (N, OC), and takes whole inputs; one of
 which each has some columns takes each one's own inputs and gives whole outputs. C and OC are those of this rank. Its
 adapter is shared with it: of split rows each rank has B's own, of split columns A's; A and B are small, and whole where
@@ -219,12 +220,12 @@ static inline size_t linear_blocks_room(const Model* m, const Adapters* x, int N
     return most;
 }
 
-// Scratch of products with matrices in fp8, of N positions or R rows of experts; 0: their inputs stay as they are
+// Scratch of products with matrices in fp8 or fp4, of N positions or R rows of experts; 0: their inputs stay as they are
 static inline size_t linear_rounded_elements(const Model* m, int N, int R) {
     size_t most = 0;
     for (int i = 0; i < m->n_table && m->rounds_inputs; i++) {
         const Tensor* t = &m->table[i];
-        if (t->stored != STORED_FP8 || !tensor_is_matrix(t)) { continue; }
+        if (!tensor_has_scales(t) || !tensor_is_matrix(t)) { continue; }
         most = tp_larger(most, fp8_matmul_bytes(sizeof(floatX), t->experts > 0 ? R : N, t->columns, t->rows));
     }
     return (most + sizeof(floatX) - 1) / sizeof(floatX);
@@ -341,7 +342,9 @@ static inline Linear linear_turned_rows_(const Linear* w, const TpRoom* room, co
 
 // ---- the products ----
 
-static inline int linear_rounds_(const Linear* w) { return w->rounded && w->weight.kind == STORED_FP8; }
+static inline int linear_rounds_(const Linear* w) {
+    return w->rounded && (w->weight.kind == STORED_FP8 || w->weight.kind == STORED_FP4);
+}
 
 static inline void linear_product_(floatX* out, const floatX* inp, const Linear* w, int N, const Device* dev) {
     if (linear_rounds_(w)) { fp8_matmul_forward(out, inp, w->weight, w->bias, w->rounded, N, dev); }

@@ -1,6 +1,6 @@
 /*
-Linear layer of a weight in fp8 whose inputs become fp8, too: out = r(inp) * weight^T + bias, with r of fp8_rows.h.
-    inp (N, C)   out (N, OC)   weight (OC, C) in fp8 (core/stored.h)   bias (OC) or NULL   room: fp8_matmul_bytes
+Linear layer of a weight in fp8 or fp4 whose inputs become fp8: out = r(inp) * weight^T + bias, with r of fp8_rows.h.
+    inp (N, C)   out (N, OC)   weight (OC, C), core/stored.h's   bias (OC) or NULL   room: fp8_matmul_bytes
 Backward: matmul_backward_input_stored and its kin, of inp as it was: r is taken as nothing (straight-through).
 Cost:   2*N*C*OC flops, and r, which is memory bound. By cuBLASLt the product alone is 1.4 to 1.7 times as fast as in
         bf16, and no weight is widened (widen.h): on an H200, cuBLASLt 13.1, 2026-11-28, at (N, OC, C) = (8192, 4096,
@@ -8,8 +8,8 @@ Cost:   2*N*C*OC flops, and r, which is memory bound. By cuBLASLt the product al
         16. A trial's r took 76, 9 and 21: with both, 1.2 to 1.6 times as fast.
 Error:  that of r, then of matmul.h. By cuBLASLt, whose sums gemm_cublas.h describes: a block of 128 is 4 words of 32
         products and the sum so far, so 132 * 2^-13 of the sum of |products| at most; at random 1.2e-4 to 2.2e-4 of all.
-Order:  that of matmul_forward_stored of r(inp). Fast CUDA builds, bf16: gemm_cublas_fp8 for more than 16 rows, where it
-        takes the product; where it does not the Device counts that.
+Order:  that of matmul_forward_stored of r(inp). Fast CUDA builds, bf16: gemm_cublas_fp8 for more than 16 rows of a
+        weight in fp8, where it takes the product; where it does not the Device counts that.
 Source: as fp8_rows.h
 */
 #ifndef LLMC_FP8_MATMUL_H
@@ -80,7 +80,7 @@ static inline int fp8_matmul_on_codes_(Out* out, const bf16* inp, const StoredMa
                                        const typename MaybeNull<Out>::type* bias, bf16* room, int N,
                                        const Device* dev) {
     const int C = w->columns;
-    if (N <= FEW_ROWS) { return 0; }
+    if (N <= FEW_ROWS || w->kind != STORED_FP8) { return 0; }
     uint8_t* codes = (uint8_t*)room;
     float* scales = (float*)(void*)(codes + fp8_matmul_codes_(N, C));
     float* copy = (float*)(void*)(codes + fp8_matmul_codes_(N, C) + fp8_matmul_scales_(N, C));
