@@ -498,7 +498,15 @@ adapters() {
     check "... which adapter_config.json says in full, as compressors have a kv_proj, too" grep -q '"target_modules": ".*self_attn.*q_a_proj|q_b_proj|kv_proj|o_b_proj' "$(last adapter)/adapter_config.json"
     check "... and README.md has PEFT's line" grep -q 'PeftModel.from_pretrained' "$(last adapter)/README.md"
     go "${tune[@]}" --config chosen.json --from "" --steps 1 --run single
-    check "... in one group o_a, too" test "$(tensors "$(last single)/adapter_model.safetensors" 'o_a_proj\.lora_B' | wc -l) $(wc -l <err)" = "2 0"
+    check "... in one group o_a, too" test "$(tensors "$(last single)/adapter_model.safetensors" 'o_a_proj\.lora_B' | wc -l)" = 2
+    check "... beside a model at random: a line says that nothing can use it, and what to do" grep -qx "train_deepseek_v4: the adapter learns beside a model of random numbers, which no folder holds: nothing but --resume can use it. Write that model first (--config chosen.json --seed 42 --export-hf BASE), then train with --from BASE" err
+    go --config chosen.json --seed 42 --export-hf random && go "${tune[@]}" --from random --steps 1 --run same && same_model single same
+    verdict $? "... which makes the same adapter" "$(<err)"
+    check "... which can be used, without that line" test "$(wc -l <err)" = 0 -a -n "$(go --from random --lora same --generate "line 7" --max-new-tokens 2 && cat out)"
+    refuse "an adapter as a model: the model that it needs" "$(last same): expected model.safetensors, found adapter_model.safetensors, a LoRA adapter: --from takes the model that it was trained on, --lora this folder (where a trainer has it): --from random --lora $(last same)" \
+        --from same --generate a
+    refuse "... one that names none" ": --from DIR --lora $(last single), where DIR is that model: adapter_config.json names none" --from single --generate a
+    refuse "an adapter without its model" "--lora: needs the model that it belongs to: --from DIR" --lora same --generate a
     go "${tune[@]}" --lora-targets o_a_proj --steps 1 --run grouped --export-lora grouped_peft
     check "--lora-targets o_a_proj in two groups: a line says that PEFT cannot run it" \
         grep -qx 'train_deepseek_v4: --lora-targets: model.layers.0.self_attn.o_a_proj and its like, in 2 groups: PEFT 0.21 cannot run this adapter; --merge makes a model of it' err

@@ -341,6 +341,21 @@ static inline const char* model_other_format_(const char* name) {
     return NULL;
 }
 
+// an adapter alone: its config may name the model that it needs
+__attribute__((noreturn))
+static inline void model_fail_adapter_(const char* folder) {
+    char path[PATH_BYTES], base[PATH_BYTES] = "DIR";
+    json_t* config = json_load_file(path_join(path, folder, HF_ADAPTER_CONFIG), 0, NULL);
+    const char* name = json_string_value(json_object_get(config, "base_model_name_or_path"));
+    if (name && *name) { snprintf(base, sizeof base, "%s", name); }
+    plain_text(base);
+    json_decref(config);
+    fail_input("%s: expected " HF_WEIGHTS ", found " HF_ADAPTER_WEIGHTS ", a LoRA adapter: --from takes the model "
+               "that it was trained on, --lora this folder (where a trainer has it): --from %s --lora %s%s", folder,
+               base, folder,
+               strcmp(base, "DIR") == 0 ? ", where DIR is that model: " HF_ADAPTER_CONFIG " names none" : "");
+}
+
 // a folder with neither model.safetensors nor an index: say what it holds instead
 __attribute__((noreturn))
 static inline void model_fail_no_weights_(const char* folder) {
@@ -355,6 +370,7 @@ static inline void model_fail_no_weights_(const char* folder) {
         }
     }
     if (entries) { closedir(entries); }
+    if (strcmp(name, HF_ADAPTER_WEIGHTS) == 0) { model_fail_adapter_(folder); }
     if (*name) { fail_input("%s: expected " HF_WEIGHTS ", found %s, %s", folder, name, model_other_format_(name)); }
     if (!path_exists(path_join(path, folder, "config.json"))) {
         fail_input("%s: expected a run with a checkpoint, or a Hugging Face folder, found neither step_* nor "

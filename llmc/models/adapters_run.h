@@ -91,10 +91,19 @@ static inline int adapters_choose(Run* r, Adapters* x, const AdapterOptions* o, 
     return 1;
 }
 
+// --lora asks for --from, and no folder has a model that begins at random
+static inline void adapters_warn_of_random_(const Run* r) {
+    if (r->comm->rank > 0) { return; }
+    warn_line("the adapter learns beside a model of random numbers, which no folder holds: nothing but --resume can "
+              "use it. Write that model first (%s %s --seed %d --export-hf BASE), then train with --from BASE",
+              *r->o.config ? "--config" : "--model", *r->o.config ? r->o.config : r->o.model, r->o.seed);
+}
+
 static inline void adapters_load(Run* r, const AdapterOptions* o, const SliceSink* sink) {
     Model* m = r->model;
     SafeSet set;
     if (!*adapters_folder(r, o)) {
+        if (!*r->weights && run_is_training(r) && !o->merge) { adapters_warn_of_random_(r); }
         tensors_init_into(sink, m->table, m->n_saved, (uint32_t)splitmix64((uint64_t)r->o.seed, ADAPTERS_STREAM));
         return;
     }

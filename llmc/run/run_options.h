@@ -269,6 +269,10 @@ static inline void run_check_sources(const Option* table, int n, const RunOption
         if (i == 0 && o->resume && is_adapter) { continue; }
         strcat(strcat(found, n_sources++ > 0 ? " and --" : " --"), name);
     }
+    const Option* lora = options_at(table, n, "lora");
+    if (n_sources == 0 && lora && **(const char**)lora->value) {
+        options_fail("lora", "needs the model that it belongs to: --from DIR");
+    }
     if (n_sources == 0 && *o->run && checkpoint_newest(o->run, -1) >= 0) {
         options_fail("model", "expected one of --model, --from, --config and --resume, found none: --from %s takes the "
                      "model of that run, --resume goes on with it", o->run);
