@@ -218,6 +218,8 @@ rm -r whole
 mv adamw whole
 run --resume --run whole
 check "resuming a finished run does nothing, status 0" grep -qx "all 12 steps are done, checkpoint in whole/step_000012; to go on, give more --steps" out
+run --resume --run whole --steps 8
+check "... of one with fewer --steps than it has, too, and says what is done" test "$(<out)" = "12 steps are done, more than --steps 8, checkpoint in whole/step_000012; to go on, give --steps above 12"
 rm -r whole
 
 # ---- prompts of samples ----

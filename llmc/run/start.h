@@ -400,7 +400,7 @@ static inline void start_say_grid_(const Run* r) {
 static inline void start_say_schedule_(const Run* r) {
     const RunOptions* o = &r->o;
     char folder[PATH_BYTES];
-    if (!o->resume || !run_is_training(r) || r->comm->rank > 0) { return; }
+    if (!o->resume || !run_is_training(r) || r->comm->rank > 0 || r->state.step >= o->steps) { return; }
     checkpoint_folder(folder, o->run, r->state.step);
     const int horizon = checkpoint_number(folder, "lr-horizon", 0), now = run_horizon_(o);
     const int was = horizon > 0 ? horizon : checkpoint_number(folder, "steps", now);
@@ -471,8 +471,13 @@ static inline void start_check_left_(const Run* r) {
     const int is_over = r->o.resume && run_is_training(r) && r->state.step >= r->o.steps;
     if (!is_over || r->state.interrupted) { return; }
     char folder[PATH_BYTES];
-    printf("all %d steps are done, checkpoint in %s; to go on, give more --steps\n", r->o.steps,
-           checkpoint_folder(folder, r->o.run, r->state.step));
+    checkpoint_folder(folder, r->o.run, r->state.step);
+    if (r->state.step > r->o.steps) {
+        printf("%d steps are done, more than --steps %d, checkpoint in %s; to go on, give --steps above %d\n",
+               r->state.step, r->o.steps, folder, r->state.step);
+    } else {
+        printf("all %d steps are done, checkpoint in %s; to go on, give more --steps\n", r->o.steps, folder);
+    }
     if (r->comm->size == 1 && !run_exports(r) && !r->o.dry_run) {
         exit(fflush(stdout) == 0 ? 0 : 1);
     }
