@@ -86,6 +86,12 @@ SIZES
     check "... its box: streams, attention, entries, experts" test "$(boxed model '43 layers, 4 streams of 4096 channels, 1048576') $(
         boxed '  attention' '64 heads of 512, one of keys, 64 channels turn, a') $(boxed '  entries' 'of 4 tokens in 21 layers, of which an indexer') $(
         boxed '' 'of 128 tokens in 20 layers') $(boxed experts '256 in a layer, 2048 wide, a token takes 6 and') $(boxed '  by token' 'in 3 layers')" = "1 1 1 1 1 1"
+    timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
+    check "a batch that no memory holds: status 1, a line with the largest that fits" \
+        test "$? $(grep -cE 'free: try a smaller --batch-size \(at most [1-9][0-9]*; [0-9]+ with --recompute 3\), --seq-len or --model(, or --cp [0-9]+ on [0-9]+ machines)?$' err)" = "1 1"
+    timeout 60 "$trainer" --model deepseek-v4-flash --dry-run --batch-size 65536 --seq-len 256 >out 2>err
+    check "... beside parameters that do not fit either: the batch first" \
+        test "$? $(grep -c 'free: try --recompute 3 with a smaller --batch-size or --seq-len, and then --ep, --tp or --pp$' err)" = "1 1"
     refuse "an unknown preset" '--model: expected tiny, small, deepseek-v4-flash or deepseek-v4-pro, found "huge"' --model huge --train text
     go --help
     check "--help: no line is longer than 100 columns" test "$(wc -L <out)" -le 100
@@ -410,6 +416,11 @@ released() {
     check "--act-fp8 1: inputs of experts in fp4 are rounded, as those of the same numbers in fp8" test "$(boxed '  inputs of fp8, fp4' 'rounded to fp8')" = 1 \
         -a "$text" = "$(evaluated --from in_fp8 --act-fp8 1)" -a "$text" != "$(evaluated --from release)"
     is_quick && return
+    rm -rf beside_floats beside && go "${tune[@]}" --from in_fp8 --act-fp8 1 --run beside_floats && go "${tune[@]}" --from release --act-fp8 1 --run beside && same_model beside_floats beside
+    verdict $? "... an adapter learns the same" "$(<err)"
+    refuse "... where all of it learns: why, and what to do" "--act-fp8: is for matrices in fp8 or fp4, and what learns is fp32, here the whole model: leave it out, or train an adapter beside such matrices (--lora-rank N)" \
+        "${start[@]:2}" --from release --act-fp8 1
+    for i in fp4 fp8; do refuse_release $i; done
     check "... which is read again" test -n "$(evaluated --from merged)"
     check "... and the text is that of floats" test "$(go --from floats --generate "line 7" && cat out)" = "$(go --from release --generate "line 7" && cat out)"
     go --from floats --probe in --probe-out before && go --from release --probe in --probe-out after && cmp before after

@@ -144,7 +144,7 @@ options() {
     check "a new model with more tokens than bytes has: a line says so" \
         test "$(tr -d '\n' <out | grep -c 'bytes, of 257 tokens; the model has 300: samples')" = 1
     "$trainer" --model small --seq-len 1024 --batch-size 65536 --dry-run >out 2>err
-    check "... and a batch that is too large is to be smaller" grep -q "try --recompute 3, a smaller --batch-size, --seq-len or --model" err
+    check "... and a batch that is too large is to be smaller" grep -qE "try a smaller --batch-size \(at most [0-9]+; [0-9]+ with --recompute 3\), --seq-len or --model" err
     refuse "... and other text" "--tokenizer: the model has 300 tokens, bytes has 257: give the model's tokenizer, or token shards" --from with --train text --seq-len 16
 
     echo "# memory and FLOP per token"

@@ -56,7 +56,7 @@ presets() {
     check "... averaged weights, and once more while they are saved ($few and $many MiB)" test $((many - few)) -ge 400
     timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
     check "a batch that no memory holds: status 1, a line with a remedy" \
-        test "$? $(grep -cE 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model(, or --cp [0-9]+ on [0-9]+ machines)?$' err)" = "1 1"
+        test "$? $(grep -cE 'free: try a smaller --batch-size \(at most [1-9][0-9]*; [0-9]+ with --recompute 3\), --seq-len or --model(, or --cp [0-9]+ on [0-9]+ machines)?$' err)" = "1 1"
     echo '{"max_position_embeddings":8,"vocab_size":257,"num_hidden_layers":64,"hidden_size":8192,"num_attention_heads":8,"num_key_value_heads":8,"num_local_experts":128,"num_experts_per_tok":2,"intermediate_size":32768}' >huge.json
     timeout 60 "$trainer" --config huge.json --dry-run >out 2>err
     check "parameters that no memory holds: no smaller batch would help" \

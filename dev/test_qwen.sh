@@ -71,7 +71,7 @@ SIZES
         test $? = 0 -o "$(grep -cE 'free: try --recompute 3.*, a smaller --seq-len or --model, or --cp [0-9]+ on [0-9]+ machines$' err)" = 1
     timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
     check "a batch that no memory holds: status 1, a line with a remedy" \
-        test "$? $(grep -cE 'free: try --recompute 3, a smaller --batch-size, --seq-len or --model(, or --cp [0-9]+ on [0-9]+ machines)?$' err)" = "1 1"
+        test "$? $(grep -cE 'free: try a smaller --batch-size \(at most [1-9][0-9]*; [0-9]+ with --recompute 3\), --seq-len or --model(, or --cp [0-9]+ on [0-9]+ machines)?$' err)" = "1 1"
     refuse "an unknown preset" '--model: expected tiny, small, qwen2.5-0.5b, qwen3-0.6b, qwen3-8b, qwen3-30b-a3b or mistral-7b, found "huge"' \
         --model huge --train text
 }

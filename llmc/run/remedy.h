@@ -4,11 +4,14 @@ What to try where memory is short: the end of the line "needs 128.00 GiB of memo
     remedy_of_memory   only options that this trainer has and that help here, with numbers
 Four cases, each with what would be enough:
     moments   --zero 1, which costs nothing
-    the batch     all else fits: --recompute (with what it would take), smaller rows, --cp
+    the batch     all else fits: --recompute where that is enough (with what it would take), the largest --batch-size
+                  that fits with and without it, shorter rows, --cp
     the rest of training   parameters fit, gradients and moments do not: fewer ranks on this machine, or --zero 2 on so
                   many machines, GPUs or cards that a rank's part of them fits beside its parameters
     parameters    --zero 2 would leave them whole on every rank: --ep, --tp, --pp, with the least number of ranks on
                   which all of it, shared evenly, has room, that is what shares already times a power of two
+Where parameters and the batch are both too large, and no number of ranks would have room for the batch, that comes
+first.
 The last two and --cp are tried: the planner says what so many ranks take (trial_plan.h), of each option the least
 number of ranks that have room, the smallest first. Where it has no answer in time the line has an estimate, a division
 of what the box has; what is shared is never quite even. Other ranks wait meanwhile, so that all of it ends after
@@ -26,6 +29,7 @@ enum { REMEDY_BYTES = 512, REMEDY_MOST = 1024 };  // ranks: who lacks more memor
 typedef struct {
     double parameters, gradients, moments, rest;
     double batch, spared;  // activations and scratch of a micro-batch: as it is; with Trainer.sparing
+    int largest, largest_spared;  // --batch-size that fits, so and so; -1: nobody knows
     double free;           // of a machine, a GPU or a card
     const char* place;     // which of them
     int n_here;            // ranks that take from it
@@ -34,7 +38,8 @@ typedef struct {
 // p: of rank 0; in a plan of the rank that takes most
 static inline Shortage shortage_of(const Planned* p, double n_free, const char* place, int n_here) {
     const double rest = p->activations + p->rest - p->batch;
-    const Shortage s = {p->parameters, p->gradients, p->moments, rest, p->batch, p->spared, n_free, place, n_here};
+    const Shortage s = {p->parameters, p->gradients, p->moments, rest, p->batch, p->spared, p->largest,
+                        p->largest_spared, n_free, place, n_here};
     return s;
 }
 
@@ -221,16 +226,29 @@ static inline int remedy_planned_(char* text, const Run* r, const Shortage* s, c
     return n;
 }
 
+// "--batch-size (at most 15; 20 with --recompute 3), "; "": fewer rows than now do not fit, or there are none
+static inline ShortText remedy_rows_(const Run* r, const Shortage* s, const char* sparing) {
+    const int most = s->largest, more = sparing ? s->largest_spared : most;
+    ShortText out = {""};
+    if (r->o.batch_size == 1 || (most == 0 && more == 0)) { return out; }
+    if (most < 0) { snprintf(out.s, sizeof out.s, "--batch-size, "); }
+    else if (more <= most) { snprintf(out.s, sizeof out.s, "--batch-size (at most %d), ", most); }
+    else if (most == 0) { snprintf(out.s, sizeof out.s, "--batch-size (at most %d with %s), ", more, sparing); }
+    else { snprintf(out.s, sizeof out.s, "--batch-size (at most %d; %d with %s), ", most, more, sparing); }
+    return out;
+}
+
 // all but the batch fits
 static inline void remedy_of_batch_(char* text, const Run* r, const Shortage* s, const char* sparing) {
     const double fixed = s->parameters + s->gradients + s->moments + s->rest, spared = s->n_here * (fixed + s->spared);
+    const ShortText rows = remedy_rows_(r, s, sparing);
+    const int is_enough = sparing && spared <= s->free, is_named = strstr(rows.s, "with") != NULL;
     char with[160] = "";
-    if (sparing && spared <= s->free) { snprintf(with, sizeof with, " (%s in all)", format_bytes(spared).s); }
+    if (is_enough) { snprintf(with, sizeof with, "%s (%s in all), ", sparing, format_bytes(spared).s); }
+    else if (sparing && !is_named) { snprintf(with, sizeof with, "%s, ", sparing); }
     Proposal cp;
     const int has_cp = run_is_training(r) && remedy_finds_(&cp, r, s, NULL, REMEDY_CP, 0, remedy_end_(r));
-    const size_t n = (size_t)snprintf(text, REMEDY_BYTES, "%s%s%sa smaller %s--seq-len or --model",
-                                      sparing ? sparing : "", with, sparing ? ", " : "",
-                                      r->o.batch_size > 1 ? "--batch-size, " : "");
+    const size_t n = (size_t)snprintf(text, REMEDY_BYTES, "%sa smaller %s--seq-len or --model", with, rows.s);
     if (has_cp) {
         snprintf(text + n, REMEDY_BYTES - n, ", or %s on %d %ss", proposal_words_(&cp, 0).s, cp.ranks, s->place);
     }
@@ -309,10 +327,16 @@ static inline const char* remedy_of_memory(char* text, const Run* r, const Short
         }
         return text;
     }
-    const double W = remedy_ranks_(r, ceil(all / left));
-    if (remedy_of_sharing_(ways, sizeof ways, r) == 0 || W > (double)REMEDY_MOST) { return "a smaller model"; }
-    if (left <= 0.0) { snprintf(text, REMEDY_BYTES, "a smaller --batch-size or --seq-len, and then %s", ways); }
-    else {
+    const double W = remedy_ranks_(r, left > 0.0 ? ceil(all / left) : INFINITY), least_batch = batch / r->o.batch_size;
+    const double left_of_row = s->free - s->rest - least_batch;  // with one row
+    const int n_ways = remedy_of_sharing_(ways, sizeof ways, r), fits_none = W > (double)REMEDY_MOST;
+    const int of_batch = fits_none && (left_of_row <= 0.0 || ceil(all / left_of_row) <= (double)REMEDY_MOST);
+    if (of_batch) {
+        snprintf(text, REMEDY_BYTES, "%sa smaller %s--seq-len, and then %s", with,
+                 r->o.batch_size > 1 ? "--batch-size or " : "", n_ways > 0 ? ways : "a smaller model");
+    } else if (fits_none || n_ways == 0) {
+        return "a smaller model";
+    } else {
         snprintf(text, REMEDY_BYTES, "%s%s on %s (--plan W says what W ranks take), or a smaller model", with, ways,
                  remedy_places_(s, W).s);
     }

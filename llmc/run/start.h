@@ -578,7 +578,7 @@ static inline int start_largest_batch_(const Run* r, double n_bytes, int sparing
 }
 
 // n_bytes are free for activations and scratch of a micro-batch
-static inline void start_box_largest_(const Run* r, double n_bytes) {
+static inline void start_box_largest_(Run* r, double n_bytes) {
     const Trainer* t = r->trainer;
     int B = start_largest_batch_(r, n_bytes, 0);
     int sparing = t->sparing && run_is_training(r) ? start_largest_batch_(r, n_bytes, 1) : 0;
@@ -586,6 +586,7 @@ static inline void start_box_largest_(const Run* r, double n_bytes) {
     comm_all_reduce(r->comm, &sparing, 1, DT_I32, OP_MIN, HERE);
     if (sparing > B) { box_row("  largest batch-size", "%d; with %s: %d", B, t->sparing, sparing); }
     else { box_row("  largest batch-size", "%d", B); }
+    r->planned.largest = B, r->planned.largest_spared = sparing > B ? sparing : B;
 }
 
 // what a checkpoint copies beside parameters and moments
@@ -769,6 +770,7 @@ static inline Needed start_box_memory_(Run* r) {
     planned.data = cost.most_data, planned.streams = cost.most_streams;
     planned.rows = most_rows, planned.parts = most_parts, planned.keys = most_keys;
     planned.share = model_has_pp(m) ? m->pp.work : 1.0;
+    planned.largest = planned.largest_spared = -1;
     r->planned = planned;
     for (int s = m->pp.place; s < m->pp.n_stages && model_has_pp(m); s += m->pp.size) {
         pp_name_layers(r->planned.layers, sizeof r->planned.layers, &m->pp, s, ",");

@@ -154,6 +154,7 @@ typedef struct {
     double data, streams, rows, parts, keys;  // gradients and parameters; from stage to stage; of experts; of matrices;
                                               // of attention
     double share;
+    int largest, largest_spared;  // --batch-size that has room; with Trainer.sparing; -1: nobody knows
     char layers[8 * PP_CHUNKS_MAX];  // "0-3,8-11"
 } Planned;
 
