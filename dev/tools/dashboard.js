@@ -800,7 +800,7 @@ function render() {
   const keys = new Set(drawn.flatMap(run => [...run.columns.keys()]));
   const others = [...keys].filter(key => !NO_PANEL.has(key) && !PANELS.some(panel => panel.key === key))
     .map(key => MEMORY.test(key) ? {key, name: "memory", unit: meaningOf(key, drawn), place: "small"}
-                                 : {key, name: key, unit: meaningOf(key, drawn), place: "others"});
+                                 : {key, name: server.titles[key] ?? key, unit: meaningOf(key, drawn), place: "others"});
   for (const definition of PANELS.filter(panel => keys.has(panel.key)).concat(others)) { panelOf(definition); }
   for (const panel of panels.values()) { panel.choose(drawn); }
   for (const place of ["large", "small", "others"]) {

@@ -35,8 +35,8 @@ import threading
 import time
 import urllib.parse
 
-from runs import (COLORS, DARK_COLORS, DASHES, MOST_KEYS, SAME_IN_NONE, GrowingFile, InputError, flatten, is_finite,
-                  meanings_of, open_file, parse_json, parse_record, split_folders)
+from runs import (COLORS, DARK_COLORS, DASHES, MOST_KEYS, SAME_IN_NONE, TITLES, GrowingFile, InputError, flatten,
+                  is_finite, meanings_of, open_file, parse_json, parse_record, split_folders)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PORT = 8765
@@ -397,7 +397,7 @@ class Dashboard:
 
     def describe(self):
         self.update()
-        return {"started": self.started, "roots": self.roots, "notes": self.notes,
+        return {"started": self.started, "roots": self.roots, "notes": self.notes, "titles": TITLES,
                 "runs": [run.describe() for run in self.runs],
                 "colors": COLORS, "dark_colors": DARK_COLORS, "dashes": DASHES, "same_in_none": SAME_IN_NONE}
 

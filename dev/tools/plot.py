@@ -41,8 +41,8 @@ import string
 import sys
 import textwrap
 
-from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, InputError, is_finite, read_metrics, read_settings,
-                  split_folders)
+from runs import (COLORS, DARK_COLORS, DASHES, KEYS, SAME_IN_NONE, TITLES, InputError, is_finite, read_metrics,
+                  read_settings, split_folders)
 
 ACCURACY = "acc1"  # keys that not every run has
 EXAMPLES = "accuracy"  # of a test on examples, which has a record of its own
@@ -276,7 +276,8 @@ def own_panels(runs):
     if len(keys) > MOST_OWN:
         left_out = ", ".join(map(printable, keys[MOST_OWN:]))
         print(f"of {len(keys)} further keys {MOST_OWN} are drawn: make dashboard has {left_out} too")
-    return [Panel(key, printable(key), printable(meanings[key]), f"own{i}") for i, key in enumerate(keys[:MOST_OWN])]
+    return [Panel(key, TITLES.get(key) or printable(key), printable(meanings[key]), f"own{i}")
+            for i, key in enumerate(keys[:MOST_OWN])]
 
 
 def make_panels(runs):
