@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) tensor_cores_kernel(bf16* out, 
         tile_set_zero(p);
         tile_add_product_transposed<HEAD>(p, q_tile, row, k_tile);
         flash_mask_scores(p, s, b, t + row, u);
-        flash_softmax_step<HEAD>(p, sums, m, sum, s.scale * FLASH_LOG2_E);
+        flash_softmax_step<HEAD>(p, sums, m, sum, s.scale * LOG2_E);
         tile_to_operands(operands, p);
         tile_add_product<HEAD>(sums, operands, v_tile);
     }

@@ -16,7 +16,7 @@ Adding the 0 of a lane beyond the row changes no bit: a sum of floats that began
     to_float, from_float  X to float and back, rounding to nearest even
     grid_first, grid_step, grid_blocks  the threads of a grid walk over n elements, W at a time
     kernel_exp            in EXACT builds correctly rounded, else the hardware's approximation
-    kernel_exp2           2^x, the hardware's approximation: for fast builds alone
+    kernel_exp2           2^x, the hardware's approximation: for fast builds alone; exp(x) is kernel_exp2(x * LOG2_E)
 Explained in doc/kernels.md
 */
 #ifndef LLMC_KERNEL_H
@@ -29,6 +29,7 @@ Explained in doc/kernels.md
 
 enum { WARP = 32 };
 static const unsigned ALL_LANES = 0xffffffffu;
+static const float LOG2_E = 1.44269504f;
 
 typedef __nv_bfloat16 bf16;
 

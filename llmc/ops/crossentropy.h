@@ -341,7 +341,7 @@ __device__ inline float crossentropy_exp_(float x, float max) {
 #ifdef EXACT
     return kernel_exp(x - max);
 #else
-    return kernel_exp2((x - max) * 0x1.715476p+0f);  // log2(e)
+    return kernel_exp2((x - max) * LOG2_E);
 #endif
 }
 

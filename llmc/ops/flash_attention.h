@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     };
     float sums[M][W / 8][4], m[M][2], sum[M][2];
     tile_set_zero(sums);
-    for (int i = 0; i < M; i++) { m[i][0] = m[i][1] = -10000.0f * FLASH_LOG2_E, sum[i][0] = sum[i][1] = 0.0f; }
+    for (int i = 0; i < M; i++) { m[i][0] = m[i][1] = -10000.0f * LOG2_E, sum[i][0] = sum[i][1] = 0.0f; }
     tile_load<QUERIES, W, FLASH_THREADS>(q_tile, q + attention_at_q(&s, b, h, t), s.q_row, n_queries, s.HS);
     load_keys(first);
     for (int tile = first; tile <= last; tile++) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
         tile_set_zero(p);
         tile_add_product_transposed<W>(p, q_tile, row, k_tile + stage);
         if (!all.has_all(u, FLASH_KEYS)) { flash_mask_scores(p, s, b, t + row, u); }
-        flash_softmax_step<W>(p, sums, m, sum, s.scale * FLASH_LOG2_E);
+        flash_softmax_step<W>(p, sums, m, sum, s.scale * LOG2_E);
         tile_to_operands(operands, p);
         tile_add_product<W>(sums, operands, v_tile + stage);
     }
@@ -120,7 +120,7 @@ __device__ inline void flash_key_gradients_(float (&p)[1][N][4], float (&ds)[1][
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             int column = 8 * n + lane % 4 * 2 + i % 2;
-            p[0][n][i] = kernel_exp2(p[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[column].level);
+            p[0][n][i] = kernel_exp2(p[0][n][i] * (s.scale * LOG2_E) - rows[column].level);
             ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - rows[column].D);
         }
     }
@@ -212,7 +212,7 @@ __device__ inline void flash_query_gradients_(float (&ds)[1][N][4], const float 
     for (int n = 0; n < N; n++) {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float weight = kernel_exp2(scores[0][n][i] * (s.scale * FLASH_LOG2_E) - rows[i / 2].level);
+            float weight = kernel_exp2(scores[0][n][i] * (s.scale * LOG2_E) - rows[i / 2].level);
             ds[0][n][i] = weight * (ds[0][n][i] - rows[i / 2].D);
         }
     }

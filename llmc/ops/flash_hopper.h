@@ -73,11 +73,11 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     WideRows<KEYS, W, THREADS> rows(attention_at_kv(&s, b, h / (s.NH / s.NKV), first * KEYS), s.kv_row,
                                     s.keys - first * KEYS, s.HS);
     float sums[1][W / 8][4], scores[1][KEYS / 8][4], shrink[1][2];
-    float m[1][2] = {{-10000.0f * FLASH_LOG2_E, -10000.0f * FLASH_LOG2_E}}, sum[1][2] = {{0.0f, 0.0f}};
+    float m[1][2] = {{-10000.0f * LOG2_E, -10000.0f * LOG2_E}}, sum[1][2] = {{0.0f, 0.0f}};
     unsigned p[1][KEYS / 16][4];
     auto weigh = [&](int u) {
         if (!all.has_all(u, KEYS)) { flash_mask_scores(scores, s, b, t + row, u); }
-        flash_softmax_weights(scores, shrink, m, sum, s.scale * FLASH_LOG2_E);
+        flash_softmax_weights(scores, shrink, m, sum, s.scale * LOG2_E);
     };
     tile_set_zero(sums);
     wide_tile_load<QUERIES, W, THREADS>(q_tile, q + attention_at_q(&s, b, h, t), s.q_row, n_queries, s.HS);
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_keep(p);
-        flash_hopper_key_weights_(p, now, s.scale * FLASH_LOG2_E);
+        flash_hopper_key_weights_(p, now, s.scale * LOG2_E);
         flash_hopper_mask_keys_(p, s, all, b, t, u + row);
         tile_to_operands(p_operands, p);
         wgmma_keep(dv_sums);
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         wgmma_wait<0>();
         wgmma_keep(p);
         wgmma_keep(ds);
-        flash_hopper_query_weights_(p, my_rows, s.scale * FLASH_LOG2_E);
+        flash_hopper_query_weights_(p, my_rows, s.scale * LOG2_E);
         flash_hopper_query_gradients_(ds, p, my_rows, s, all, b, t + row, tile * KEYS);
         tile_to_operands(operands, ds);
         wgmma_keep(sums);

@@ -7,11 +7,11 @@ those of tile.h: a warp has M * 16 rows, and a quad of its lanes a row.
 #define LLMC_FLASH_STEPS_H
 #include "attention_shape.h"  // AttentionShape
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, Pack, bf16, kernel_exp2
+#include "../core/kernel.h"  // WARP, Pack, bf16, kernel_exp2, LOG2_E
 #include "../core/mma.h"     // cp_async_16_zfill
 #include "tile.h"            // tile_quad_max
 
-static const float FLASH_LOG2_E = 1.44269504f, FLASH_LN_2 = 0.693147181f;
+static const float FLASH_LN_2 = 0.693147181f;
 
 // ---- who sees whom ----
 
@@ -182,7 +182,7 @@ __global__ void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* 
     }
     for (int step = 4; step > 0; step /= 2) { D += __shfl_xor_sync(ALL_LANES, D, step); }
     if (n < n_rows && threadIdx.x % 8 == 0) {
-        FlashRow x = {max[row] * FLASH_LOG2_E - log2f(inv[row]), D};  // inv 0: level Inf, so that all weights are 0
+        FlashRow x = {max[row] * LOG2_E - log2f(inv[row]), D};  // inv 0: level Inf, so that all weights are 0
         rows[flash_at_row_(s, b, h, t)] = x;
     }
 }

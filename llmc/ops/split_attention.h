@@ -28,7 +28,7 @@ Source: Dao et al. 2023, "Flash-Decoding for long-context inference", for the sp
 #ifndef LLMC_SPLIT_ATTENTION_H
 #define LLMC_SPLIT_ATTENTION_H
 #if defined(__CUDACC__) && !defined(EXACT)
-#include "flash_attention.h"  // flash_fits_; of flash_steps.h: FLASH_LOG2_E, flash_softmax_step
+#include "flash_attention.h"  // flash_fits_; of flash_steps.h: flash_softmax_step
 #include "tile.h"             // tile_load, tile_add_product, tile_quad_sum
 
 enum {
@@ -98,7 +98,7 @@ split_attention_kernel(AttentionSplits a, const bf16* q, const bf16* k, const bf
         tile_load<KEYS, W, WARP>(v_tile + stage * SPLIT_TILE, v + kv + u * s.kv_row, s.kv_row, end - u, s.HS);
         cp_async_commit();
     };
-    float sums[1][W / 8][4], max[1][2] = {{-10000.0f * FLASH_LOG2_E, -10000.0f * FLASH_LOG2_E}}, sum[1][2] = {{0.0f}};
+    float sums[1][W / 8][4], max[1][2] = {{-10000.0f * LOG2_E, -10000.0f * LOG2_E}}, sum[1][2] = {{0.0f}};
     tile_set_zero(sums);
     tile_load<SPLIT_HEADS, W, WARP>(q_tile, q + attention_at_q(&s, b, h, t), (size_t)s.HS, n_heads, s.HS);
     load_keys(first, 0);
@@ -111,7 +111,7 @@ split_attention_kernel(AttentionSplits a, const bf16* q, const bf16* k, const bf
         tile_set_zero(p);
         tile_add_product_transposed<W>(p, q_tile, 0, k_tile + stage * SPLIT_TILE);
         if (end - u < KEYS) { split_mask_(p, end - u); }
-        flash_softmax_step<W>(p, sums, max, sum, s.scale * FLASH_LOG2_E);
+        flash_softmax_step<W>(p, sums, max, sum, s.scale * LOG2_E);
         tile_to_operands(operands, p);
         tile_add_product<W>(sums, operands, v_tile + stage * SPLIT_TILE);
     }
