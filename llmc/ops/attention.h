@@ -716,7 +716,7 @@ static inline void attention_backward(X* dqkv, const X* dout, const X* out, cons
 // scratch of a training step, for the account of memory; element_bytes of X
 static inline size_t attention_bytes(size_t element_bytes, int B, int T, int C, int NH, const Device* dev) {
     AttentionShape s = attention_packed_shape(B, T, C, NH, 0);
-    const size_t rows = (size_t)B * NH * ((size_t)(T + 1) / 2 * 2);  // flash_row_stride_
+    const size_t rows = (size_t)B * NH * ((size_t)(T + 1) / 2 * 2);  // flash_row_stride
     return element_bytes == sizeof(float) ? attention_scratch_bytes_(&s, dev) : 2 * sizeof(float) * rows;
 }
 #endif

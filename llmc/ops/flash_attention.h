@@ -41,7 +41,7 @@ Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, a
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck, device_workspace
 #include "../core/mma.h"     // cp_async_commit, cp_async_wait
-#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, flash_load_rows, flash_my_rows_
+#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_step, flash_load_rows, flash_my_rows
 #include "tile.h"            // tile_load, tile_add_product, tile_store_rows
 #ifdef WGMMA
 #include "flash_hopper.h"    // flash_hopper_forward, flash_hopper_backward
@@ -63,12 +63,12 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     const int QUERIES = 64 * M, TILE = FLASH_KEYS * W;
     extern __shared__ __align__(128) bf16 tiles[];
     bf16 *q_tile = tiles, *k_tile = q_tile + QUERIES * W, *v_tile = k_tile + 2 * TILE;
-    FlashPlace place = flash_my_place_(together);
+    FlashPlace place = flash_my_place(together);
     int b = place.head / s.NH, h = place.head % s.NH, row = threadIdx.x / WARP * 16 * M;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / FLASH_KEYS;
     int first = min(attention_sees_from(&s, b, t) / FLASH_KEYS, last);  // a window may have left all keys behind
-    FlashRange all = flash_keys_(s, b, t + row, 16 * M);
+    FlashRange all = flash_keys(s, b, t + row, 16 * M);
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0);
     auto load_keys = [&](int tile) {
         int u = tile * FLASH_KEYS, stage = tile % 2 * TILE;
@@ -127,7 +127,7 @@ __device__ inline void flash_key_gradients_(float (&p)[1][N][4], float (&ds)[1][
     if (all.has_all(t, 8 * N)) { return; }
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        FlashRange see = flash_queries_(s, b, u + lane / 4 + half * 8, 1);
+        FlashRange see = flash_queries(s, b, u + lane / 4 + half * 8, 1);
         #pragma unroll
         for (int n = 0; n < 2 * N; n++) {
             bool sees = see.has(t + n / 2 * 8 + lane % 4 * 2 + n % 2);
@@ -150,13 +150,13 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     bf16 *k_tile = tiles, *v_tile = k_tile + FLASH_KEYS * W, *q_tile = v_tile + FLASH_KEYS * W,
          *dout_tile = q_tile + 2 * TILE;
     FlashRow* row_tile = (FlashRow*)(dout_tile + 2 * TILE);
-    FlashPlace place = flash_my_place_(together);
+    FlashPlace place = flash_my_place(together);
     int b = place.head / s.NKV, g = place.head % s.NKV, group = s.NH / s.NKV, row = threadIdx.x / WARP * 16;
     int u = place.tile * FLASH_KEYS, n_keys = min(FLASH_KEYS, s.keys - u);
     int first = attention_first_query(&s, u), n_tiles = 0;
     first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
     int n_queries = attention_seen_until(&s, b, u + n_keys - 1) - first + 1;
-    FlashRange all = flash_queries_(s, b, u + row, 16);
+    FlashRange all = flash_queries(s, b, u + row, 16);
     if (n_queries > 0) { n_tiles = (n_queries + QUERIES - 1) / QUERIES; }
     size_t kv = attention_at_kv(&s, b, g, u);
     auto load_queries = [&](int h, int t, int stage) {
@@ -217,7 +217,7 @@ __device__ inline void flash_query_gradients_(float (&ds)[1][N][4], const float 
         }
     }
     if (all.has_all(u, 8 * N)) { return; }
-    FlashRange seen[2] = {flash_keys_(s, b, t + lane / 4, 1), flash_keys_(s, b, t + lane / 4 + 8, 1)};
+    FlashRange seen[2] = {flash_keys(s, b, t + lane / 4, 1), flash_keys(s, b, t + lane / 4 + 8, 1)};
     #pragma unroll
     for (int n = 0; n < N; n++) {
         #pragma unroll
@@ -237,12 +237,12 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     extern __shared__ __align__(128) bf16 tiles[];
     bf16 *q_tile = tiles, *dout_tile = q_tile + QUERIES * W, *k_tile = dout_tile + QUERIES * W,
          *v_tile = k_tile + 2 * TILE;
-    FlashPlace place = flash_my_place_(together);
+    FlashPlace place = flash_my_place(together);
     int b = place.head / s.NH, h = place.head % s.NH, row = threadIdx.x / WARP * 16;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
     int first = min(attention_sees_from(&s, b, t) / KEYS, last);
-    FlashRange all = flash_keys_(s, b, t + row, 16);
+    FlashRange all = flash_keys(s, b, t + row, 16);
     size_t kv = attention_at_kv(&s, b, h / (s.NH / s.NKV), 0), at = attention_at_q(&s, b, h, t);
     auto load_keys = [&](int tile) {
         int u = tile * KEYS, stage = tile % 2 * TILE;
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(FLASH_THREADS)
         cp_async_commit();
     };
     FlashRow mine[2];
-    flash_my_rows_(mine, rows, s, b, h, t, n_queries, row);
+    flash_my_rows(mine, rows, s, b, h, t, n_queries, row);
     float sums[1][W / 8][4];
     tile_set_zero(sums);
     tile_load<QUERIES, W, FLASH_THREADS>(q_tile, q + at, s.q_row, n_queries, s.HS);
@@ -282,7 +282,7 @@ static inline int flash_aligned_(const void* x, size_t row, size_t seq) {
     return (uintptr_t)x % 16 == 0 && row % 8 == 0 && seq % 8 == 0;
 }
 
-static inline int flash_fits_(const bf16* q, const bf16* k, const bf16* v, const bf16* out, const AttentionShape* s) {
+static inline int flash_fits(const bf16* q, const bf16* k, const bf16* v, const bf16* out, const AttentionShape* s) {
     return s->HS % 8 == 0 && s->HS <= 128 && flash_aligned_(q, s->q_row, s->q_seq) &&
            flash_aligned_(k, s->kv_row, s->kv_seq) && flash_aligned_(v, s->kv_row, s->kv_seq) &&
            flash_aligned_(out, s->out_row, s->out_seq);
@@ -292,9 +292,9 @@ template <int W, int M>
 static inline void flash_forward_(bf16* out, float* max, float* inv, const bf16* q, const bf16* k, const bf16* v,
                                   const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16) * W * (64 * M + 4 * FLASH_KEYS);
-    dim3 grid = flash_grid_(s->B * s->NH, attention_queries(s), 64 * M);
+    dim3 grid = flash_grid(s->B * s->NH, attention_queries(s), 64 * M);
     cudaCheck(cudaFuncSetAttribute(flash_forward_kernel<W, M>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
-    int together = flash_together_(s->B * s->NH, s->keys, s->HS);
+    int together = flash_together(s->B * s->NH, s->keys, s->HS);
     flash_forward_kernel<W, M><<<grid, FLASH_THREADS, n_bytes, dev->stream>>>(out, max, inv, q, k, v, *s, together);
     cudaCheck(cudaGetLastError());
 }
@@ -304,15 +304,15 @@ template <int W, int N>
 static inline void flash_backward_(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q,
                                    const bf16* k, const bf16* v, const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16) * W * (2 * 64 + 4 * N), n_keys_bytes = n_bytes + 2 * N * (int)sizeof(FlashRow);
-    dim3 key_grid = flash_grid_(s->B * s->NKV, s->keys, FLASH_KEYS),
-         query_grid = flash_grid_(s->B * s->NH, attention_queries(s), 64);
+    dim3 key_grid = flash_grid(s->B * s->NKV, s->keys, FLASH_KEYS),
+         query_grid = flash_grid(s->B * s->NH, attention_queries(s), 64);
     cudaCheck(cudaFuncSetAttribute(flash_backward_keys_kernel<W, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_keys_bytes));
     cudaCheck(cudaFuncSetAttribute(flash_backward_queries_kernel<W, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_bytes));
     int64_t n_group_rows = (int64_t)(s->NH / s->NKV) * attention_queries(s);
-    int keys_together = flash_together_(s->B * s->NKV, n_group_rows, s->HS),
-        queries_together = flash_together_(s->B * s->NH, s->keys, s->HS);
+    int keys_together = flash_together(s->B * s->NKV, n_group_rows, s->HS),
+        queries_together = flash_together(s->B * s->NH, s->keys, s->HS);
     flash_backward_keys_kernel<W, N>
         <<<key_grid, FLASH_THREADS, n_keys_bytes, dev->stream>>>(dk, dv, dout, rows, q, k, v, *s, keys_together);
     flash_backward_queries_kernel<W, N>
@@ -328,7 +328,7 @@ static inline int flash_refused_(const AttentionShape* s, const Device* dev) {
 // 1: done. 0: not for these shapes, which the Device counts, or, the templates, not for this type
 static inline int flash_attention_forward(bf16* out, float* max, float* inv, const bf16* q, const bf16* k,
                                           const bf16* v, const AttentionShape* s, const Device* dev) {
-    if (!flash_fits_(q, k, v, out, s)) { return flash_refused_(s, dev); }
+    if (!flash_fits(q, k, v, out, s)) { return flash_refused_(s, dev); }
 #ifdef WGMMA
     if (FLASH_HOPPER) {
         flash_hopper_forward(out, max, inv, q, k, v, s, dev);
@@ -346,9 +346,9 @@ static inline int flash_attention_forward(bf16* out, float* max, float* inv, con
 static inline int flash_attention_backward(bf16* dq, bf16* dk, bf16* dv, const bf16* dout, const bf16* out,
                                            const float* max, const float* inv, const bf16* q, const bf16* k,
                                            const bf16* v, const AttentionShape* s, const Device* dev) {
-    if (!flash_fits_(q, k, v, out, s) || !flash_fits_(dq, dk, dv, dout, s)) { return flash_refused_(s, dev); }
+    if (!flash_fits(q, k, v, out, s) || !flash_fits(dq, dk, dv, dout, s)) { return flash_refused_(s, dev); }
     int64_t n_rows = (int64_t)s->B * s->NH * attention_queries(s);
-    FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * s->B * s->NH * flash_row_stride_(s));
+    FlashRow* rows = (FlashRow*)device_workspace(dev, sizeof(FlashRow) * s->B * s->NH * flash_row_stride(s));
     int n_blocks = (int)ceil_div(n_rows, FLASH_ROWS_THREADS / 8);
     flash_rows_kernel<<<n_blocks, FLASH_ROWS_THREADS, 0, dev->stream>>>(rows, dout, out, max, inv, *s);
 #ifdef WGMMA

@@ -708,7 +708,7 @@ static inline X* flash_delta_take_(char* memory, size_t* n_bytes, size_t n) {
 }
 
 // its bytes come back; memory NULL: only these. trains: with what backward alone needs
-static inline size_t flash_delta_scratch_(FlashDelta* x, char* memory, const DeltaShape* s, int trains) {
+static inline size_t flash_delta_scratch(FlashDelta* x, char* memory, const DeltaShape* s, int trains) {
     const size_t n = (size_t)s->B * (size_t)s->T * (size_t)s->Hv, square = n * DELTA_CHUNK, values = n * (size_t)s->DV;
     size_t bytes = 0;
     x->begins = flash_delta_take_<int>(memory, &bytes, (size_t)s->B * ((size_t)s->T + 1));
@@ -740,9 +740,9 @@ template <int W>
 static inline FlashDelta flash_delta_begin_(DeltaInputsOf<bf16> in, const DeltaShape* s, int trains,
                                             const Device* dev) {
     FlashDelta x = {};
-    const size_t bytes = flash_delta_scratch_(&x, NULL, s, trains);
+    const size_t bytes = flash_delta_scratch(&x, NULL, s, trains);
     const size_t shared = 2 * sizeof(bf16) * DELTA_CHUNK * W + sizeof(float) * DELTA_CHUNK * DELTA_CHUNK;
-    flash_delta_scratch_(&x, (char*)device_workspace(dev, bytes), s, trains);
+    flash_delta_scratch(&x, (char*)device_workspace(dev, bytes), s, trains);
     flash_delta_chunks_kernel<<<(unsigned)s->B, WARP, 0, dev->stream>>>(x.begins, *s);
     const dim3 grid((unsigned)delta_chunks_(s), (unsigned)(s->B * s->Hv));
     cudaCheck(cudaFuncSetAttribute(flash_delta_scores_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -29,7 +29,7 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 #if defined(__CUDACC__) && defined(WGMMA)
 #include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck
 #include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep, fence_proxy_async
-#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, FlashRow, flash_my_rows_
+#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, FlashRow, flash_my_rows
 #include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum
 #include "wide_tile.h"       // WideRows, wide_tile_product_transposed, wide_tile_add_product
 
@@ -64,12 +64,12 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     const int QUERIES = 64 * WARPGROUPS, TILE = KEYS * W, THREADS = WARPGROUP * WARPGROUPS;
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     bf16 *q_tile = wide_tiles, *k_tile = q_tile + QUERIES * W, *v_tile = k_tile + 2 * TILE;
-    FlashPlace place = flash_my_place_(together);
+    FlashPlace place = flash_my_place(together);
     int b = place.head / s.NH, h = place.head % s.NH, part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
     int first = min(attention_sees_from(&s, b, t) / KEYS, last);  // a window may have left all keys behind
-    FlashRange all = flash_keys_(s, b, t + row, 16), mine = flash_tiles_(s, b, t + 64 * part, KEYS);
+    FlashRange all = flash_keys(s, b, t + row, 16), mine = flash_tiles_(s, b, t + 64 * part, KEYS);
     WideRows<KEYS, W, THREADS> rows(attention_at_kv(&s, b, h / (s.NH / s.NKV), first * KEYS), s.kv_row,
                                     s.keys - first * KEYS, s.HS);
     float sums[1][W / 8][4], scores[1][KEYS / 8][4], shrink[1][2];
@@ -148,7 +148,7 @@ __device__ inline void flash_hopper_mask_keys_(float (&x)[1][N][4], const Attent
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        flash_hide(x[0], half, flash_queries_(s, b, u + lane / 4 + half * 8, 1), t, 0.0f);
+        flash_hide(x[0], half, flash_queries(s, b, u + lane / 4 + half * 8, 1), t, 0.0f);
     }
 }
 
@@ -184,14 +184,14 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     bf16 *k_tile = wide_tiles, *v_tile = k_tile + KEYS * W, *q_tile = v_tile + KEYS * W,
          *dout_tile = q_tile + 2 * TILE;
     FlashRow* row_tile = (FlashRow*)(dout_tile + 2 * TILE);
-    FlashPlace place = flash_my_place_(together);
+    FlashPlace place = flash_my_place(together);
     int b = place.head / s.NKV, g = place.head % s.NKV, group = s.NH / s.NKV;
     int part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
     int u = place.tile * KEYS, n_keys = min(KEYS, s.keys - u), my_u = min(u + 64 * part, s.keys - 1);
     int first = attention_first_query(&s, u), n_tiles = 0;
     first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
     int n_queries = attention_seen_until(&s, b, u + n_keys - 1) - first + 1;
-    FlashRange all = flash_queries_(s, b, u + row, 16);
+    FlashRange all = flash_queries(s, b, u + row, 16);
     FlashRange any = {attention_first_query(&s, my_u), attention_seen_until(&s, b, min(my_u + 63, s.keys - 1))};
     if (n_queries > 0) { n_tiles = (n_queries + QUERIES - 1) / QUERIES; }
     size_t kv = attention_at_kv(&s, b, g, u);
@@ -287,7 +287,7 @@ __device__ inline void flash_hopper_query_gradients_(float (&ds)[1][N][4], const
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        flash_hide(ds[0], half, flash_keys_(s, b, t + lane / 4 + half * 8, 1), u, 0.0f);
+        flash_hide(ds[0], half, flash_keys(s, b, t + lane / 4 + half * 8, 1), u, 0.0f);
     }
 }
 
@@ -301,12 +301,12 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     bf16 *q_tile = wide_tiles, *dout_tile = q_tile + QUERIES * W, *k_tile = dout_tile + QUERIES * W,
          *v_tile = k_tile + 2 * TILE;
-    FlashPlace place = flash_my_place_(together);
+    FlashPlace place = flash_my_place(together);
     int b = place.head / s.NH, h = place.head % s.NH, part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
     int first = min(attention_sees_from(&s, b, t) / KEYS, last);
-    FlashRange all = flash_keys_(s, b, t + row, 16), mine = flash_tiles_(s, b, t + 64 * part, KEYS);
+    FlashRange all = flash_keys(s, b, t + row, 16), mine = flash_tiles_(s, b, t + 64 * part, KEYS);
     size_t at = attention_at_q(&s, b, h, t);
     WideRows<KEYS, W, THREADS> kv_rows(attention_at_kv(&s, b, h / (s.NH / s.NKV), first * KEYS), s.kv_row,
                                        s.keys - first * KEYS, s.HS);
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         cp_async_commit();
     };
     FlashRow my_rows[2];
-    flash_my_rows_(my_rows, rows, s, b, h, t, n_queries, row);
+    flash_my_rows(my_rows, rows, s, b, h, t, n_queries, row);
     float sums[1][W / 8][4];
     tile_set_zero(sums);
     wide_tile_load<QUERIES, W, THREADS>(q_tile, q + at, s.q_row, n_queries, s.HS);
@@ -358,10 +358,10 @@ template <int W, int WARPGROUPS, int KEYS, int BLOCKS>
 static inline void flash_hopper_forward_(bf16* out, float* max, float* inv, const bf16* q, const bf16* k, const bf16* v,
                                          const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16) * W * (64 * WARPGROUPS + 4 * KEYS);
-    dim3 grid = flash_grid_(s->B * s->NH, attention_queries(s), 64 * WARPGROUPS);
+    dim3 grid = flash_grid(s->B * s->NH, attention_queries(s), 64 * WARPGROUPS);
     cudaCheck(cudaFuncSetAttribute(flash_forward_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
-    int together = flash_together_(s->B * s->NH, s->keys, s->HS);
+    int together = flash_together(s->B * s->NH, s->keys, s->HS);
     flash_forward_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>
         <<<grid, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(out, max, inv, q, k, v, *s, together);
     cudaCheck(cudaGetLastError());
@@ -371,11 +371,11 @@ template <int W, int WARPGROUPS, int QUERIES, int BLOCKS>
 static inline void flash_hopper_keys_(bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q,
                                       const bf16* k, const bf16* v, const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16) * W * (128 * WARPGROUPS + 4 * QUERIES) + 2 * QUERIES * (int)sizeof(FlashRow);
-    dim3 grid = flash_grid_(s->B * s->NKV, s->keys, 64 * WARPGROUPS);
+    dim3 grid = flash_grid(s->B * s->NKV, s->keys, 64 * WARPGROUPS);
     cudaCheck(cudaFuncSetAttribute(flash_backward_keys_hopper_kernel<W, WARPGROUPS, QUERIES, BLOCKS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     int64_t n_group_rows = (int64_t)(s->NH / s->NKV) * attention_queries(s);
-    int together = flash_together_(s->B * s->NKV, n_group_rows, s->HS);
+    int together = flash_together(s->B * s->NKV, n_group_rows, s->HS);
     flash_backward_keys_hopper_kernel<W, WARPGROUPS, QUERIES, BLOCKS>
         <<<grid, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(dk, dv, dout, rows, q, k, v, *s, together);
     cudaCheck(cudaGetLastError());
@@ -385,10 +385,10 @@ template <int W, int WARPGROUPS, int KEYS, int BLOCKS>
 static inline void flash_hopper_queries_(bf16* dq, const bf16* dout, const FlashRow* rows, const bf16* q, const bf16* k,
                                          const bf16* v, const AttentionShape* s, const Device* dev) {
     int n_bytes = (int)sizeof(bf16) * W * (128 * WARPGROUPS + 4 * KEYS);
-    dim3 grid = flash_grid_(s->B * s->NH, attention_queries(s), 64 * WARPGROUPS);
+    dim3 grid = flash_grid(s->B * s->NH, attention_queries(s), 64 * WARPGROUPS);
     cudaCheck(cudaFuncSetAttribute(flash_backward_queries_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
-    int together = flash_together_(s->B * s->NH, s->keys, s->HS);
+    int together = flash_together(s->B * s->NH, s->keys, s->HS);
     flash_backward_queries_hopper_kernel<W, WARPGROUPS, KEYS, BLOCKS>
         <<<grid, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(dq, dout, rows, q, k, v, *s, together);
     cudaCheck(cudaGetLastError());

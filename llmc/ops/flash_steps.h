@@ -22,11 +22,11 @@ struct FlashRange {
 };
 
 // keys that all queries t..t+n-1 see. For a query or a key that does not exist, whose row is not kept, the last one's
-__device__ inline FlashRange flash_keys_(const AttentionShape& s, int b, int t, int n) {
+__device__ inline FlashRange flash_keys(const AttentionShape& s, int b, int t, int n) {
     return {attention_sees_from(&s, b, min(t + n, s.T) - 1), attention_last_key(&s, t)};
 }
 // queries that see all keys u..u+n-1
-__device__ inline FlashRange flash_queries_(const AttentionShape& s, int b, int u, int n) {
+__device__ inline FlashRange flash_queries(const AttentionShape& s, int b, int u, int n) {
     return {attention_first_query(&s, u + n - 1), attention_seen_until(&s, b, min(u, s.keys - 1))};
 }
 
@@ -53,17 +53,17 @@ FM_FUNCTION FlashPlace flash_place(int i, int n_heads, int n_tiles, int together
 }
 
 // how many of the n_heads heads stream FLASH_STREAM bytes, if one streams n_rows rows of two tensors
-static inline int flash_together_(int n_heads, int64_t n_rows, int HS) {
+static inline int flash_together(int n_heads, int64_t n_rows, int HS) {
     int64_t n = FLASH_STREAM / (2 * (int64_t)sizeof(bf16) * n_rows * HS);
     return n < 1 ? 1 : n < n_heads ? (int)n : n_heads;
 }
 
 // this block's, in a grid (heads, tiles)
-__device__ inline FlashPlace flash_my_place_(int together) {
+__device__ inline FlashPlace flash_my_place(int together) {
     return flash_place((int)(blockIdx.y * gridDim.x + blockIdx.x), (int)gridDim.x, (int)gridDim.y, together);
 }
 
-static inline dim3 flash_grid_(int n_heads, int n_rows, int tile) {
+static inline dim3 flash_grid(int n_heads, int n_rows, int tile) {
     return dim3((unsigned)n_heads, (unsigned)ceil_div(n_rows, tile));
 }
 
@@ -89,7 +89,7 @@ __device__ inline void flash_mask_scores(float (&scores)[M][N][4], const Attenti
     for (int m = 0; m < M; m++) {
         #pragma unroll
         for (int half = 0; half < 2; half++) {
-            flash_hide(scores[m], half, flash_keys_(s, b, t + 16 * m + lane / 4 + half * 8, 1), u, -INFINITY);
+            flash_hide(scores[m], half, flash_keys(s, b, t + 16 * m + lane / 4 + half * 8, 1), u, -INFINITY);
         }
     }
 }
@@ -149,11 +149,11 @@ struct FlashRow {
 };
 
 // where the FlashRow of query t is: two make 16 bytes, so each head begins at an even place
-__host__ __device__ inline size_t flash_row_stride_(const AttentionShape* s) {
+__host__ __device__ inline size_t flash_row_stride(const AttentionShape* s) {
     return (size_t)(attention_queries(s) + 1) / 2 * 2;
 }
 __device__ inline size_t flash_at_row_(const AttentionShape& s, int b, int h, int t) {
-    return ((size_t)b * s.NH + h) * flash_row_stride_(&s) + (t - s.t0);
+    return ((size_t)b * s.NH + h) * flash_row_stride(&s) + (t - s.t0);
 }
 
 // those of N queries of head h from t on set out for shared memory; 0 for a query that does not exist: its q and dout
@@ -188,8 +188,8 @@ __global__ void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* 
 }
 
 // of this lane's two queries, those of rows row + lane / 4 and 8 below in a tile of n_queries from query t on
-__device__ inline void flash_my_rows_(FlashRow (&mine)[2], const FlashRow* rows, const AttentionShape& s, int b, int h,
-                                      int t, int n_queries, int row) {
+__device__ inline void flash_my_rows(FlashRow (&mine)[2], const FlashRow* rows, const AttentionShape& s, int b, int h,
+                                     int t, int n_queries, int row) {
     for (int half = 0; half < 2; half++) {
         int n = row + 8 * half + threadIdx.x % WARP / 4;
         FlashRow none = {INFINITY, 0.0f};

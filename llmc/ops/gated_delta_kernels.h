@@ -334,7 +334,7 @@ static inline size_t delta_blocks_bytes_(const DeltaShape* s) {
 // the most that delta_chunks_forward and delta_chunks_backward ask device_workspace for, by whichever kernels
 static inline size_t delta_workspace_bytes(const DeltaShape* s, int n_threads) {
     FlashDelta x;
-    const size_t blocks = delta_blocks_bytes_(s), flash = flash_delta_scratch_(&x, NULL, s, 1);
+    const size_t blocks = delta_blocks_bytes_(s), flash = flash_delta_scratch(&x, NULL, s, 1);
     (void)n_threads;
     return blocks > flash ? blocks : flash;
 }
