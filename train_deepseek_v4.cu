@@ -39,10 +39,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
-#include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
+#include "llmc/models/levelled_run.h" // levelled_options, levelled_choose: --bias-rate, --seq-balance
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -757,7 +757,7 @@ typedef struct {
     Adapted adapted;          // activations, adapters, and options of both
     MtpOptions mtp;
     IndexerOptions indexer;
-    BalanceOptions balance;
+    LevelledOptions balance;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -770,7 +770,7 @@ static void deepseek_v4_options(Run* r) {
     Workplace* w = workplace(r);
     decoder_options(r, DECODER_RECOMPUTE("the experts' first products too"), "1024", 1, 0);
     indexer_options(r, &w->indexer);
-    balance_options(r, &w->balance);
+    levelled_options(r, &w->balance);
     mtp_options(r, &w->mtp);
     options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
                    "that are too long for one: each has a chunk, and all entries. Needs a multiple of C ranks, and "
@@ -805,7 +805,7 @@ static void choose_training(Run* r, Config* c) {
     Workplace* w = workplace(r);
     mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
     indexer_typed(r, &w->indexer, &c->indexer);
-    balance_typed(r, &w->balance, &c->bias_rate, &c->balance);
+    levelled_typed(r, &w->balance, &c->bias_rate, &c->balance);
 }
 
 // a chunk of a row has whole entries of every layer. What is too much for an int fits no row
@@ -838,8 +838,8 @@ static void deepseek_v4_choose(Run* r) {
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     const int trains_index = indexer_choose(r, &w->indexer, c.indexer, config_layers(&c, CSA_LAYER) > 0, is_adapter);
     const int chooses = config_hash_layers(&c) < c.L;
-    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
-                   w->indexer.alone);
+    levelled_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
+                    w->indexer.alone);
     deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
@@ -857,7 +857,7 @@ static void deepseek_v4_choose(Run* r) {
 static void deepseek_v4_freeze(Run* r) {
     Workplace* w = workplace(r);
     Model* m = r->model;
-    balance_freeze(&w->balance, m, AT(router_bias));
+    levelled_freeze(&w->balance, m, AT(router_bias));
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
         const int is_still = t->whole_below > 0 || t->field == AT(router_bias);
@@ -918,7 +918,7 @@ static void deepseek_v4_box(const Run* r) {
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
     experts_box(r, c->E);
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    balance_box(r, &workplace(r)->balance, c->bias_rate, c->balance);
+    levelled_box(r, &workplace(r)->balance, c->bias_rate, c->balance);
     decoder_active_box(r, workplace(r)->v4.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);

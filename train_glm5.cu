@@ -32,10 +32,10 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
-#include "llmc/models/balance_run.h"  // balance_options, balance_choose: --bias-rate, --seq-balance
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
 #include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
+#include "llmc/models/levelled_run.h" // levelled_options, levelled_choose: --bias-rate, --seq-balance
 #include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
@@ -587,7 +587,7 @@ typedef struct {
     MtpOptions mtp;
     const char* inject;
     IndexerOptions indexer;
-    BalanceOptions balance;
+    LevelledOptions balance;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -608,7 +608,7 @@ static void glm5_options(Run* r) {
     run_add_options(r, own, sizeof own);
     decoder_options(r, DECODER_RECOMPUTE("the first products of MLPs and experts too"), "1024", 1, 0);
     indexer_options(r, &w->indexer);
-    balance_options(r, &w->balance);
+    levelled_options(r, &w->balance);
     mtp_options(r, &w->mtp);
     options_reword(r->table, r->n_options, "pp", "cut the layers into P stages, each on ranks of its own, through "
                    "which micro-batches go one after the other: needs a multiple of P ranks, P layers with an indexer, "
@@ -640,7 +640,7 @@ static void choose_training(Run* r, Config* c) {
     Workplace* w = workplace(r);
     mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
     indexer_typed(r, &w->indexer, &c->indexer);
-    balance_typed(r, &w->balance, &c->bias_rate, &c->balance);
+    levelled_typed(r, &w->balance, &c->bias_rate, &c->balance);
 }
 
 // a stage has the layers that see a choice, and the one that makes it
@@ -675,8 +675,8 @@ static void glm5_choose(Run* r) {
     const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
     const int trains_index = indexer_choose(r, &w->indexer, c.indexer, 1, is_adapter);
     const int chooses = tensor_kinds(c.mlps, 0, c.L, EXPERT_LAYER) > 0;
-    balance_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
-                   w->indexer.alone);
+    levelled_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
+                    w->indexer.alone);
     glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
@@ -689,7 +689,7 @@ static void glm5_choose(Run* r) {
 static void glm5_freeze(Run* r) {
     Workplace* w = workplace(r);
     Model* m = r->model;
-    balance_freeze(&w->balance, m, AT(router_bias));
+    levelled_freeze(&w->balance, m, AT(router_bias));
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
         const int is_bias = t->field == AT(router_bias);
@@ -747,7 +747,7 @@ static void glm5_box(const Run* r) {
         experts_box(r, c->E);
     }
     mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    if (n_experts > 0) { balance_box(r, &workplace(r)->balance, c->bias_rate, c->balance); }
+    if (n_experts > 0) { levelled_box(r, &workplace(r)->balance, c->bias_rate, c->balance); }
     decoder_active_box(r, workplace(r)->glm.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);

@@ -1,27 +1,27 @@
 /*
 Experts that are kept equally busy by biases that follow their counts, and by a loss of each sequence, as their user
 meets it: what every trainer with such routers says of it in the same words (expert_layer.h does it).
-    BalanceOptions   a member of the trainer's own struct
-    balance_options  rows of the table: --bias-rate, --seq-balance
-    balance_typed    in Trainer.choose: what was typed instead of what config.json says
-    balance_choose   ... behind adapted_choose: what of it this run does. What excludes it is refused
-    balance_freeze   in Trainer.freeze: which biases --freeze keeps, for they do not even follow counts
-    balance_box      its row of the box
+    LevelledOptions   a member of the trainer's own struct
+    levelled_options  rows of the table: --bias-rate, --seq-balance
+    levelled_typed    in Trainer.choose: what was typed instead of what config.json says
+    levelled_choose   ... behind adapted_choose: what of it this run does. What excludes it is refused
+    levelled_freeze   in Trainer.freeze: which biases --freeze keeps, for they do not even follow counts
+    levelled_box      its row of the box
 */
-#ifndef LLMC_BALANCE_RUN_H
-#define LLMC_BALANCE_RUN_H
+#ifndef LLMC_LEVELLED_RUN_H
+#define LLMC_LEVELLED_RUN_H
 #include "../core/print.h"   // format_float
 #include "../run/trainer.h"  // Run, run_is_chosen
 
-enum { BALANCE_MOST_LAYERS = 1025 };
+enum { LEVELLED_MOST_LAYERS = 1025 };
 
 typedef struct {
     float bias_rate, loss;             // --bias-rate, --seq-balance
     int all_stay;                      // all biases, beside --indexer-alone
-    char stays[BALANCE_MOST_LAYERS];   // of the router of each layer: --freeze keeps its bias
-} BalanceOptions;
+    char stays[LEVELLED_MOST_LAYERS];  // of the router of each layer: --freeze keeps its bias
+} LevelledOptions;
 
-static inline void balance_options(Run* r, BalanceOptions* x) {
+static inline void levelled_options(Run* r, LevelledOptions* x) {
     const Option own[] = {
         {"experts", "bias-rate", "", OPTION_FLOAT, &x->bias_rate, "0", 0, 1, "F",
          "how far the bias by which a router chooses moves in an update, towards experts that have less to do; 0: not "
@@ -33,15 +33,15 @@ static inline void balance_options(Run* r, BalanceOptions* x) {
     run_add_options(r, own, sizeof own);
 }
 
-static inline void balance_typed(Run* r, const BalanceOptions* x, float* bias_rate, float* loss) {
+static inline void levelled_typed(Run* r, const LevelledOptions* x, float* bias_rate, float* loss) {
     if (run_is_typed(r, "bias-rate")) { *bias_rate = x->bias_rate; }
     if (run_is_chosen(r, "seq-balance")) { *loss = x->loss; }
 }
 
 // bias_rate, loss: of the Config. The table of settings has what this run trains with: 0 where it computes no gradient.
 // has_bias, has_loss: of some router in training. config.json keeps its own. stays: nothing of the routers learns
-static inline void balance_choose(Run* r, BalanceOptions* x, float bias_rate, float loss, int has_bias, int has_loss,
-                                  int is_adapter, int stays) {
+static inline void levelled_choose(Run* r, LevelledOptions* x, float bias_rate, float loss, int has_bias, int has_loss,
+                                   int is_adapter, int stays) {
     const int moves = run_is_training(r) && !is_adapter && has_bias && !stays;
     const int computes = (run_is_training(r) || *r->o.probe) && has_loss;
     options_refuse(run_is_typed(r, "bias-rate") && is_adapter && x->bias_rate > 0.0f, "bias-rate",
@@ -56,22 +56,22 @@ static inline void balance_choose(Run* r, BalanceOptions* x, float bias_rate, fl
 }
 
 // field: of the biases
-static inline void balance_freeze(BalanceOptions* x, const Model* m, size_t field) {
+static inline void levelled_freeze(LevelledOptions* x, const Model* m, size_t field) {
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
         const int first = tensors_slices(m->table, i);
         for (int k = 0; t->field == field && k < tensor_slices(t); k++) {
-            assert(tensor_slice_layer(t, k) < BALANCE_MOST_LAYERS);
+            assert(tensor_slice_layer(t, k) < LEVELLED_MOST_LAYERS);
             x->stays[tensor_slice_layer(t, k)] = (char)(x->all_stay || slice_is_frozen(m->frozen, first + k));
         }
     }
 }
 
-static inline void balance_box(const Run* r, const BalanceOptions* x, float bias_rate, float loss) {
+static inline void levelled_box(const Run* r, const LevelledOptions* x, float bias_rate, float loss) {
     const ShortText by_bias = format_float(bias_rate), by_loss = format_float(loss);
     const int moves = bias_rate > 0.0f && !x->all_stay;
     if (!run_is_training(r) || model_is_adapter(r->model)) { return; }
     box_row("balance", "bias %s%s, loss %s%s", moves ? by_bias.s : "stays", moves ? " an update" : "",
             loss > 0.0f ? by_loss.s : "none", loss > 0.0f ? " for each sequence" : "");
 }
-#endif  // LLMC_BALANCE_RUN_H
+#endif  // LLMC_LEVELLED_RUN_H
