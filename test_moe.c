@@ -50,7 +50,7 @@ static Model* layout_long(Subject* s) {
 static void updated(void* subject) {
     MoeSubject* x = (MoeSubject*)subject;
     if (x->moe.config.balance == BALANCE_BIAS) {
-        moe_balance_biases(&x->moe, golden_float(&x->d.s.file, "bias_rate"), &x->d.s.dev);
+        level_biases(&x->moe, golden_float(&x->d.s.file, "bias_rate"), NULL, &x->d.s.dev);
     }
 }
 

@@ -422,7 +422,7 @@ static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, in
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
     p.numbers = acts->numbers ? acts->numbers + router_number(v4, l) : NULL;
     if (is_hash) { p.given = s.given; }
-    else { p.bias = layer_floats(acts, AT(router_bias), l); }
+    else { p.bias = levelled_bias(&v4->model, AT(router_bias), l); }
     return p;
 }
 
@@ -745,7 +745,7 @@ static float more_loss(const DeepseekV4* v4) {
 // stays (layers): those that --freeze keeps
 static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
     const Config* c = &v4->config;
-    levelled_biases(&v4->model, AT(router), AT(router_bias), c->bias_rate, stays, c->E, dev);
+    levelled_biases(&v4->model, AT(router), AT(router_bias), c->bias_rate, 0, stays, c->E, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -853,15 +853,14 @@ static void deepseek_v4_choose(Run* r) {
     w->v4.config = config_part(&c, r->model->tp.size);
 }
 
-// tables of choices do not learn; biases of routers learn by counting (level_biases)
+// tables of choices do not learn
 static void deepseek_v4_freeze(Run* r) {
     Workplace* w = workplace(r);
     Model* m = r->model;
     levelled_freeze(&w->balance, m, AT(router_bias));
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
-        const int is_still = t->whole_below > 0 || t->field == AT(router_bias);
-        if (is_still || indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
+        if (t->whole_below > 0 || indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
     }
     mtp_freeze(m, parameter_is_mtp);
 }

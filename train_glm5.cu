@@ -320,7 +320,7 @@ static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) 
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
-    p.bias = layer_floats(acts, AT(router_bias), l);
+    p.bias = levelled_bias(&glm->model, AT(router_bias), l);
     p.numbers = acts->numbers ? acts->numbers + router_number(glm, l) : NULL;
     p.given = glm->given[l].experts;
     return p;
@@ -574,7 +574,7 @@ static float more_loss(const Glm5* glm) {
 // stays (layers): those that --freeze keeps
 static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
     const Config* c = &glm->config;
-    levelled_biases(&glm->model, AT(router), AT(router_bias), c->bias_rate, stays, c->E, dev);
+    levelled_biases(&glm->model, AT(router), AT(router_bias), c->bias_rate, 0, stays, c->E, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -685,15 +685,13 @@ static void glm5_choose(Run* r) {
     begin_ranks(r, &c);
 }
 
-// biases of routers learn by counting (level_biases)
 static void glm5_freeze(Run* r) {
     Workplace* w = workplace(r);
     Model* m = r->model;
     levelled_freeze(&w->balance, m, AT(router_bias));
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         const Tensor* t = &m->table[i];
-        const int is_bias = t->field == AT(router_bias);
-        if (is_bias || indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
+        if (indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
     }
     mtp_freeze(m, parameter_is_mtp);
 }

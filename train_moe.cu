@@ -22,6 +22,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
+#include "llmc/models/levelled_routers.h"  // levelled_biases: biases that keep experts busy
 #include "llmc/models/linear.h"       // LinearChain, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
@@ -72,7 +73,6 @@ typedef struct {
     Model model;   // the first member: a run finds its tensors here
     Config config; // with --tp heads that this rank has
     Config whole;  // of all ranks
-    char bias_stays[CONFIG_MAX_LAYERS];  // of each router: --freeze keeps it as it is
 } Moe;
 
 // scratch that all layers share
@@ -184,13 +184,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-// by which the router of layer l chooses; NULL: it has none, or another stage has it
-static float* router_bias(const Moe* moe, int l) {
-    const Model* m = &moe->model;
-    const int row = model_row(m, AT(bias), l);
-    return row >= 0 && tensor_is_held(&m->held[row], l) ? (float*)model_pointer(m, row, l) : NULL;
-}
-
 // what the router of layer l counts in this leaf
 static float* layer_numbers(const Activations* acts, const Config* c, int l) {
     return acts->numbers ? acts->numbers + (size_t)l * router_statistics_length(c->E) : NULL;
@@ -212,7 +205,7 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
-    p.bias = router_bias(moe, l);
+    p.bias = levelled_bias(&moe->model, AT(bias), l);
     p.numbers = layer_numbers(acts, &moe->config, l);
     return p;
 }
@@ -396,16 +389,9 @@ static float routing_loss(const Config* c, const Routing* now) {
     return balance + (c->z_lambda > 0.0f ? c->z_lambda * now->z : 0.0f);
 }
 
-// after an update with balance "bias"
-static void moe_balance_biases(Moe* moe, float rate, const Device* dev) {
-    const Config* c = &moe->config;
-    if (c->balance != BALANCE_BIAS) { return; }
-    for (int l = 0; l < c->L; l++) {
-        float* bias = router_bias(moe, l);
-        const float* counts = dp_sums(&moe->model.dp) + (size_t)l * router_statistics_length(c->E);
-        if (moe->bias_stays[l] || !bias) { continue; }
-        expert_level_bias(bias, counts, rate, 1, c->E, l, dev);
-    }
+// with balance "bias"; stays (layers): those that --freeze keeps
+static void level_biases(Moe* moe, float rate, const char* stays, const Device* dev) {
+    levelled_biases(&moe->model, AT(router), AT(bias), rate, 1, stays, moe->config.E, dev);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -418,6 +404,7 @@ typedef struct {
     ConfigFile file;          // of the model; all zero: there is none
     int balance, tied, weights;
     float aux_alpha, z_lambda, bias_rate, rope_alpha;
+    char stays[CONFIG_MAX_LAYERS];  // of the router of each layer: --freeze keeps its bias
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
@@ -525,17 +512,7 @@ static void moe_choose(Run* r) {
     w->moe.config = config_part(c, r->model->tp.size);
 }
 
-// the biases of routers learn by counting, not by gradients, and not at all where --freeze says so
-static void moe_freeze(Run* r) {
-    Moe* moe = &workplace(r)->moe;
-    Model* m = r->model;
-    for (int i = 0; i < m->n_table; i++) {
-        if (m->table[i].field != AT(bias)) { continue; }
-        const int first = tensors_slices(m->table, i);
-        for (int l = 0; l < moe->config.L; l++) { moe->bias_stays[l] = slice_is_frozen(m->frozen, first + l) != 0; }
-        model_freeze(m, &m->table[i]);
-    }
-}
+static void moe_freeze(Run* r) { levelled_keep(r->model, AT(bias), 0, workplace(r)->stays); }
 
 static void moe_check(Run* r) {
     const Config* c = config_of(r);
@@ -642,7 +619,7 @@ static void moe_stepped(Run* r, const Step* s) {
     const Routing now = moe_routing(&w->moe);
     if (!s->skipped) {
         save_let_change(r);
-        moe_balance_biases(&w->moe, w->bias_rate, &r->dev);
+        level_biases(&w->moe, w->bias_rate, w->stays, &r->dev);
     }
     router_log_step(r, now.balance / (float)L, now.z / (float)L, now.load, now.idle);
 }

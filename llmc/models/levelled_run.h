@@ -1,17 +1,18 @@
 /*
 Experts that are kept equally busy by biases that follow their counts, and by a loss of each sequence, as their user
-meets it: what every trainer with such routers says of it in the same words (expert_layer.h does it).
+meets it: what every trainer with such routers says of it in the same words (levelled_routers.h does it).
     LevelledOptions   a member of the trainer's own struct
     levelled_options  rows of the table: --bias-rate, --seq-balance
     levelled_typed    in Trainer.choose: what was typed instead of what config.json says
     levelled_choose   ... behind adapted_choose: what of it this run does. What excludes it is refused
-    levelled_freeze   in Trainer.freeze: which biases --freeze keeps, for they do not even follow counts
+    levelled_freeze   in Trainer.freeze: biases follow counts alone, and those that --freeze keeps not even these
     levelled_box      its row of the box
 */
 #ifndef LLMC_LEVELLED_RUN_H
 #define LLMC_LEVELLED_RUN_H
 #include "../core/print.h"   // format_float
 #include "../run/trainer.h"  // Run, run_is_chosen
+#include "levelled_routers.h"  // levelled_keep
 
 enum { LEVELLED_MOST_LAYERS = 1025 };
 
@@ -55,16 +56,10 @@ static inline void levelled_choose(Run* r, LevelledOptions* x, float bias_rate, 
     options_set(r->table, r->n_options, "seq-balance", format_float(computes ? loss : 0.0f).s);
 }
 
-// field: of the biases
-static inline void levelled_freeze(LevelledOptions* x, const Model* m, size_t field) {
-    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
-        const Tensor* t = &m->table[i];
-        const int first = tensors_slices(m->table, i);
-        for (int k = 0; t->field == field && k < tensor_slices(t); k++) {
-            assert(tensor_slice_layer(t, k) < LEVELLED_MOST_LAYERS);
-            x->stays[tensor_slice_layer(t, k)] = (char)(x->all_stay || slice_is_frozen(m->frozen, first + k));
-        }
-    }
+// bias: field of the biases
+static inline void levelled_freeze(LevelledOptions* x, Model* m, size_t bias) {
+    assert(tensors_layers_between(m->table, m->n_table, 1) <= LEVELLED_MOST_LAYERS);
+    if (!model_is_adapter(m)) { levelled_keep(m, bias, x->all_stay, x->stays); }
 }
 
 static inline void levelled_box(const Run* r, const LevelledOptions* x, float bias_rate, float loss) {
