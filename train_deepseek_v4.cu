@@ -244,9 +244,6 @@ static int statistic_table(Tensor* table, const DeepseekV4* v4, int B, int T, Pu
 
 static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
-// of what a leaf counts, where that of a router begins; other_losses.h has what stands behind
-static size_t router_number(const DeepseekV4* v4, int l) { return (size_t)l * router_statistics_length(v4->config.E); }
-
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
 // learns_mtp: of a model that has the module; trains_index: its indexers learn
 static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* adapters, int learns_mtp,
@@ -259,7 +256,7 @@ static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* 
     m->learns_index = trains_index, m->index_ratio = c->csa;
     model_layout(m, n + parameter_table(m->table + n, &v4->whole));
     if (n > 0) { model_save_rows(m, n); }
-    other_losses_layout(m, (int)router_number(v4, c->L + learns_mtp), config_layers(c, CSA_LAYER), 0);
+    other_losses_layout(m, (c->L + learns_mtp) * (int)router_statistics_length(c->E), config_layers(c, CSA_LAYER), 0);
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be
@@ -420,7 +417,7 @@ static ExpertPass expert_pass(const DeepseekV4* v4, Activations* acts, int l, in
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
-    p.numbers = acts->numbers ? acts->numbers + router_number(v4, l) : NULL;
+    p.numbers = layer_numbers(acts, l, v4->config.E);
     if (is_hash) { p.given = s.given; }
     else { p.bias = levelled_bias(&v4->model, AT(router_bias), l); }
     return p;

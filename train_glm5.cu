@@ -212,11 +212,6 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
 
 static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
-// of what a leaf counts, where that of a router begins; other_losses.h has what stands behind
-static size_t router_number(const Glm5* glm, int l) {
-    return (size_t)tensor_kinds(glm->config.mlps, 0, l, EXPERT_LAYER) * router_statistics_length(glm->config.E);
-}
-
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
 // learns_mtp: of a model that has the module; trains_index: its indexers learn
 static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, int learns_mtp, int trains_index) {
@@ -321,7 +316,7 @@ static ExpertPass expert_pass(const Glm5* glm, Activations* acts, int l, int N) 
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
     p.bias = levelled_bias(&glm->model, AT(router_bias), l);
-    p.numbers = acts->numbers ? acts->numbers + router_number(glm, l) : NULL;
+    p.numbers = layer_numbers(acts, tensor_kinds(glm->config.mlps, 0, l, EXPERT_LAYER), glm->config.E);
     p.given = glm->given[l].experts;
     return p;
 }

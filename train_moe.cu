@@ -184,11 +184,6 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-// what the router of layer l counts in this leaf
-static float* layer_numbers(const Activations* acts, const Config* c, int l) {
-    return acts->numbers ? acts->numbers + (size_t)l * router_statistics_length(c->E) : NULL;
-}
-
 static RotaryAttention rotary_attention(const Moe* moe, const Activations* acts, int l) {
     const Config* c = &moe->config;
     const ActivationTensors a = layer_activations(acts, l);
@@ -206,7 +201,7 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
     p.bias = levelled_bias(&moe->model, AT(bias), l);
-    p.numbers = layer_numbers(acts, &moe->config, l);
+    p.numbers = layer_numbers(acts, l, moe->config.E);
     return p;
 }
 

@@ -222,17 +222,13 @@ static RotaryAttention rotary_attention(const Qwen* qwen, const Activations* act
     return x;
 }
 
-// what the routers count in this leaf: of layer l, or of L, all together
-static float* layer_numbers(const Activations* acts, const Config* c, int l) {
-    return pooled_layer(acts->numbers, tensor_kinds(c->kinds, 0, l, 'E'), c->E);
-}
-
 // router and experts of layer l, without gradients
 static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N) {
+    const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
-    p.numbers = layer_numbers(acts, &qwen->config, l);
+    p.numbers = layer_numbers(acts, tensor_kinds(c->kinds, 0, l, 'E'), c->E);
     return p;
 }
 
@@ -341,9 +337,8 @@ static void end_forward(const Model* m, Activations* acts, const floatX* residua
     const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
     const RouterShape router = router_shape(c);
-    if (acts->numbers) {
-        router_pool(layer_numbers(acts, c, c->L), acts->numbers, config_expert_layers(c), &router, N, dev);
-    }
+    const int n = config_expert_layers(c);
+    if (acts->numbers) { router_pool(layer_numbers(acts, n, c->E), acts->numbers, n, &router, N, dev); }
     layer_rmsnorm_forward(acts, layer_activations(acts, 0).norm, layer_statistics(acts, 0).norm_rstd, residual,
                           AT(norm), 0, N, dev);
 }
@@ -406,7 +401,7 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     const ActivationTensors a = layer_activations(acts, l);
     ExpertPass p = expert_pass(qwen, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
-    expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, c, c->L), balance, 0.0f, dev);
+    expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, config_expert_layers(c), c->E), balance, 0.0f, dev);
 }
 
 // From the gradient of q or k, turned back, to that of the projection's output; returns where that lies: in dproj, or,

@@ -350,17 +350,12 @@ static DeltaPass delta_pass_back(Qwen36* qwen, const Activations* acts, int l, i
     return p;
 }
 
-// Where the router of layer l counts; NULL: nobody asks. That of the MTP module has no say in the balance
-static float* router_numbers(const Config* c, const Activations* acts, int l) {
-    return l < c->L ? pooled_layer(acts->numbers, l, c->E) : NULL;
-}
-
-// router and experts of layer l, without gradients
+// router and experts of layer l, without gradients. The router of the MTP module has no say in the balance
 static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int N) {
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
-    p.numbers = router_numbers(&qwen->config, acts, l);
+    p.numbers = l < qwen->config.L ? layer_numbers(acts, l, qwen->config.E) : NULL;
     return p;
 }
 
@@ -488,7 +483,7 @@ static void end_forward(const Model* m, Activations* acts, const floatX* residua
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, 0);
     const RouterShape router = router_shape(c);
-    if (acts->numbers) { router_pool(pooled_layer(acts->numbers, c->L, c->E), acts->numbers, c->L, &router, N, dev); }
+    if (acts->numbers) { router_pool(layer_numbers(acts, c->L, c->E), acts->numbers, c->L, &router, N, dev); }
     layer_rmsnorm_forward(acts, a.norm, layer_statistics(acts, 0).norm_rstd, residual, AT(norm), 0, N, dev);
 }
 
@@ -570,7 +565,7 @@ static void experts_backward(Qwen36* qwen, Activations* acts, int l, int N, cons
     ExpertPass p = expert_pass(qwen, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
     const int is_balanced = l < c->L;  // not the router of the MTP module
-    expert_backward_router(&p, a.dbranch, a.dresidual, is_balanced ? pooled_layer(acts->numbers, c->L, c->E) : NULL,
+    expert_backward_router(&p, a.dbranch, a.dresidual, is_balanced ? layer_numbers(acts, c->L, c->E) : NULL,
                            is_balanced ? pooled_weight(&qwen->model, c->balance, c->k, c->L) : 0.0f, 0.0f, dev);
     shared_backward(qwen, acts, l, a.dbranch, N, dev);
     expert_backward_rows(&p, a.dbranch, dev);

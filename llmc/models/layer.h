@@ -11,6 +11,7 @@ layers share; what is no layer's, as the embedding, stands at layer 0.
     layer_heads_backward   of heads, which ranks may share
     ExpertFields, layer_experts, layer_experts_back   its router and experts (expert_layer.h), without gradients; and
                      where these go
+    layer_numbers    what the i-th router of the model counts in this leaf; NULL: nobody asks
     layer_head       the output matrix, behind all layers (lm_head.h)
     layer_keep       last in a layer's forward: its two streams (stream.h) are kept for backward
     layer_is_fresh   is what layers share (one buffer for all, scratch, rows of experts) still that of layer l?
@@ -137,6 +138,10 @@ static inline ExpertPass layer_experts(Activations* acts, ExpertFields fields, c
 static inline void layer_experts_back(ExpertPass* p, const Activations* acts, ExpertFields fields, int l) {
     p->drouter = layer_gradients(acts, fields.router, l);
     p->dgate_up = layer_gradients(acts, fields.gate_up, l), p->ddown = layer_gradients(acts, fields.down, l);
+}
+
+static inline float* layer_numbers(const Activations* acts, int i, int E) {
+    return acts->numbers ? acts->numbers + (size_t)i * router_statistics_length(E) : NULL;
 }
 
 // of V tokens: from `norm`, what the last norm gives, to logits and losses, and back to its gradient, dnorm

@@ -1,8 +1,8 @@
 /*
 One balance for the routers of all layers, as transformers has it of Qwen's models: where tokens go is counted over all
 layers together, so an expert that is busy in one of them may be idle in another.
-    pooled_numbers   how many numbers the routers of a leaf count: of each layer, then of all of them together
-    pooled_layer     those of the i-th router among them, or of `layers`, all together; NULL: nobody asks
+    pooled_numbers   how many numbers the routers of a leaf count: of each layer, then of all of them together, whose
+                     layer_numbers are those of `layers`
     pooled_weight    of the balance in the gradient of one router
     pooled_balance   in an update: the mean over leaves, 1 where all experts are equally busy
     pooled_loss      what it adds to the loss: transformers' balance is k times ours
@@ -17,10 +17,6 @@ pooled_loss are for when the leaves of all ranks have been added (model_reduce).
 // 0 layers: none
 static inline int pooled_numbers(int layers, int E) {
     return layers > 0 ? (layers + 1) * (int)router_statistics_length(E) : 0;
-}
-
-static inline float* pooled_layer(float* numbers, int i, int E) {
-    return numbers ? numbers + (size_t)i * router_statistics_length(E) : NULL;
 }
 
 // the losses of routers are means over leaves
