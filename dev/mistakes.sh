@@ -53,6 +53,7 @@ steady() {
         -e 's/[0-9.]+ [KMGT]iB of memory, [0-9.]+ [KMGT]iB are free/N GiB of memory, N GiB are free/' \
         -e 's/the disk has [0-9.]+ [KMGT]iB free/the disk has N GiB free/' -e 's/process \([0-9]+\)/process (N)/' \
         -e 's/, [0-9.]+ [KMGT]iB are free: make room/, N GiB are free: make room/' -e 's/-nan/nan/g' -e 's/on [0-9]+ machines/on N machines/' \
+        -e 's/\(at most [0-9]+; [0-9]+ with --recompute 3\)/(at most N; N with --recompute 3)/' \
         -e 's/stops in .* after step [0-9]+; newest checkpoint: .*/stops in ... after step N; newest checkpoint: .../'
 }
 
