@@ -268,19 +268,23 @@ static LmHead lm_head(const GPT2* gpt2, const Activations* acts) {
 // what --recompute left out of layer l; the last layer's is still there
 static void recompute_block(const GPT2* gpt2, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
-    const int C = gpt2->config.C, level = layer_is_fresh(acts, l) ? KEEP_ALL : acts->how.recompute;
-    ActivationTensors a = layer_activations(acts, l);
-    Statistics s = layer_statistics(acts, l);
-    StoredParameters p = layer_weights(gpt2, l);
-    if (level < RECOMPUTE_BLOCKS) { layer_stream(acts, a.residual2, l, N, C, dev); }
+    const int C = gpt2->config.C, level = acts->how.recompute;
+    const ActivationTensors a = layer_activations(acts, l);
+    const Statistics s = layer_statistics(acts, l);
+    const StoredParameters p = layer_weights(gpt2, l);
+    if (layer_is_fresh(acts, l)) { return; }
     if (level >= RECOMPUTE_NORMS) {
         layernorm_forward(a.ln1, s.ln1_mean, s.ln1_rstd, residual, p.ln1w, p.ln1b, LAYERNORM_EPS, N, C, dev);
     }
-    if (level == RECOMPUTE_NORMS) {
+    if (level == RECOMPUTE_BLOCKS) {
+        block_forward(gpt2, acts, l, residual, N, 0, dev);
+        return;
+    }
+    layer_stream(acts, a.residual2, l, N, C, dev);
+    if (level >= RECOMPUTE_NORMS) {
         layernorm_forward(a.ln2, s.ln2_mean, s.ln2_rstd, a.residual2.x, p.ln2w, p.ln2b, LAYERNORM_EPS, N, C, dev);
     }
-    if (level == RECOMPUTE_BLOCKS) { block_forward(gpt2, acts, l, residual, N, 0, dev); }
-    else if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * gpt2->config.F, dev); }
+    if (level >= RECOMPUTE_GELU) { gelu_forward(a.fch_gelu, a.fch, (size_t)N * gpt2->config.F, dev); }
 }
 
 // from the gradient of the stream, dresidual, to those of both tables of vectors

@@ -295,7 +295,7 @@ static void end_backward(const DecoderPasses* passes, Model* m, Activations* act
                            N, dev);
 }
 
-// what --recompute left out of layer l, and which rows its experts have; the last layer's is still there
+// What --recompute left out of layer l, and which rows its experts have: of the last layer all is still there
 static void recompute_block(const Model* m, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
     const Moe* moe = (const Moe*)m;

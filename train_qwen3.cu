@@ -366,16 +366,18 @@ static void end_backward(const DecoderPasses* passes, Model* m, Activations* act
                            N, dev);
 }
 
-// What --recompute left out of layer l, and which rows its experts have: of both the last layer's are still there
+// What --recompute left out of layer l, and which rows its experts have: of the last layer all is still there, and of
+// the last that has experts their rows
 static void recompute_block(const Model* m, Activations* acts, int l, const floatX* residual, int N,
                             const Device* dev) {
     const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
-    const int level = layer_is_fresh(acts, l) ? KEEP_ALL : acts->how.recompute;
+    const int level = acts->how.recompute;
     const int is_last = tensor_kinds(c->kinds, l + 1, model_end_layer(m), 'E') == 0;
     const int has_rows = c->kinds[l] == 'M' || (acts->fresh >= 0 && is_last);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    if (layer_is_fresh(acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         attention_block_forward(qwen, acts, l, residual, N, dev);
         branch_up(qwen, acts, l, 1, N, dev);

@@ -519,9 +519,11 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
                             const Device* dev) {
     const Qwen36* qwen = (const Qwen36*)m;
     const Config* c = &qwen->config;
-    const int is_there = layer_is_fresh(acts, l), level = is_there ? KEEP_ALL : acts->how.recompute;
+    const int level = acts->how.recompute;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    const ExpertPass experts = expert_pass(qwen, acts, l, N);
+    if (layer_is_fresh(acts, l)) { return; }
     if (level == RECOMPUTE_BLOCKS) {
         mixer_forward(qwen, acts, l, residual, 1, N, dev);
         experts_up(qwen, acts, l, 1, N, dev);
@@ -532,11 +534,8 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
         layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
         layer_rmsnorm_forward(acts, a.norm2, s.norm2_rstd, a.residual2.x, AT(norm2), l, N, dev);
     }
-    if (!is_there) {
-        const ExpertPass p = expert_pass(qwen, acts, l, N);
-        mixer_again(qwen, acts, l, N, dev);
-        expert_gather(&p, dev);
-    }
+    mixer_again(qwen, acts, l, N, dev);
+    expert_gather(&experts, dev);
     if (level >= RECOMPUTE_MLPS) { gate_up_forward(qwen, acts, l, N, dev); }
 }
 
