@@ -251,7 +251,6 @@ $(BOTH_TRAINERS): %: $(if $(filter 1,$(CUDA)),$(CUDA_BUILD),$(BUILD))/%
 
 # one build, all of it or a part: the variables above
 cuda_programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%)
-cuda_tests: $(CUDA_TESTS:%=$(CUDA_BUILD)/%)
 cuda_trainers: $(patsubst %,$(CUDA_BUILD)/%,$(CUDA_TRAINERS) $(BOTH_TRAINERS))
 
 # every program for every card and as it is tested: bf16 and exact
@@ -464,5 +463,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_tests cuda_trainers cuda_folder cuda_names cuda_syntax ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests simt_long_tests
+    setup-cuda cuda cuda_programs cuda_trainers cuda_folder cuda_names cuda_syntax ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests simt_long_tests
 .DELETE_ON_ERROR:

@@ -267,6 +267,31 @@ static void solve_parts(float* losses, float* dlogits, const CrossEntropy* c, in
     free(nothing);
 }
 
+// the same by the plain loops
+static void solve_parts_ref(float* losses, float* dlogits, const CrossEntropy* c, int P) {
+    const size_t N = (size_t)c->N;
+    CrossEntropyRow* parts = (CrossEntropyRow*)new_array(N * (size_t)(P + 1), sizeof *parts);
+    CrossEntropyRow* rows = parts + N * (size_t)P;
+    Part part[MOST_PARTS];
+    for (int p = 0; p < P; p++) {
+        part[p] = part_of(c, p, P);
+        crossentropy_part_begin_ref(parts + N * (size_t)p, part[p].logits, c->targets, part[p].first, c->N, part[p].V,
+                                    part[p].Vp);
+    }
+    crossentropy_part_join_ref(rows, parts, P, c->N);
+    for (int p = 0; p < P; p++) { crossentropy_part_add_ref(rows, part[p].logits, c->N, part[p].V, part[p].Vp); }
+    for (int p = 0; p < P; p++) {
+        crossentropy_part_end_ref(losses, part[p].logits, rows, c->targets, part[p].first, DLOSS, 1, c->N, part[p].V,
+                                  part[p].Vp);
+        for (size_t n = 0; n < N; n++) {
+            memcpy(dlogits + n * (size_t)c->Vp + part[p].first, part[p].logits + n * (size_t)part[p].Vp,
+                   sizeof(float) * (size_t)part[p].Vp);
+        }
+        free(part[p].logits);
+    }
+    free(parts);
+}
+
 static void check_parts(Test* t, CrossEntropy* c, const Device* dev) {
     const size_t n = (size_t)c->N * (size_t)c->Vp;
     char what[96];
@@ -280,6 +305,11 @@ static void check_parts(Test* t, CrossEntropy* c, const Device* dev) {
         check_losses(t, what, losses, c);
         solve_parts(losses, dlogits, c, P, 0, dev);
         check_losses(t, "losses of parts, without the gradient", losses, c);
+        if (!FAST_KERNELS) {
+            solve_parts_ref(losses, dlogits, c, P);
+            check_same(t, "dlogits of parts by the plain loops", dlogits, c->dlogits, c->dlogits_error, n);
+            check_losses(t, "losses of parts by the plain loops", losses, c);
+        }
         free(losses), free(dlogits);
     }
 }

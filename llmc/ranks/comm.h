@@ -71,7 +71,6 @@ typedef struct {
 } CommCall;
 
 enum { COMM_CALLS = 64 };  // at most under way at once; the finished ones among them are the trace
-enum { COMM_GROUPS = 1 << 20 };  // more than any run makes
 
 // Goes before the bytes of a call from one rank to another, by TCP. Whoever made another call, or one of another
 // length, is found out before a byte is used.
