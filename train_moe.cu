@@ -433,8 +433,7 @@ static void moe_options(Run* r) {
          "where nothing learns (--generate, --eval-only): bf16 keeps matrices in half the memory; files in bf16 lose "
          "nothing by it", 0},
 #endif
-        {"model", "tied", "", OPTION_SWITCH, &w->tied, "0", 0, 0, "0|1",
-         "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
+        decoder_tied_option(&w->tied, "0"),
     };
     run_add_options(r, own, sizeof own);
     decoder_options(r, DECODER_RECOMPUTE("the experts' first products too"), "8192", CP_CHUNKS, 1);
@@ -491,9 +490,7 @@ static void moe_choose(Run* r) {
     Config config, *c = &config;
     if (*r->weights && from_preset) { fail_input("%s: expected a Mixtral model with its config.json", r->o.from); }
     *c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config, &w->file);
-    if (from_preset) { c->tied = w->tied; }
-    options_refuse(!from_preset && run_is_typed(r, "tied") && w->tied != c->tied, "tied",
-                   "is for --model; config.json says it as tie_word_embeddings");
+    decoder_choose_tied(r, w->tied, &c->tied);
     moe_choose_balance(r, c);
     if (run_is_typed(r, "rope-alpha")) { moe_choose_rope(r, c, shortest_double(w->rope_alpha)); }
     options_set(r->table, r->n_options, "rope-alpha", format_float((float)c->rope_alpha).s);

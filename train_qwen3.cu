@@ -494,11 +494,8 @@ static const Config* config_of(const Run* r) { return &workplace(r)->qwen.whole;
 static void qwen_options(Run* r) {
     Workplace* w = workplace(r);
     const Option own[] = {
-        {"model", "tied", "", OPTION_SWITCH, &w->tied, "1", 0, 0, "0|1",
-         "with --model: the embedding is the output matrix too; config.json says it as tie_word_embeddings", 0},
-        {"model", "aux-alpha", "", OPTION_FLOAT, &w->aux_alpha, "0", 0, 1e3, "F",
-         "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, config.json's, "
-         "if output_router_logits is true there", 0},
+        decoder_tied_option(&w->tied, "1"),
+        decoder_balance_option(&w->aux_alpha),
     };
     run_add_options(r, own, sizeof own);
     decoder_options(r, DECODER_RECOMPUTE("the first products of MLPs too"), "1024", CP_CHUNKS, 1);
@@ -524,9 +521,7 @@ static void qwen_choose(Run* r) {
     const int from_preset = !*r->config;
     if (*r->weights && from_preset) { fail_input("%s: expected a model with its config.json", r->o.from); }
     Config c = from_preset ? config_preset(r->o.model, run_new_vocabulary(r)) : config_load(r->config);
-    if (from_preset && run_is_chosen(r, "tied")) { c.tied = w->tied; }
-    options_refuse(!from_preset && run_is_typed(r, "tied") && w->tied != c.tied, "tied",
-                   "is for --model; config.json says it as tie_word_embeddings");
+    decoder_choose_tied(r, w->tied, &c.tied);
     qwen_fit(r, &c);
     options_refuse(run_is_typed(r, "aux-alpha") && c.E == 0, "aux-alpha", "is for models with experts");
     if (run_is_chosen(r, "aux-alpha")) { c.balance = w->aux_alpha; }

@@ -11,6 +11,9 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_recomputes       are whole blocks computed again on the way back?
     decoder_options          rows of the options that all decoders have: what is kept, graphs, which ranks have what;
                              DECODER_RECOMPUTE: what --help says of --recompute
+    decoder_tied_option, decoder_choose_tied   --tied: a row; in Trainer.choose, what was typed instead of what a preset
+                             says. config.json says it itself
+    decoder_balance_option   --aux-alpha of routers with one balance (pooled_routers.h), a row
     DecoderSizes, decoder_sizes, decoder_begin_ranks   in Trainer.choose, once the model has its layout: its layers,
                              matrices, positions and experts are divided as --pp, --tp, --cp and --ep say
     decoder_check            in Trainer.check, behind the trainer's own: do rows and micro-batches fit that?
@@ -97,6 +100,28 @@ static inline void decoder_options(Run* r, const char* recompute, const char* he
     d->has_cp_by = has_cp_by;
     run_add_options(r, own, sizeof own);
     if (has_cp_by) { run_add_options(r, by, sizeof by); }
+}
+
+static inline Option decoder_tied_option(int* tied, const char* usual) {
+    const Option row = {"model", "tied", "", OPTION_SWITCH, tied, usual, 0, 0, "0|1",
+                        "with --model: the embedding is the output matrix too; config.json says it as "
+                        "tie_word_embeddings", 0};
+    return row;
+}
+
+// typed: of the option; tied: of the Config, as the preset or config.json has it, then as the run does
+static inline void decoder_choose_tied(Run* r, int typed, int* tied) {
+    const int from_preset = !*r->config;
+    if (from_preset && run_is_chosen(r, "tied")) { *tied = typed; }
+    options_refuse(!from_preset && run_is_typed(r, "tied") && typed != *tied, "tied",
+                   "is for --model; config.json says it as tie_word_embeddings");
+}
+
+static inline Option decoder_balance_option(float* weight) {
+    const Option row = {"model", "aux-alpha", "", OPTION_FLOAT, weight, "0", 0, 1e3, "F",
+                        "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, "
+                        "config.json's, if output_router_logits is true there", 0};
+    return row;
 }
 
 // ---- which ranks have what ----
