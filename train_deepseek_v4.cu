@@ -23,10 +23,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/deepseek_v4.h"  // Config, Parameters, parameter_table
 #include "llmc/models/entry_attention.h"  // EntryPass, entry_attention_forward: attention of a layer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
-#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
+#include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
 #include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_balance: routers kept busy, each by itself
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
-#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp_module.h"   // mtp_head, mtp_losses: the token after the next
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
@@ -34,7 +34,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
 #include "llmc/ops/residual.h"        // residual_forward
-#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, rmsnorm_backward
 #include "llmc/ops/token_choice.h"    // token_choice: experts that the token decides on
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone

@@ -18,17 +18,16 @@ a last norm, and the output matrix. A module behind the last norm may learn to p
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/glm5.h"         // Config, Parameters, parameter_table
 #include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
-#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
+#include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
 #include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_balance: routers kept busy, each by itself
-#include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward_input
-#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/linear.h"       // linear_room_elements, linear_sends: scratch, what ranks send
+#include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp_module.h"   // MtpModule, mtp_module_leaf: the token after the next
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
-#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, residual_rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns

@@ -21,7 +21,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
-#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
+#include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
 #include "llmc/models/levelled_routers.h"  // levelled_biases: biases that keep experts busy
 #include "llmc/models/linear.h"       // LinearChain, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
@@ -32,7 +32,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
-#include "llmc/ops/rmsnorm.h"         // rmsnorm_forward, residual_rmsnorm_forward, rmsnorm_backward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops

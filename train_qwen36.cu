@@ -21,11 +21,11 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/delta_layer.h"  // DeltaPass, delta_layer_forward: the linear mixer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
-#include "llmc/models/gathered.h"     // heads_gather, swiglu_backward_gathered: sums over what ranks of --tp share
+#include "llmc/models/gathered.h"     // heads_sends, swiglu_backward_gathered: sums over what ranks of --tp share
 #include "llmc/models/image_splice.h" // image_splice_take, image_splice_forward: images in the text
-#include "llmc/models/layer.h"        // layer_linear, layer_stream: operands of a layer of a pass
+#include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
-#include "llmc/models/lm_head.h"      // LmHead, lm_head_losses: the output matrix and cross entropy
+#include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mtp_module.h"   // MtpModule, mtp_module_leaf: the token after the next
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
@@ -39,7 +39,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/head_gate.h"       // head_gate_split, head_gate_forward: the output gate of attention
 #include "llmc/ops/residual.h"        // residual_forward
-#include "llmc/ops/rmsnorm.h"         // rmsnorm_gain, rmsnorm_forward, rmsnorm_backward
 #include "llmc/ops/row_gate.h"        // row_gate_forward, row_gate_add: the weight of the shared expert
 #include "llmc/ops/swiglu.h"          // swiglu_forward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
