@@ -13,11 +13,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GREY = "#e4e4e4"  # what does not exist yet
 EVEN = 3
+BLUES = plt.get_cmap("Blues", 8)
 RUNS = (("before", "--indexer off --steps 1500 --lr 3e-3"),
         ("dense", "--indexer dense --indexer-alone 1 --steps 400 --lr 3e-3"),
         ("after", "--indexer kl --indexer-alone 1 --steps 400 --lr 1e-3"))
@@ -58,17 +60,22 @@ def draw_choices(rows, topk, column):
         at_random = np.mean(topk / n_seen[n_seen > topk])
         print(f"{name}: of the mass chosen {shares[0]:.1%} before, {shares[1]:.1%} after, at best {shares[2]:.1%}, "
               f"at random {at_random:.1%}")
-        titles = (f"{name}: where attention looks", f"chosen before: {shares[0]:.0%} of it",
+        titles = (f"{name}: where attention looks", f"chosen before learning: {shares[0]:.0%} of it",
                   f"chosen after: {shares[1]:.0%} (at best {shares[2]:.0%})")
         of_even = mass[0] * visible[0].sum(axis=-1, keepdims=True) / EVEN  # 1: EVEN times what each had if all had as much
         for axis, title, x in zip(row, titles, (of_even, choices[0][0], choices[1][0])):
             axis.set_facecolor(GREY)
             image = np.where(visible[0], x, np.nan)
-            axis.imshow(image, cmap=plt.get_cmap("Blues", 8), vmin=0, vmax=1, aspect="auto", interpolation="none")
+            axis.imshow(image, cmap=BLUES, vmin=0, vmax=1, aspect="auto", interpolation="none")
             axis.set_title(title, fontsize=9)
         row[0].set_ylabel("position that reads, byte of the text")
     for axis in axes[-1]:
         axis.set_xlabel(column)
+    shades = ((1.0, f"left: {EVEN} times an even share of attention, or more; others: chosen"), (1 / EVEN, "left: an even share"),
+              (0.0, "left: hardly any; others: not chosen"))
+    handles = [Patch(facecolor=BLUES(value), edgecolor="#888888", linewidth=0.5, label=text) for value, text in shades]
+    handles.append(Patch(facecolor=GREY, edgecolor="#888888", linewidth=0.5, label="not written yet"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     axes[0][0].text(axes[0][0].get_xlim()[1] - 1.5, 12, "not written yet", ha="right", fontsize=8, color="#555555")
     return figure
 
