@@ -176,8 +176,8 @@ typedef struct {
     double *out_error, *dinp_error;
 } Bounds;
 
-// 2^-15: a score is HS <= 136 products below 4 and their sums below 64, times the scale: rounding_walk(2 * 136, 64) /
-// 12 is 2^-16.7. Sums over 257 queries or keys: rounding_walk(257, 1) is 2^-19.2
+// 2^-15: a score is HS <= 256 products below 4 and their sums below 64, times the scale: rounding_walk(2 * 256, 64) /
+// 17 is 2^-16.8. Sums over 257 queries or keys: rounding_walk(257, 1) is 2^-19.2
 static const double FLOAT_ERROR = 0x1p-15;
 
 static Bounds bounds_new(const Problem* p) {
@@ -826,16 +826,19 @@ static void test_bf16_documents(Test* t) {
 
 static Results results_bf16(const Problem* p, const Device* dev) { return results_as<bf16>(p, &p->s, dev); }
 
-static void check_bf16(Test* t, Sizes z, int keys) {
+// returns how many calls went to plain kernels
+static int check_bf16(Test* t, Sizes z, int keys) {
     Problem p = grouped_block(z, keys, 0, as_bf16);
     Device dev = test_device(1);
     Results r = results_bf16(&p, &dev);
     Bounds x = bounds(&p, 0x1p-8, FLOAT_ERROR);
     check_results(t, name_of(&p, "bf16", &dev), r.out, r.max, r.inv, r.dinp, &x, &p);
+    const int n_plain = (int)dev.fallbacks[FALLBACK_ATTENTION].n;
     bounds_free(&x);
     results_free(&r);
     device_free(&dev);
     problem_free(&p);
+    return n_plain;
 }
 
 static void test_bf16(Test* t) {
@@ -863,32 +866,34 @@ static void test_bf16(Test* t) {
 }
 
 // what no query may see is large but finite: with weight 0 it must not reach a result (an Inf may, within a tile)
-static void test_bf16_causality(Test* t) {
-    const Sizes z = {1, 80, 0, 1, 1, 64, 12};
+static void check_bf16_causality(Test* t, int HS) {
+    const Sizes z = {1, 80, 0, 1, 1, HS, 12};
     const int token = 40;
     Problem p = grouped(z, 0, as_bf16);
     Device dev = test_device(1);
     Results clean = results_bf16(&p, &dev);
-    for (size_t i = 0; i < 64; i++) {
-        p.inp[p.k_at + token * p.s.kv_row + i] = as_bf16(1e30f);
-        p.inp[p.v_at + token * p.s.kv_row + i] = as_bf16(-1e30f);
+    for (int i = 0; i < HS; i++) {
+        p.inp[p.k_at + token * p.s.kv_row + (size_t)i] = as_bf16(1e30f);
+        p.inp[p.v_at + token * p.s.kv_row + (size_t)i] = as_bf16(-1e30f);
     }
     Results spoilt = results_bf16(&p, &dev);
     int n_felt = 0;
     for (int n = 0; n < z.T; n++) {
         size_t y = at_out(&p.s, 0, 0, n), q = at_q(&p.s, 0, 0, n);
         if (n >= token && n < token + z.window) {
-            n_felt += memcmp(spoilt.out + y, clean.out + y, 64 * sizeof(float)) != 0;
+            n_felt += memcmp(spoilt.out + y, clean.out + y, sizeof(float) * (size_t)HS) != 0;
             continue;
         }
-        check_bits(t, "out", spoilt.out + y, clean.out + y, 64);
-        check_bits(t, "dq", spoilt.dinp + q, clean.dinp + q, 64);
+        check_bits(t, "out", spoilt.out + y, clean.out + y, (size_t)HS);
+        check_bits(t, "dq", spoilt.dinp + q, clean.dinp + q, (size_t)HS);
     }
     check(t, n_felt == z.window, "%d of %d queries that see token %d have felt it", n_felt, z.window, token);
     results_free(&clean), results_free(&spoilt);
     device_free(&dev);
     problem_free(&p);
 }
+
+static void test_bf16_causality(Test* t) { check_bf16_causality(t, 64); }
 
 // the keys that a window hides from the one query of a long cache, and what lies behind the last key: not even NaN
 // there changes a bit
@@ -947,18 +952,20 @@ static void test_bf16_fallbacks(Test* t) {
     device_free(&dev);
 }
 
+static void check_bf16_again(Test* t, Sizes z) {
+    Problem p = grouped(z, 0, as_bf16);
+    Device dev = test_device(1);
+    Results a = results_bf16(&p, &dev), b = results_bf16(&p, &dev);
+    check_bits(t, "out", a.out, b.out, p.n_out);
+    check_bits(t, "gradient", a.dinp, b.dinp, p.n_inp);
+    results_free(&a), results_free(&b);
+    device_free(&dev);
+    problem_free(&p);
+}
+
 static void test_bf16_again(Test* t) {
     const Sizes sizes[] = {{1, 70, 0, 2, 1, 64, 0}, {1, 40, 0, 1, 1, 128, 20}, {1, 500, 499, 4, 1, 64, 0}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        Problem p = grouped(sizes[i], 0, as_bf16);
-        Device dev = test_device(1);
-        Results a = results_bf16(&p, &dev), b = results_bf16(&p, &dev);
-        check_bits(t, "out", a.out, b.out, p.n_out);
-        check_bits(t, "gradient", a.dinp, b.dinp, p.n_inp);
-        results_free(&a), results_free(&b);
-        device_free(&dev);
-        problem_free(&p);
-    }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { check_bf16_again(t, sizes[i]); }
 }
 
 #ifdef WGMMA
@@ -970,8 +977,31 @@ static void test_bf16_hopper(Test* t) {
     test_bf16_again(t);
     flash_hopper = 0;
 }
+
+// heads of up to 256 channels, which only these kernels take
+static void test_bf16_wide(Test* t) {
+    const Sizes sizes[] =
+        {
+            // B, T, t0, NH, NKV, HS, window
+            {1, 1, 0, 1, 1, 256, 0},  {2, 7, 0, 2, 1, 256, 0},   {1, 33, 0, 4, 2, 256, 0},  {1, 131, 0, 1, 1, 256, 0},
+            {1, 64, 0, 1, 1, 256, 1}, {1, 127, 0, 2, 1, 256, 64}, {1, 99, 0, 1, 1, 200, 5}, {1, 90, 70, 2, 1, 256, 0},
+            {1, 70, 69, 2, 1, 256, 0}, {1, 65, 0, 2, 1, 192, 0}, {1, 130, 0, 1, 1, 192, 100}, {1, 20, 3, 1, 1, 136, 7},
+        };
+    const Sizes block = {1, 140, 70, 2, 1, 256, 75}, again = {1, 140, 0, 2, 1, 256, 0};
+    const Sizes documents[] = {{2, 140, 0, 2, 1, 256, 0}, {1, 170, 90, 2, 1, 256, 70}, {1, 100, 0, 1, 1, 192, 0}};
+    flash_hopper = 1;
+    int n_plain = check_bf16(t, block, 70);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) { n_plain += check_bf16(t, sizes[i], sizes[i].T); }
+    check(t, n_plain == 0, "%d calls went to plain kernels", n_plain);
+    for (size_t i = 0; i < 6; i++) { check_documents<bf16>(t, documents[i / 2], i % 2 ? 60 : 9, as_bf16, 0x1p-8); }
+    check_bf16_causality(t, 256);
+    check_bf16_causality(t, 192);
+    check_bf16_again(t, again);
+    flash_hopper = 0;
+}
 #else
 static void test_bf16_hopper(Test* t) { skip(t, "not built for sm_90a"); }
+static void test_bf16_wide(Test* t) { skip(t, "not built for sm_90a"); }
 #endif
 #endif
 
@@ -1005,6 +1035,7 @@ int main(int argc, char** argv) {
         {"bf16 fallbacks", "what is not for tensor cores is counted, and the first is named", test_bf16_fallbacks},
         {"bf16 again", "two runs give the same bits", test_bf16_again},
         {"bf16 Hopper", "products of warpgroups: bounds, documents, causality, the same bits", test_bf16_hopper},
+        {"bf16 wide", "the same of heads of up to 256 channels, none of which falls back", test_bf16_wide},
 #endif
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof promises[0]);

@@ -411,8 +411,8 @@ __device__ static void copy_tile(bf16* tile, const bf16* x, int rows, int stride
     cp_async_commit();
 }
 
-// d (64, 128) = a (64, 64) b (64, 128). Transposed: a holds (k, m), b holds (k, n); else (m, k) and (n, k)
-template <int A_TRANSPOSED, int B_TRANSPOSED, int REGISTERS>
+// d (64, N) = a (64, 64) b (64, N). Transposed: a holds (k, m), b holds (k, n); else (m, k) and (n, k)
+template <int A_TRANSPOSED, int B_TRANSPOSED, int REGISTERS, int N>
 __global__ void wgmma_kernel(float* d, const bf16* a, const bf16* b, WgmmaFault fault) {
     extern __shared__ __align__(1024) bf16 wgmma_tiles[];
     bf16 *a_tile = wgmma_tiles, *b_tile = a_tile + 64 * 64;
@@ -423,15 +423,16 @@ __global__ void wgmma_kernel(float* d, const bf16* a, const bf16* b, WgmmaFault 
         operands[i / 4][i % 4] = *(const unsigned*)(a + m * 64 + k);
     }
     copy_tile(a_tile, a, 64, 64);
-    copy_tile(b_tile, b, B_TRANSPOSED ? 64 : 128, B_TRANSPOSED ? 128 : 64);
-    if (B_TRANSPOSED) { copy_tile(b_tile + 64 * 64, b + 64, 64, 128); }
+    for (int n = 0; n < N; n += 64) {
+        copy_tile(b_tile + n * 64, b + (B_TRANSPOSED ? n : n * 64), 64, B_TRANSPOSED ? N : 64);
+    }
     cp_async_wait<0>();
     if (fault != NO_PROXY_FENCE || threadIdx.x != 77) { fence_proxy_async(); }
     __syncthreads();
     if (fault == ONE_WARP_LESS && threadIdx.x < WARP) { return; }
     uint64_t a_matrix = smem_descriptor(a_tile + (fault == SECOND_ROW ? 64 : 0)),
              b_matrix = smem_descriptor(b_tile + (fault == BEYOND ? 64 * 64 : 0), 64 * 64 * 2);
-    float sums[1][16][4];
+    float sums[1][N / 8][4];
     if (fault != NO_FENCE) { wgmma_fence(); }
     #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -453,44 +454,52 @@ __global__ void wgmma_kernel(float* d, const bf16* a, const bf16* b, WgmmaFault 
     if (fault != NO_WAIT) { wgmma_wait<0>(); }
     wgmma_keep(sums);
     cp_async_wait<0>();
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < N / 2; i++) {
         if (fault == EARLY_READ) { break; }
-        d[(row + i % 4 / 2 * 8) * 128 + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[0][i / 4][i % 4];
+        d[(row + i % 4 / 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = sums[0][i / 4][i % 4];
     }
 }
 
-static const size_t WGMMA_BYTES = 3 * 64 * 64 * sizeof(bf16);
+template <int N>
+static size_t wgmma_bytes() { return (64 + N) * 64 * sizeof(bf16); }
 
-template <int A_TRANSPOSED, int B_TRANSPOSED, int REGISTERS>
+template <int A_TRANSPOSED, int B_TRANSPOSED, int REGISTERS, int N>
 static void check_wgmma(Test* t, const char* what) {
     Device dev = test_device(1);
-    static float a[64 * 64], b[64 * 128], d[64 * 128];
+    static float a[64 * 64], b[64 * N], d[64 * N];
     for (int i = 0; i < 64 * 64; i++) { a[i] = (float)(i * 37 % 11 - 5); }  // small integers: every sum is exact
-    for (int i = 0; i < 64 * 128; i++) { b[i] = (float)(i * 29 % 13 - 6); }
-    bf16 *d_a = to_device_as<bf16>(a, 64 * 64, &dev), *d_b = to_device_as<bf16>(b, 64 * 128, &dev);
-    float* d_d = to_device(d, 64 * 128, &dev);
-    wgmma_kernel<A_TRANSPOSED, B_TRANSPOSED, REGISTERS><<<1, WARPGROUP, WGMMA_BYTES, dev.stream>>>(d_d, d_a, d_b, RIGHT);
-    from_device(d, d_d, 64 * 128, &dev);
+    for (int i = 0; i < 64 * N; i++) { b[i] = (float)(i * 29 % 13 - 6); }
+    bf16 *d_a = to_device_as<bf16>(a, 64 * 64, &dev), *d_b = to_device_as<bf16>(b, 64 * N, &dev);
+    float* d_d = to_device(d, 64 * N, &dev);
+    wgmma_kernel<A_TRANSPOSED, B_TRANSPOSED, REGISTERS, N><<<1, WARPGROUP, wgmma_bytes<N>(), dev.stream>>>(d_d, d_a, d_b, RIGHT);
+    from_device(d, d_d, 64 * N, &dev);
     device_drop(d_a), device_drop(d_b);
     int n_wrong = 0;
     for (int m = 0; m < 64; m++) {
-        for (int n = 0; n < 128; n++) {
+        for (int n = 0; n < N; n++) {
             float want = 0.0f;
-            for (int k = 0; k < 64; k++) { want += a[A_TRANSPOSED ? k * 64 + m : m * 64 + k] * b[B_TRANSPOSED ? k * 128 + n : n * 64 + k]; }
-            n_wrong += d[m * 128 + n] != want;
+            for (int k = 0; k < 64; k++) { want += a[A_TRANSPOSED ? k * 64 + m : m * 64 + k] * b[B_TRANSPOSED ? k * N + n : n * 64 + k]; }
+            n_wrong += d[m * N + n] != want;
         }
     }
-    check(t, n_wrong == 0, "%s: %d of %d sums are wrong", what, n_wrong, 64 * 128);
+    check(t, n_wrong == 0, "%s: %d of %d sums are wrong", what, n_wrong, 64 * N);
     device_free(&dev);
 }
 
+template <int N>
+static void check_wgmmas(Test* t) {
+    check_wgmma<0, 0, 0, N>(t, "a (m, k), b (n, k)");
+    check_wgmma<0, 1, 0, N>(t, "a (m, k), b (k, n)");
+    check_wgmma<1, 0, 0, N>(t, "a (k, m), b (n, k)");
+    check_wgmma<1, 1, 0, N>(t, "a (k, m), b (k, n)");
+    check_wgmma<0, 0, 1, N>(t, "a in registers, b (n, k)");
+    check_wgmma<0, 1, 1, N>(t, "a in registers, b (k, n)");
+}
+
 static void test_wgmma(Test* t) {
-    check_wgmma<0, 0, 0>(t, "a (m, k), b (n, k)");
-    check_wgmma<0, 1, 0>(t, "a (m, k), b (k, n)");
-    check_wgmma<1, 0, 0>(t, "a (k, m), b (n, k)");
-    check_wgmma<1, 1, 0>(t, "a (k, m), b (k, n)");
-    check_wgmma<0, 0, 1>(t, "a in registers, b (n, k)");
-    check_wgmma<0, 1, 1>(t, "a in registers, b (k, n)");
+    check_wgmmas<128>(t);
+    check_wgmmas<192>(t);
+    check_wgmmas<256>(t);
 }
 #else
 static void test_wgmma(Test* t) { skip(t, "not built for sm_90a"); }
@@ -787,9 +796,9 @@ static void plant_wgmma(void* arg) {
     WgmmaFault fault = *(const WgmmaFault*)arg;
     if (fault == EARLY_OPERAND) {
         cudaCheck(cudaMemset(x, 1, 64 * 128 * sizeof(bf16)));
-        wgmma_kernel<0, 0, 1><<<1, WARPGROUP, WGMMA_BYTES>>>(d, x, x, fault);
+        wgmma_kernel<0, 0, 1, 128><<<1, WARPGROUP, wgmma_bytes<128>()>>>(d, x, x, fault);
     } else {
-        wgmma_kernel<0, 0, 0><<<1, WARPGROUP, WGMMA_BYTES>>>(d, x, x, fault);
+        wgmma_kernel<0, 0, 0, 128><<<1, WARPGROUP, wgmma_bytes<128>()>>>(d, x, x, fault);
     }
     float first;
     cudaCheck(cudaMemcpy(&first, d, sizeof first, cudaMemcpyDeviceToHost));

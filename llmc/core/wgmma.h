@@ -1,6 +1,7 @@
 /*
 Products of a warpgroup on Hopper's tensor cores, asynchronously: one function for each instruction.
-    wgmma_ss    sums (64, N) = a b or += a b: a (64, 16) and b (16, N) bf16 in shared memory; N = 48, 64 or 128
+    wgmma_ss    sums (64, N) = a b or += a b: a (64, 16) and b (16, N) bf16 in shared memory; N = 48, 64, 128, 192
+                or 256
     wgmma_rs    the same with a in registers
     wgmma_fence, wgmma_commit, wgmma_wait<n>    before the first product, behind the last of a group, until n groups
                 are under way; wgmma_keep(sums) behind the wait holds the compiler from reading them before it
@@ -15,8 +16,8 @@ a in registers likewise: of warp w rows 16w..16w+15, as a of mma_m16n8k16.
 In shared memory: rows of 64 bf16, 128 bytes, at a multiple of 1024 bytes, where 16-byte chunk c of row r lies at
 c ^ (r & 7): the tile of tile.h with W = 64 ("128-byte swizzle"). Eight rows are 1024 bytes, the stride of descriptors.
     not transposed    a row of 64 holds what is summed over: of a row of a, or of a column of b. 16 further: 32 bytes on
-    transposed        it holds rows of a, or columns of b. 16 further to sum over: 16 rows, 2048 bytes on. b of 128
-                      columns is two such matrices, `apart` bytes apart
+    transposed        it holds rows of a, or columns of b. 16 further to sum over: 16 rows, 2048 bytes on. b has such a
+                      matrix for each 64 columns, `apart` bytes from one to the next
 Order:  as mma_m16n8k16: 16 products and a sum at a time, in an order of the hardware's own.
 Cost:   64 * N * 16 multiply-adds in N / 2 cycles of a multiprocessor.
 Needs sm_90a (make CUDA_ARCH=sm_90a). Where no GPU runs, dev/simt models the same functions.
@@ -113,6 +114,14 @@ inline void wgmma_rs(float (&sums)[1][N][4], const unsigned (&a)[4], uint64_t b,
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_SUMS_64 WGMMA_SUMS_48 \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_SUMS_80 WGMMA_SUMS_64 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_SUMS_96 WGMMA_SUMS_80 \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_SUMS_112 WGMMA_SUMS_96 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_SUMS_128 WGMMA_SUMS_112 \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // columns, their sums as a list of operands and of registers, numbers of the operands behind them
 #define WGMMA_OF_(COLUMNS, SUMS, n0, n1, n2, n3, n4, n5, n6, ...) \
@@ -136,6 +145,9 @@ inline void wgmma_rs(float (&sums)[1][N][4], const unsigned (&a)[4], uint64_t b,
 WGMMA_OF_(48, WGMMA_SUMS_24, 24, 25, 26, 27, 28, 29, 30, WGMMA_16_(0), WGMMA_4_(4), WGMMA_4_(5))
 WGMMA_OF_(64, WGMMA_SUMS_32, 32, 33, 34, 35, 36, 37, 38, WGMMA_32_(0))
 WGMMA_OF_(128, WGMMA_SUMS_64, 64, 65, 66, 67, 68, 69, 70, WGMMA_32_(0), WGMMA_32_(8))
+WGMMA_OF_(192, WGMMA_SUMS_96, 96, 97, 98, 99, 100, 101, 102, WGMMA_32_(0), WGMMA_32_(8), WGMMA_32_(16))
+WGMMA_OF_(256, WGMMA_SUMS_128, 128, 129, 130, 131, 132, 133, 134, WGMMA_32_(0), WGMMA_32_(8), WGMMA_32_(16),
+          WGMMA_32_(24))
 #endif  // SIMT
 #endif  // __CUDACC__
 #endif  // LLMC_WGMMA_H

@@ -12,7 +12,7 @@ run. HS 64 and 128 waste nothing, others are filled up with zeros to the next of
     causal, window, documents    tiles that no query of the block sees are skipped, and where all see all, nothing is
                    masked
     copies         cp.async: the next tile is under way while this one is used, with one barrier per tile
-    Hopper         make CUDA_ARCH=sm_90a: other kernels, by wgmma (flash_hopper.h)
+    Hopper         make CUDA_ARCH=sm_90a: other kernels, by wgmma, and HS up to 256 (flash_hopper.h)
     order          groups of heads whose keys and values fit into the L2, in a group tile after tile (flash_place)
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, and sums in float, to first order:
             out   e * sum of att |v|  (weights are rounded before they meet v)  + e |out|
@@ -51,6 +51,7 @@ Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, a
 #endif
 
 enum { FLASH_THREADS = 128, FLASH_KEYS = 64 };  // four warps; keys of a block or of a tile
+enum { FLASH_CHANNELS = 128 };                  // of a head, at most
 
 // ---- forward ----
 
@@ -282,8 +283,16 @@ static inline int flash_aligned_(const void* x, size_t row, size_t seq) {
     return (uintptr_t)x % 16 == 0 && row % 8 == 0 && seq % 8 == 0;
 }
 
+// of a head
+static inline int flash_most_channels_(void) {
+#ifdef WGMMA
+    if (FLASH_HOPPER) { return FLASH_HOPPER_CHANNELS; }
+#endif
+    return FLASH_CHANNELS;
+}
+
 static inline int flash_fits(const bf16* q, const bf16* k, const bf16* v, const bf16* out, const AttentionShape* s) {
-    return s->HS % 8 == 0 && s->HS <= 128 && flash_aligned_(q, s->q_row, s->q_seq) &&
+    return s->HS % 8 == 0 && s->HS <= flash_most_channels_() && flash_aligned_(q, s->q_row, s->q_seq) &&
            flash_aligned_(k, s->kv_row, s->kv_seq) && flash_aligned_(v, s->kv_row, s->kv_seq) &&
            flash_aligned_(out, s->out_row, s->out_seq);
 }

@@ -2,19 +2,29 @@
 Attention of attention.h by wgmma, for Hopper (sm_90a): flash_attention.h calls it in a build with WGMMA, that of
 make CUDA_ARCH=sm_90a. What it says of shapes, of the order of sums and of errors holds here too; the steps between
 products are those of flash_steps.h. Other than there:
+    heads       of up to 256 channels, filled up with zeros to 64, 128, 192 or 256
     products    a warpgroup, four warps, has 64 rows of a block; tiles lie in shared memory as wide_tile.h says
     forward     the scores of a tile, and the weights of the one before times its values, are products of one batch
-    dk and dv   scores and datt are transposed, keys by queries: weights and ds are operands a as registers hold them
+    dk and dv   scores and datt are transposed, keys by queries: weights and ds are operands a as registers hold them.
+                Above 128 channels both sums are more than a thread's registers: two warpgroups have the same keys, the
+                first finds weights and dv, the second datt and dk, and weights go through shared memory as floats
     causal      a warpgroup leaves out tiles of its block that none of its own 64 rows sees
 Cost:   as there; tensor cores need 2 W cycles of a multiprocessor for a product of 64 x 64 x W, exp2 of 64 x 64 256.
         By ptxas of CUDA 13.0, without spills:
                                warpgroups  queries, keys of a tile  registers  shared memory  blocks at once
             forward   HS <= 64     2             128, 64                127         48 KiB          2
-                      HS <= 128    3             192, 64                163        112 KiB          1
+                      HS <= 128    3             192, 64                164        112 KiB          1
+                      HS <= 192    2             128, 64                194        144 KiB          1
+                      HS <= 256    2             128, 64                227        192 KiB          1
             dk, dv    HS <= 64     1              48, 64                166         41 KiB          3
                       HS <= 128    1              64, 64                253         97 KiB          2
+                      HS <= 192    2              64, 64                248        161 KiB          1
+                      HS <= 256    2              64, 64                238        209 KiB          1
             dq        HS <= 64     2             128, 64                122         64 KiB          2
                       HS <= 128    3             192, 64                156        160 KiB          1
+                      HS <= 192    2             128, 64                198        192 KiB          1
+                      HS <= 256    2             128, 48                213        224 KiB          1
+        Heads of more than 128 channels were not measured.
         Measured on an H200 (2026-11-28, before addresses took fewer instructions), causal, TFLOP/s of what queries see
         at T 1024 (384 heads of 64 channels; 256 of 128 in pairs) and 16384 (16 heads); in brackets those of
         flash_attention.h:
@@ -36,6 +46,8 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
 #endif
+
+enum { FLASH_HOPPER_CHANNELS = 256 };  // of a head, at most
 
 // this warp's warpgroup of the block: the compiler learns that all lanes have the same
 __device__ inline int flash_warpgroup_() { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARPGROUP, 0); }
@@ -173,20 +185,82 @@ __device__ inline void flash_hopper_key_gradients_(float (&ds)[1][N][4], const f
     }
 }
 
-// grid (B * NKV, tiles of 64 * WARPGROUPS keys): early keys have the most queries and come first. A step is a tile of
-// queries of one head. shared memory: keys, values, then two stages of queries, of dout and of rows
+// what threads i of two warpgroups have of the same 64 keys, from one to the other: no bank is met twice
+template <int N>
+__device__ inline void flash_hopper_tell_(float4* to, const float (&x)[1][N][4]) {
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        to[n * WARPGROUP + threadIdx.x % WARPGROUP] = make_float4(x[0][n][0], x[0][n][1], x[0][n][2], x[0][n][3]);
+    }
+}
+template <int N>
+__device__ inline void flash_hopper_hear_(float (&x)[1][N][4], const float4* from) {
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float4 y = from[n * WARPGROUP + threadIdx.x % WARPGROUP];
+        x[0][n][0] = y.x, x[0][n][1] = y.y, x[0][n][2] = y.z, x[0][n][3] = y.w;
+    }
+}
+
+// A step of two warpgroups with the same 64 keys, of which each makes one product of its own, keys by queries or values
+// by dout, and adds to its sums one with the other's: the first dv, the second dk
+template <int W, int QUERIES>
+__device__ inline void flash_hopper_apart_step_(float (&sums)[1][W / 8][4], float4* told, int is_second,
+                                                const bf16* rows_tile, const bf16* column_tile, const bf16* other_tile,
+                                                const FlashRow* rows, const AttentionShape& s, FlashRange all, int b,
+                                                int t, int u) {
+    float x[1][QUERIES / 8][4];
+    unsigned operands[1][QUERIES / 16][4];
+    wgmma_fence();
+    wide_tile_product_transposed<W, 64>(x, rows_tile, 0, column_tile);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_keep(x);
+    if (!is_second) {
+        flash_hopper_key_weights_(x, rows, s.scale * LOG2_E);
+        flash_hopper_mask_keys_(x, s, all, b, t, u);
+        flash_hopper_tell_(told, x);
+    }
+    __syncthreads();
+    if (is_second) {
+        float p[1][QUERIES / 8][4];
+        flash_hopper_hear_(p, told);
+        flash_hopper_key_gradients_(x, p, rows);  // 0 where the weight is
+    }
+    tile_to_operands(operands, x);
+    wgmma_keep(sums);
+    wgmma_fence();
+    wide_tile_add_product<W>(sums, operands, other_tile);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_keep(sums);
+}
+
+// more channels of dk and dv than a thread has registers for
+__host__ __device__ constexpr bool flash_hopper_apart_(int W) { return W > 128; }
+template <int W, int WARPGROUPS>
+__host__ __device__ constexpr int flash_hopper_block_keys_() {
+    static_assert(!flash_hopper_apart_(W) || WARPGROUPS == 2, "one warpgroup has dv, one dk");
+    return flash_hopper_apart_(W) ? 64 : 64 * WARPGROUPS;
+}
+
+// grid (B * NKV, tiles of keys): early keys have the most queries and come first. A step is a tile of queries of one
+// head. A warpgroup has 64 keys; apart: both have the same, the first finds their weights and dv, the second datt, ds
+// and dk. shared memory: keys, values, two stages of queries, of dout and of rows, then weights from one to the other
 template <int W, int WARPGROUPS, int QUERIES, int BLOCKS>
 __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     flash_backward_keys_hopper_kernel(bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q,
                                       const bf16* k, const bf16* v, AttentionShape s, int together) {
-    const int KEYS = 64 * WARPGROUPS, TILE = QUERIES * W, THREADS = WARPGROUP * WARPGROUPS;
+    const bool APART = flash_hopper_apart_(W);
+    const int KEYS = flash_hopper_block_keys_<W, WARPGROUPS>(), TILE = QUERIES * W, THREADS = WARPGROUP * WARPGROUPS;
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     bf16 *k_tile = wide_tiles, *v_tile = k_tile + KEYS * W, *q_tile = v_tile + KEYS * W,
          *dout_tile = q_tile + 2 * TILE;
     FlashRow* row_tile = (FlashRow*)(dout_tile + 2 * TILE);
+    float4* told = (float4*)(row_tile + 2 * QUERIES);
     FlashPlace place = flash_my_place(together);
     int b = place.head / s.NKV, g = place.head % s.NKV, group = s.NH / s.NKV;
-    int part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
+    int warpgroup = flash_warpgroup_(), part = APART ? 0 : warpgroup, row = threadIdx.x / WARP * 16 % KEYS;
     int u = place.tile * KEYS, n_keys = min(KEYS, s.keys - u), my_u = min(u + 64 * part, s.keys - 1);
     int first = attention_first_query(&s, u), n_tiles = 0;
     first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
@@ -207,9 +281,9 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         flash_load_rows<QUERIES>(row_tile + stage * QUERIES, rows, s, b, h, t);
         cp_async_commit();
     };
-    float dk_sums[1][W / 8][4], dv_sums[1][W / 8][4];
-    tile_set_zero(dk_sums);
+    float dv_sums[1][W / 8][4], dk_sums[1][W / 8][4];  // apart, a thread's only one is the first
     tile_set_zero(dv_sums);
+    tile_set_zero(dk_sums);
     wide_tile_load<KEYS, W, THREADS>(k_tile, k + kv, s.kv_row, n_keys, s.HS);
     wide_tile_load<KEYS, W, THREADS>(v_tile, v + kv, s.kv_row, n_keys, s.HS);
     cp_async_commit();
@@ -227,6 +301,12 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         if (t + QUERIES <= any.first || t > any.last) { continue; }
         const bf16 *queries = q_tile + stage * TILE, *douts = dout_tile + stage * TILE;
         const FlashRow* now = row_tile + stage * QUERIES + threadIdx.x % 4 * 2;
+        if (APART) {
+            const bf16 *own = warpgroup ? v_tile : k_tile, *seen = warpgroup ? douts : queries;
+            flash_hopper_apart_step_<W, QUERIES>(dv_sums, told, warpgroup, own, seen, warpgroup ? queries : douts, now,
+                                                 s, all, b, t, u + row);
+            continue;
+        }
         float p[1][QUERIES / 8][4], ds[1][QUERIES / 8][4];
         unsigned p_operands[1][QUERIES / 16][4], ds_operands[1][QUERIES / 16][4];
         wgmma_fence();
@@ -259,6 +339,12 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     cp_async_wait<0>();  // of keys that no query sees, copies may be under way
     __syncthreads();
     const float scale[1][2] = {{s.scale, s.scale}}, one[1][2] = {{1.0f, 1.0f}};
+    if (APART) {
+        float factor[1][2] = {{warpgroup ? s.scale : 1.0f, warpgroup ? s.scale : 1.0f}};
+        wide_tile_store_rows<W, KEYS>((warpgroup ? dk : dv) + kv, s.kv_row, n_keys, s.HS, warpgroup ? k_tile : v_tile,
+                                      row, dv_sums, factor);
+        return;
+    }
     wide_tile_store_rows<W, KEYS>(dk + kv, s.kv_row, n_keys, s.HS, k_tile, row, dk_sums, scale);
     wide_tile_store_rows<W, KEYS>(dv + kv, s.kv_row, n_keys, s.HS, v_tile, row, dv_sums, one);
 }
@@ -370,8 +456,10 @@ static inline void flash_hopper_forward_(bf16* out, float* max, float* inv, cons
 template <int W, int WARPGROUPS, int QUERIES, int BLOCKS>
 static inline void flash_hopper_keys_(bf16* dk, bf16* dv, const bf16* dout, const FlashRow* rows, const bf16* q,
                                       const bf16* k, const bf16* v, const AttentionShape* s, const Device* dev) {
-    int n_bytes = (int)sizeof(bf16) * W * (128 * WARPGROUPS + 4 * QUERIES) + 2 * QUERIES * (int)sizeof(FlashRow);
-    dim3 grid = flash_grid(s->B * s->NKV, s->keys, 64 * WARPGROUPS);
+    const int KEYS = flash_hopper_block_keys_<W, WARPGROUPS>();
+    int n_bytes = (int)sizeof(bf16) * W * (2 * KEYS + 4 * QUERIES) + 2 * QUERIES * (int)sizeof(FlashRow) +
+                  (flash_hopper_apart_(W) ? KEYS * QUERIES * (int)sizeof(float) : 0);
+    dim3 grid = flash_grid(s->B * s->NKV, s->keys, KEYS);
     cudaCheck(cudaFuncSetAttribute(flash_backward_keys_hopper_kernel<W, WARPGROUPS, QUERIES, BLOCKS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     int64_t n_group_rows = (int64_t)(s->NH / s->NKV) * attention_queries(s);
@@ -398,8 +486,12 @@ static inline void flash_hopper_forward(bf16* out, float* max, float* inv, const
                                         const AttentionShape* s, const Device* dev) {
     if (s->HS <= 64) {
         flash_hopper_forward_<64, 2, 64, 2>(out, max, inv, q, k, v, s, dev);
-    } else {
+    } else if (s->HS <= 128) {
         flash_hopper_forward_<128, 3, 64, 1>(out, max, inv, q, k, v, s, dev);
+    } else if (s->HS <= 192) {
+        flash_hopper_forward_<192, 2, 64, 1>(out, max, inv, q, k, v, s, dev);
+    } else {
+        flash_hopper_forward_<256, 2, 64, 1>(out, max, inv, q, k, v, s, dev);
     }
 }
 
@@ -409,9 +501,15 @@ static inline void flash_hopper_backward(bf16* dq, bf16* dk, bf16* dv, const bf1
     if (s->HS <= 64) {
         flash_hopper_keys_<64, 1, 48, 3>(dk, dv, dout, rows, q, k, v, s, dev);
         flash_hopper_queries_<64, 2, 64, 2>(dq, dout, rows, q, k, v, s, dev);
-    } else {
+    } else if (s->HS <= 128) {
         flash_hopper_keys_<128, 1, 64, 2>(dk, dv, dout, rows, q, k, v, s, dev);
         flash_hopper_queries_<128, 3, 64, 1>(dq, dout, rows, q, k, v, s, dev);
+    } else if (s->HS <= 192) {
+        flash_hopper_keys_<192, 2, 64, 1>(dk, dv, dout, rows, q, k, v, s, dev);
+        flash_hopper_queries_<192, 2, 64, 1>(dq, dout, rows, q, k, v, s, dev);
+    } else {
+        flash_hopper_keys_<256, 2, 64, 1>(dk, dv, dout, rows, q, k, v, s, dev);
+        flash_hopper_queries_<256, 2, 48, 1>(dq, dout, rows, q, k, v, s, dev);
     }
 }
 #endif  // WGMMA

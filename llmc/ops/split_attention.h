@@ -28,7 +28,7 @@ Source: Dao et al. 2023, "Flash-Decoding for long-context inference", for the sp
 #ifndef LLMC_SPLIT_ATTENTION_H
 #define LLMC_SPLIT_ATTENTION_H
 #if defined(__CUDACC__) && !defined(EXACT)
-#include "flash_attention.h"  // flash_fits; of flash_steps.h: flash_softmax_step
+#include "flash_attention.h"  // flash_fits, FLASH_CHANNELS; of flash_steps.h: flash_softmax_step
 #include "tile.h"             // tile_load, tile_add_product, tile_quad_sum
 
 enum {
@@ -177,7 +177,7 @@ static inline int split_attention_forward(bf16* out, float* max, float* inv, con
                                           const bf16* v, const AttentionShape* s, const Device* dev) {
     const int is_short = s->T - attention_first_key(s, s->T - 1) <= SPLIT_KEYS;
     if (attention_queries(s) != 1 || is_short || s->keys < s->T || s->documents) { return 0; }
-    if (!flash_fits(q, k, v, out, s)) { return 0; }
+    if (!flash_fits(q, k, v, out, s) || s->HS > FLASH_CHANNELS) { return 0; }
     const int n_blocks = s->B * s->NKV * (int)ceil_div(s->NH / s->NKV, SPLIT_HEADS);
     const AttentionSplits a = split_plan_(s, n_blocks, dev);
     if (s->HS <= 64) {

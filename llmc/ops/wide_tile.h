@@ -1,8 +1,8 @@
 /*
 Tiles for products of warpgroups (wgmma.h) on Hopper: from memory into shared memory, products with them, and results
 back to memory; what tile.h is for products of a warp.
-    wide tile  ROWS rows of W = 64 or 128 channels in shared memory: for each 64 channels ROWS rows of 128 bytes in the
-               order of tile.h, one behind the other; begins at a multiple of 1024 bytes
+    wide tile  ROWS rows of W = 64, 128, 192 or 256 channels in shared memory: for each 64 channels ROWS rows of 128
+               bytes in the order of tile.h, one behind the other; begins at a multiple of 1024 bytes
     sums       (64, N*8) floats in the registers of a warpgroup: those of tile.h with M = 1; warp w of the four has rows
                16w..16w+15. Operands a in registers likewise, so tile_to_operands makes them of sums
 All threads of a block make the calls that load, those of a warpgroup the others. Products are under way when a call
@@ -28,15 +28,15 @@ struct WideRows {
     static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "WideRows: loaders have as many copies, in one place of rows");
     size_t at;     // of this thread's first chunk of the tile, in its tensor
     int to, left;  // where it lies in a tile; rows that exist, from its own on
-    bool further;  // do rows have this thread's chunk of the second 64 channels?
+    int channels;  // of a row, from this thread's first chunk on
 
     // the first tile: n_rows rows exist from element `begin` of the tensor on
     __device__ inline WideRows(size_t begin, size_t stride, int n_rows, int C) {
         int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
         at = begin + row * stride + chunk * 8;
         to = row * 64 + (chunk ^ (row & 7)) * 8;  // as tile_chunk<64>
-        left = chunk * 8 < C ? n_rows - row : -ROWS;
-        further = 64 + chunk * 8 < C;
+        channels = C - chunk * 8;
+        left = channels > 0 ? n_rows - row : -ROWS;
     }
 
     // back: 1 for the rows of the tile before
@@ -48,7 +48,10 @@ struct WideRows {
             bf16* y = tile + to + j * 64;
             bool exists = j < left + back * ROWS;
             cp_async_16_zfill(y, x + j * stride, exists ? 16 : 0);
-            if (W == 128) { cp_async_16_zfill(y + ROWS * 64, x + j * stride + 64, exists && further ? 16 : 0); }
+            #pragma unroll
+            for (int c = 64; c < W; c += 64) {
+                cp_async_16_zfill(y + c * ROWS, x + j * stride + c, exists && c < channels ? 16 : 0);
+            }
         }
     }
 
@@ -69,9 +72,9 @@ __device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], cons
     uint64_t a = smem_descriptor(x + part * 64 * 64), b = smem_descriptor(y);
     #pragma unroll
     for (int k = 0; k < W; k += 16) {
-        int half = k / 64, n_bytes = k % 64 * 2;
-        wgmma_ss<0, 0>(sums, smem_descriptor_at(a, half * ROWS * 128 + n_bytes),
-                       smem_descriptor_at(b, half * N * 8 * 128 + n_bytes), k > 0);
+        int before = k / 64, n_bytes = k % 64 * 2;  // so many 64 channels
+        wgmma_ss<0, 0>(sums, smem_descriptor_at(a, before * ROWS * 128 + n_bytes),
+                       smem_descriptor_at(b, before * N * 8 * 128 + n_bytes), k > 0);
     }
 }
 

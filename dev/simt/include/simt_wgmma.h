@@ -52,7 +52,7 @@ SIMT_TRUSTED static inline unsigned simt_chunk_(SimtMatrix m, int i) {
 }
 
 // all of it: x[k][r]
-SIMT_TRUSTED static inline void simt_read_matrix_(float (*x)[128], SimtMatrix m, int rows) {
+SIMT_TRUSTED static inline void simt_read_matrix_(float (*x)[256], SimtMatrix m, int rows) {
     for (int i = 0; i < 2 * rows; i++) {
         unsigned short chunk[8];
         __builtin_memcpy(chunk, simt_block.dynamic_shared + (simt_chunk_(m, i) - SIMT_SHARED_BEGINS), sizeof chunk);
@@ -135,7 +135,7 @@ static inline void simt_wgmma(float* sums, int n, const unsigned* a, uint64_t a_
 
 // the 16 rows of a warp: a from shared memory, or from the registers of its lanes
 SIMT_TRUSTED static inline void simt_rows_of_a_(float (*a)[16], SimtThread** lanes, size_t product, int warp) {
-    static float x[16][128];
+    static float x[16][256];
     const SimtWgmma& p = lanes[0]->products[product];
     if (!p.a) {
         simt_read_matrix_(x, simt_matrix_(p.a_matrix, p.a_transposed), 64);
@@ -152,7 +152,7 @@ SIMT_TRUSTED static inline void simt_rows_of_a_(float (*a)[16], SimtThread** lan
 
 // sums are a chain, k ascending, as in simt_mma.h
 SIMT_TRUSTED static inline void simt_multiply_(SimtThread** lanes, size_t product, int warp) {
-    static float b[16][128];
+    static float b[16][256];
     float a[16][16];
     const SimtWgmma& first = lanes[0]->products[product];
     simt_rows_of_a_(a, lanes, product, warp);
