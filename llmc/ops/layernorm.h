@@ -26,8 +26,9 @@ Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; doc/layernorm.md. Slower kern
 #define LLMC_LAYERNORM_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
 #include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, lane_sum, MaybeNull
-#include "../core/mma.h"     // in a CUDA build: cp_async_16_zfill, cp_async_commit, cp_async_wait
+#include "../core/mma.h"     // in a CUDA build: cp_async_commit, cp_async_wait
 #include "residual.h"        // residual_forward
+#include "row_ring.h"        // in a CUDA build: row_ring_fetch, row_ring_kept, row_ring_add_threads, row_ring_add_rows
 #include <math.h>
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
@@ -418,76 +419,22 @@ __global__ static void layernorm_backward_parts_kernel(float* dweight, float* db
 }
 
 // ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
-// Two rows of each thread are on their way to shared memory while it works on the one before them: 74 KB of a
-// multiprocessor. A thread copies only what it reads itself, so it waits for no other; where a row has one warp, as up
-// to C = 768, there is no barrier at all.
+// Two rows of each thread are on their way to shared memory while it works on the one before them (row_ring.h): 74 KB
+// of a multiprocessor. Where a row has one warp, as up to C = 768, there is no barrier at all.
 
-enum { LAYERNORM_W = 8, LAYERNORM_PACKS = 3 };  // channels of a pack, packs of a thread
-enum { LAYERNORM_THREADS = 256 };               // of a block, of which a multiprocessor has one
-enum { LAYERNORM_STAGES = 3 };                  // rows of a thread in shared memory: this one, and those to come
+enum { LAYERNORM_PACKS = 3 };  // of 8 channels, of a thread
 
 // what a thread has of one row: inp, dout and dinp
 enum { LAYERNORM_INP, LAYERNORM_DOUT, LAYERNORM_DINP, LAYERNORM_ARRAYS };
 
-// block is (threads of a row, rows). Pack k of thread x begins at this channel
-__device__ inline int layernorm_channel_(int k) { return (int)(k * blockDim.x + threadIdx.x) * LAYERNORM_W; }
-
-// of the packs that a stage has of one array, the first of this thread; the next is blockDim.x * blockDim.y further
+// of this thread in a stage
 template <typename X>
-__device__ inline Pack<X, LAYERNORM_W>* layernorm_kept_(int stage, int array) {
-    extern __shared__ float4 layernorm_kept[];
-    const int threads = blockDim.x * blockDim.y, first = (stage * LAYERNORM_ARRAYS + array) * LAYERNORM_PACKS * threads;
-    return reinterpret_cast<Pack<X, LAYERNORM_W>*>(layernorm_kept) + first + threadIdx.y * blockDim.x + threadIdx.x;
+__device__ inline Pack<X, ROW_RING_W>* layernorm_kept_(int stage, int array) {
+    return row_ring_kept<LAYERNORM_PACKS, LAYERNORM_ARRAYS, X>(stage, array);
 }
-
-// row n of an array sets out for its stage; beyond N and C zeros do
 template <typename X>
 __device__ inline void layernorm_fetch_(int stage, int array, const X* from, int n, int N, int C) {
-    Pack<X, LAYERNORM_W>* to = layernorm_kept_<X>(stage, array);
-    for (int k = 0; k < LAYERNORM_PACKS; k++, to += blockDim.x * blockDim.y) {
-        const int c = layernorm_channel_(k), exists = n < N && c < C;
-        const X* pack = exists ? from + (size_t)n * C + c : from;
-        for (int i = 0; i < LAYERNORM_W; i += pack_width<X>()) { cp_async_16_zfill(&to->x[i], pack + i, 16 * exists); }
-    }
-}
-
-// the sums over a row of g and of g * xhat, the same in all its threads: lanes along a tree, then warps in order.
-// of_warps must not be written again before another barrier
-__device__ inline void layernorm_row_sums_(float* g, float* gx, float2* of_warps) {
-    const int n_warps = blockDim.x / WARP, warp = threadIdx.y * n_warps + threadIdx.x / WARP;
-    *g = lane_sum(*g), *gx = lane_sum(*gx);
-    if (n_warps == 1) { return; }
-    if (threadIdx.x % WARP == 0) { of_warps[warp] = make_float2(*g, *gx); }
-    *g = *gx = 0.0f;
-    __syncthreads();
-    for (int w = 0; w < n_warps; w++) {
-        const float2 sum = of_warps[threadIdx.y * n_warps + w];
-        *g += sum.x, *gx += sum.y;
-    }
-}
-
-// the sums of each thread's rows become those of all rows of the block, in order. The ring is empty and has room
-template <int KINDS>
-__device__ inline void layernorm_add_rows_(float* parts, const float (&sums)[KINDS][LAYERNORM_PACKS][LAYERNORM_W],
-                                           int C) {
-    extern __shared__ float4 layernorm_kept[];
-    const int W = LAYERNORM_W, R = blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-    float* kept = reinterpret_cast<float*>(layernorm_kept);  // (R, KINDS, C)
-    __syncthreads();
-    for (int kind = 0; kind < KINDS; kind++) {
-        for (int k = 0; k < LAYERNORM_PACKS; k++) {
-            const int c = layernorm_channel_(k);
-            Pack<float, W> sum;
-            for (int i = 0; i < W; i++) { sum.x[i] = sums[kind][k][i]; }
-            if (c < C) { store_floats(kept + ((size_t)threadIdx.y * KINDS + kind) * C + c, sum); }
-        }
-    }
-    __syncthreads();
-    for (int j = thread; j < KINDS * C; j += blockDim.x * R) {
-        float sum = kept[j];
-        for (int r = 1; r < R; r++) { sum += kept[(size_t)r * KINDS * C + j]; }
-        parts[j] = sum;
-    }
+    row_ring_fetch<LAYERNORM_PACKS, LAYERNORM_ARRAYS>(stage, array, from, n, N, C);
 }
 
 // Block (T, R) number b takes the rows b * R, ..., then those gridDim.x * R further, and leaves its sums over them in
@@ -495,17 +442,17 @@ __device__ inline void layernorm_add_rows_(float* parts, const float (&sums)[KIN
 // PARAMETERS: dweight, dbias or both, which have every load in common, so that one alone costs what both cost; RIGHT:
 // dright, with both others
 template <int INPUT, int PARAMETERS, int RIGHT, typename X>
-__global__ void __launch_bounds__(LAYERNORM_THREADS, 1)
+__global__ void __launch_bounds__(ROW_RING_THREADS, 1)
 layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const X* weight, const float* mean,
                           const float* rstd, int N, int C) {
-    const int W = LAYERNORM_W, K = LAYERNORM_PACKS, STAGES = LAYERNORM_STAGES, KINDS = 2 + RIGHT;
-    __shared__ float2 of_warps[2][LAYERNORM_THREADS / WARP];
+    const int W = ROW_RING_W, K = LAYERNORM_PACKS, STAGES = ROW_RING_STAGES, KINDS = 2 + RIGHT;
+    __shared__ RowRingSums<2> of_warps[2];
     const int threads = blockDim.x * blockDim.y, step = gridDim.x * blockDim.y;
     const float per_channel = 1.0f / (float)C;
     float sums[KINDS][K][W] = {};
     Pack<X, W> w[K] = {};
     for (int k = 0; INPUT && k < K; k++) {
-        if (layernorm_channel_(k) < C) { w[k] = pack_load<W>(weight + layernorm_channel_(k)); }
+        if (row_ring_channel(k) < C) { w[k] = pack_load<W>(weight + row_ring_channel(k)); }
     }
     auto fetch = [&](int stage, int n) {
         layernorm_fetch_(stage, LAYERNORM_INP, inp, n, N, C);
@@ -522,7 +469,7 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
         const Pack<X, W>* x_kept = layernorm_kept_<X>(stage, LAYERNORM_INP);
         const Pack<X, W>* d_kept = layernorm_kept_<X>(stage, LAYERNORM_DOUT);
         const Pack<X, W>* y_kept = layernorm_kept_<X>(stage, LAYERNORM_DINP);
-        float sum_g = 0.0f, sum_gx = 0.0f;
+        Pack<float, 2> row_sums = {};  // of g and of g * xhat
         cp_async_wait<STAGES - 1>();
         for (int k = 0; k < K; k++) {
             const Pack<float, W> x = load_floats<W>(x_kept[k * threads].x), d = load_floats<W>(d_kept[k * threads].x);
@@ -532,16 +479,16 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
                     sums[LAYERNORM_DWEIGHT][k][i] = madd(xhat, d.x[i], sums[LAYERNORM_DWEIGHT][k][i]);
                     sums[LAYERNORM_DBIAS][k][i] += d.x[i];
                 }
-                sum_g += g;
-                sum_gx = madd(g, xhat, sum_gx);
+                row_sums.x[0] += g;
+                row_sums.x[1] = madd(g, xhat, row_sums.x[1]);
             }
         }
-        if (INPUT) { layernorm_row_sums_(&sum_g, &sum_gx, of_warps[turn]); }
-        const float mean_g = sum_g * per_channel, mean_gx = sum_gx * per_channel;
+        if (INPUT) { row_ring_add_threads(row_sums, of_warps[turn]); }
+        const float mean_g = row_sums.x[0] * per_channel, mean_gx = row_sums.x[1] * per_channel;
         for (int k = 0; INPUT && k < K; k++) {
             const Pack<float, W> x = load_floats<W>(x_kept[k * threads].x), d = load_floats<W>(d_kept[k * threads].x);
             const Pack<float, W> y = load_floats<W>(y_kept[k * threads].x);
-            const int c = layernorm_channel_(k);
+            const int c = row_ring_channel(k);
             Pack<X, W> out;
             for (int i = 0; i < W; i++) {
                 const float g = to_float(w[k].x[i]) * d.x[i], xhat = (x.x[i] - m) * s;
@@ -553,27 +500,13 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
         m = next_m, s = next_s, stage = (stage + 1) % STAGES;
     }
     cp_async_wait<0>();
-    if (PARAMETERS) { layernorm_add_rows_(parts + (size_t)blockIdx.x * KINDS * C, sums, C); }
+    if (PARAMETERS) { row_ring_add_rows(parts + (size_t)blockIdx.x * KINDS * C, sums, C); }
 }
 
-// threads of a row
-static inline int layernorm_threads_(int C) {
-    return (int)ceil_div(ceil_div(C, LAYERNORM_PACKS * LAYERNORM_W), WARP) * WARP;
-}
-
-// bytes of shared memory of a thread
-template <typename X>
-static inline int layernorm_ring_() {
-    return LAYERNORM_STAGES * LAYERNORM_ARRAYS * LAYERNORM_PACKS * LAYERNORM_W * (int)sizeof(X);
-}
-
-// rows that a block works on at a time; 0: C is no multiple of 8, or more than threads can have. 1 KiB: for the sums of
-// warps
+// rows that a block works on at a time; 0: not in one pass
 template <typename X>
 static inline int layernorm_rows_(int C, const Device* dev) {
-    if (C % LAYERNORM_W != 0) { return 0; }
-    const int room = (dev->most_shared - 1024) / layernorm_ring_<X>();
-    return (room < LAYERNORM_THREADS ? room : (int)LAYERNORM_THREADS) / layernorm_threads_(C);
+    return row_ring_rows<LAYERNORM_PACKS, LAYERNORM_ARRAYS, X>(C, dev);
 }
 
 // into how many parts the rows are cut for dweight and dbias alone
@@ -622,8 +555,8 @@ template <int INPUT, int PARAMETERS, int RIGHT, typename X>
 static inline void layernorm_backward_launch_(X* dinp, float* parts, const X* dout, const X* inp, const X* weight,
                                               const float* mean, const float* rstd, int N, int C, int n_blocks,
                                               const Device* dev) {
-    const dim3 block((unsigned)layernorm_threads_(C), (unsigned)layernorm_rows_<X>(C, dev));
-    const int n_bytes = layernorm_ring_<X>() * (int)(block.x * block.y);
+    const dim3 block((unsigned)row_ring_threads<LAYERNORM_PACKS>(C), (unsigned)layernorm_rows_<X>(C, dev));
+    const int n_bytes = row_ring_thread_bytes<LAYERNORM_PACKS, LAYERNORM_ARRAYS, X>() * (int)(block.x * block.y);
     cudaCheck(cudaFuncSetAttribute(layernorm_backward_kernel<INPUT, PARAMETERS, RIGHT, X>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     layernorm_backward_kernel<INPUT, PARAMETERS, RIGHT>
