@@ -58,7 +58,8 @@ static const int shapes[][OP_DIMS] = {
     {1, 1}, {1, 7}, {7, 1}, {7, 33}, {33, 7}, {8, 128}, {9, 264}, {2, 257}, {2, 769}, {35, 64}, {7, 264}, {11, 33},
     {33, 260}, {13, 8}, {5, 256},  // several short rows in a warp
 #if defined __CUDACC__ && !defined EXACT
-    {64, 128}, {33, 257}, {3, 264}, {19, 1600}, {203, 64}, {150, 16},  // more rows than blocks take at once
+    // more rows than blocks take at once; a row of one warp, of two, of three, and one that its threads cannot have
+    {64, 128}, {33, 257}, {203, 64}, {150, 16}, {150, 264}, {83, 1600}, {3, 264}, {31, 2056}, {5, 8192},
 #elif defined __CUDACC__
     {3, 1600},
 #else  // vectors of VLANES rows; kernels have one row in a warp

@@ -19,16 +19,18 @@ Cost:   memory bound. On a CPU forward moves 2*N*C floats, backward 6*N*C; on a 
 Error:  a chain of C squares, then 4 roundings: |rstd| error <= (C + 8) * 2^-25 |rstd|. bf16 rounds what is stored: 2^-8
         |out|, 2^-8 |dinp|; rstd and dweight are float.
 Order:  row sums chain over c from 0, dweight chains over n from 0; in C lanes hold neighbouring rows for the first and
-        neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each block sums dweight over
-        its rows, and blocks are added in a fixed order; their number is that of the GPU's multiprocessors times a
-        constant.
+        neighbouring channels for the second. Fast kernels: 32 lanes and a tree for a row; each thread sums dweight over
+        its rows, then those of a block are added in order, of short rows along a tree, then blocks in a fixed order;
+        their number is that of the GPU's multiprocessors times a constant.
 Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
 */
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
-#include "../core/kernel.h"  // load_floats, store_floats, row_madd, row_total, lane_sum, MaybeNull
+#include "../core/kernel.h"  // load_floats, store_floats, row_madd, row_total, MaybeNull
+#include "../core/mma.h"     // in a CUDA build: cp_async_commit, cp_async_wait
 #include "residual.h"        // residual_forward
+#include "row_ring.h"        // in a CUDA build: row_ring_fetch, row_ring_kept, row_ring_add_threads, row_ring_add_rows
 #include <math.h>
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
@@ -395,46 +397,104 @@ __global__ static void rmsnorm_backward_parts_kernel(float* dweight, const float
 }
 
 // ---- CUDA backward in one pass, fast builds: a thread stays on its channels while its block walks down the rows ----
+// Two rows of each thread are on their way to shared memory while it works on the one before them (row_ring.h): up to
+// 98 KB of a multiprocessor. Where a row has one warp, as up to C = 1024, there is no barrier at all.
 
-enum { RMSNORM_OWNED = 8 };      // channels of a thread
-enum { RMSNORM_THREADS = 704 };  // of a multiprocessor, in one block or several; so many can have 88 registers each
-enum { RMSNORM_PAIR = 2 };       // rows that are loaded before the block waits for their sums
+enum { RMSNORM_PACKS = 4 };  // of 8 channels, of a thread
 
-// the sum over the block of each value, the same in all threads: lanes along a tree, then warps in order. `sums` must
-// not be written again before another barrier
-__device__ inline void rmsnorm_block_sums_(float (&x)[RMSNORM_PAIR], float sums[][RMSNORM_PAIR]) {
-    int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
-    for (int r = 0; r < RMSNORM_PAIR; r++) {
-        float sum = lane_sum(x[r]);
-        if (threadIdx.x % WARP == 0) { sums[warp][r] = sum; }
-        x[r] = 0.0f;
-    }
-    __syncthreads();
-    for (int w = 0; w < n_warps; w++) {
-        for (int r = 0; r < RMSNORM_PAIR; r++) { x[r] += sums[w][r]; }
-    }
+// what a thread has of one row: inp, dout and, where it is added to, dinp
+enum { RMSNORM_INP, RMSNORM_DOUT, RMSNORM_DINP, RMSNORM_ARRAYS };
+
+// of this thread in a stage
+template <typename X>
+__device__ inline Pack<X, ROW_RING_W>* rmsnorm_kept_(int stage, int array) {
+    return row_ring_kept<RMSNORM_PACKS, RMSNORM_ARRAYS, X>(stage, array);
+}
+template <typename X>
+__device__ inline void rmsnorm_fetch_(int stage, int array, const X* from, int n, int N, int C) {
+    row_ring_fetch<RMSNORM_PACKS, RMSNORM_ARRAYS>(stage, array, from, n, N, C);
 }
 
-// The block's threads have the channels of a pair of rows or, SHORT, `lanes` of its one warp have them, and several
-// pairs lie side by side. Block b takes the pairs b * side .., then those gridDim.x * side further, and leaves its sum
-// over them in parts (blocks, C). C is a multiple of W and at most W * blockDim.x; a thread beyond C adds zeros. INPUT:
-// dinp is asked for; WEIGHT: dweight is
-template <int INPUT, int WEIGHT, int SHORT, typename X, typename G>
-__global__ void __launch_bounds__(RMSNORM_THREADS)
+// Block (T, R) number b takes the rows b * R, ..., then those gridDim.x * R further, and leaves its sum over them in
+// parts (blocks, C). INPUT: dinp is asked for; WEIGHT: dweight is
+template <int INPUT, int WEIGHT, typename X, typename G>
+__global__ void __launch_bounds__(ROW_RING_THREADS, 1)
 rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, const G* weight, const float* rstd, int add,
                         int N, int C) {
+    const int W = ROW_RING_W, K = RMSNORM_PACKS, STAGES = ROW_RING_STAGES;
+    __shared__ RowRingSums<1> of_warps[2];
+    const int threads = blockDim.x * blockDim.y, step = gridDim.x * blockDim.y;
+    const float per_channel = 1.0f / (float)C;
+    float dweight[1][K][W] = {};
+    Pack<G, W> w[K] = {};
+    for (int k = 0; INPUT && k < K; k++) {
+        if (row_ring_channel(k) >= C) { continue; }
+        const Pack<float, W> x = rmsnorm_weights_<W>(weight, row_ring_channel(k));
+        for (int i = 0; i < W; i++) { w[k].x[i] = from_float<G>(x.x[i]); }
+    }
+    auto fetch = [&](int stage, int n) {
+        rmsnorm_fetch_(stage, RMSNORM_INP, inp, n, N, C);
+        rmsnorm_fetch_(stage, RMSNORM_DOUT, dout, n, N, C);
+        if (INPUT && add) { rmsnorm_fetch_<X>(stage, RMSNORM_DINP, dinp, n, N, C); }
+        cp_async_commit();
+    };
+    int first = blockIdx.x * blockDim.y, n = first + threadIdx.y, stage = 0;
+    for (int i = 0; i < STAGES - 1; i++) { fetch(i, n + i * step); }
+    float s = n < N ? rstd[n] : 0.0f;
+    for (int turn = 0; first < N; first += step, n += step, turn ^= 1) {
+        fetch((stage + STAGES - 1) % STAGES, n + (STAGES - 1) * step);
+        const float next_s = n + step < N ? rstd[n + step] : 0.0f;
+        const Pack<X, W>* x_kept = rmsnorm_kept_<X>(stage, RMSNORM_INP);
+        const Pack<X, W>* d_kept = rmsnorm_kept_<X>(stage, RMSNORM_DOUT);
+        const Pack<X, W>* y_kept = rmsnorm_kept_<X>(stage, RMSNORM_DINP);
+        Pack<float, 1> row_sum = {};  // of g * xhat
+        cp_async_wait<STAGES - 1>();
+        for (int k = 0; k < K; k++) {
+            const Pack<float, W> x = load_floats<W>(x_kept[k * threads].x), d = load_floats<W>(d_kept[k * threads].x);
+            for (int i = 0; i < W; i++) {
+                if (WEIGHT) { dweight[0][k][i] = madd(d.x[i] * x.x[i], s, dweight[0][k][i]); }
+                row_sum.x[0] = madd(d.x[i] * to_float(w[k].x[i]), x.x[i] * s, row_sum.x[0]);
+            }
+        }
+        if (INPUT) { row_ring_add_threads(row_sum, of_warps[turn]); }
+        const float mean = row_sum.x[0] * per_channel;
+        for (int k = 0; INPUT && k < K; k++) {
+            const Pack<float, W> x = load_floats<W>(x_kept[k * threads].x), d = load_floats<W>(d_kept[k * threads].x);
+            const int c = row_ring_channel(k);
+            Pack<float, W> y = {};
+            if (add) { y = load_floats<W>(y_kept[k * threads].x); }
+            for (int i = 0; i < W; i++) { y.x[i] += s * (d.x[i] * to_float(w[k].x[i]) - x.x[i] * s * mean); }
+            if (n < N && c < C) { store_floats(dinp + (size_t)n * C + c, y); }
+        }
+        s = next_s, stage = (stage + 1) % STAGES;
+    }
+    cp_async_wait<0>();
+    if (WEIGHT) { row_ring_add_rows(parts + (size_t)blockIdx.x * C, dweight, C); }
+}
+
+// ---- ... short rows: those of heads, whose channels divide a warp ----
+
+enum { RMSNORM_OWNED = 8 };     // channels of a thread
+enum { RMSNORM_AT_ONCE = 22 };  // blocks, of a warp each, of a multiprocessor; so many can have 88 registers a thread
+enum { RMSNORM_PAIR = 2 };      // rows that are loaded before any of them is used
+
+// A pair of rows has C / 8 lanes, and several pairs lie side by side. Block b takes the pairs b * side .., then those
+// gridDim.x * side further, and leaves its sum over them in parts (blocks, C). INPUT: dinp is asked for; WEIGHT:
+// dweight is
+template <int INPUT, int WEIGHT, typename X, typename G>
+__global__ void __launch_bounds__(WARP, RMSNORM_AT_ONCE)
+rmsnorm_backward_short_kernel(X* dinp, float* parts, const X* dout, const X* inp, const G* weight, const float* rstd,
+                              int add, int N, int C) {
     const int W = RMSNORM_OWNED, R = RMSNORM_PAIR;
-    __shared__ float sums[2][RMSNORM_THREADS / WARP][R];
-    int lanes = SHORT ? C / W : blockDim.x, side = blockDim.x / lanes;
-    int c = threadIdx.x % lanes * W, inside = c < C, first = threadIdx.x / lanes * R;
-    float per_channel = 1.0f / (float)C;
+    const int lanes = C / W, side = WARP / lanes, c = threadIdx.x % lanes * W, first = threadIdx.x / lanes * R;
+    const float per_channel = 1.0f / (float)C;
     Pack<float, W> w = {}, dweight = {};
-    if (INPUT && inside) { w = rmsnorm_weights_<W>(weight, c); }
-    for (int n = blockIdx.x * side * R + first, turn = 0; n - first < N; n += gridDim.x * side * R, turn ^= 1) {
+    if (INPUT) { w = rmsnorm_weights_<W>(weight, c); }
+    for (int n = blockIdx.x * side * R + first; n - first < N; n += gridDim.x * side * R) {
         Pack<float, W> x[R] = {}, d[R] = {};
         float s[R] = {}, row_sums[R] = {};  // of g * xhat
         for (int r = 0; r < R; r++) {
-            if (!inside || n + r >= N) { continue; }
+            if (n + r >= N) { continue; }
             x[r] = load_floats<W>(inp + (size_t)(n + r) * C + c);
             d[r] = load_floats<W>(dout + (size_t)(n + r) * C + c);
         }
@@ -449,17 +509,13 @@ rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, cons
             }
         }
         if (!INPUT) { continue; }
-        if (SHORT) {
-            for (int r = 0; r < R; r++) {
-                for (int step = lanes / 2; step > 0; step /= 2) {
-                    row_sums[r] += __shfl_xor_sync(ALL_LANES, row_sums[r], step);
-                }
+        for (int r = 0; r < R; r++) {
+            for (int step = lanes / 2; step > 0; step /= 2) {
+                row_sums[r] += __shfl_xor_sync(ALL_LANES, row_sums[r], step);
             }
-        } else {
-            rmsnorm_block_sums_(row_sums, sums[turn]);
         }
         for (int r = 0; r < R; r++) {
-            if (!inside || n + r >= N) { continue; }
+            if (n + r >= N) { continue; }
             float mean = row_sums[r] * per_channel;
             Pack<float, W> y = {};
             if (add) { y = load_floats<W>(dinp + (size_t)(n + r) * C + c); }
@@ -468,36 +524,44 @@ rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, cons
         }
     }
     if (!WEIGHT) { return; }
-    for (int step = lanes; SHORT && step < WARP; step *= 2) {
+    for (int step = lanes; step < WARP; step *= 2) {
         for (int i = 0; i < W; i++) { dweight.x[i] += __shfl_xor_sync(ALL_LANES, dweight.x[i], step); }
     }
-    if (inside && first == 0) { store_floats(parts + (size_t)blockIdx.x * C + c, dweight); }
+    if (first == 0) { store_floats(parts + (size_t)blockIdx.x * C + c, dweight); }
 }
+
+// ---- launches ----
 
 // do the channels of a row divide a warp?
 static inline int rmsnorm_is_short_(int C) {
     int lanes = C / RMSNORM_OWNED;
-    return lanes > 0 && lanes <= WARP && (lanes & (lanes - 1)) == 0;
+    return C % RMSNORM_OWNED == 0 && lanes > 0 && lanes <= WARP && (lanes & (lanes - 1)) == 0;
 }
 
-// threads of a block that has all channels of a row
-static inline int rmsnorm_threads_(int C) { return (int)ceil_div(ceil_div(C, RMSNORM_OWNED), WARP) * WARP; }
+// rows that a block of the ring works on at a time; 0: not in one pass
+template <typename X>
+static inline int rmsnorm_rows_(int C, const Device* dev) {
+    return row_ring_rows<RMSNORM_PACKS, RMSNORM_ARRAYS, X>(C, dev);
+}
 
-// into how many parts the rows are cut. One pass: as many blocks as run at once
-static inline int rmsnorm_parts_(int N, int C, int one_pass, const Device* dev) {
+// into how many parts the rows are cut: none has less than `rows`, and a multiprocessor has up to at_once
+static inline int rmsnorm_parts_(int N, int rows, int at_once, const Device* dev) {
 #ifdef EXACT
-    (void)N, (void)C, (void)one_pass, (void)dev;
+    (void)N, (void)rows, (void)at_once, (void)dev;
     return 1;  // a chain
 #else
-    int at_once = one_pass ? RMSNORM_THREADS / rmsnorm_threads_(C) : 1, most = dev->n_sms * at_once;
-    int side = rmsnorm_is_short_(C) ? WARP * RMSNORM_OWNED / C : 1, rows = one_pass ? side * RMSNORM_PAIR : (int)WARP;
-    return (int)(ceil_div(N, rows) < most ? ceil_div(N, rows) : most);
+    int64_t most = (int64_t)dev->n_sms * at_once, needed = ceil_div(N, rows);
+    return (int)(needed < most ? needed : most);
 #endif
 }
 
 static inline void rmsnorm_add_parts_(float* dweight, const float* parts, int n_parts, int C, const Device* dev) {
     dim3 block(WARP, (unsigned)(n_parts < WARP ? n_parts : (int)WARP));
     rmsnorm_backward_parts_kernel<<<(unsigned)ceil_div(C, WARP), block, 0, dev->stream>>>(dweight, parts, n_parts, C);
+}
+
+static inline float* rmsnorm_parts_room_(int n_parts, int C, const Device* dev) {
+    return (float*)device_workspace(dev, sizeof(float) * (size_t)C * n_parts);
 }
 
 template <int W, typename X, typename G>
@@ -509,45 +573,51 @@ static inline void rmsnorm_backward_two_passes_(X* dinp, float* dweight, const X
             dinp, dout, inp, weight, rstd, add, N, C);
     }
     if (dweight) {
-        int n_parts = rmsnorm_parts_(N, C, 0, dev);
+        int n_parts = rmsnorm_parts_(N, WARP, 1, dev);
         // one part is dweight itself: adding it to 0 would lose the sign of -0, to which a tiny product rounds
-        float* parts = n_parts > 1 ? device_workspace(dev, sizeof(float) * (size_t)C * n_parts) : dweight;
+        float* parts = n_parts > 1 ? rmsnorm_parts_room_(n_parts, C, dev) : dweight;
         dim3 channels((unsigned)ceil_div(C, WARP), (unsigned)n_parts);
         rmsnorm_backward_channels_kernel<<<channels, WARP, 0, dev->stream>>>(parts, dout, inp, rstd, N, C);
         if (n_parts > 1) { rmsnorm_add_parts_(dweight, parts, n_parts, C, dev); }
     }
 }
 
-template <int SHORT, typename X, typename G>
-static inline void rmsnorm_backward_one_pass_(X* dinp, float* dweight, const X* dout, const X* inp, const G* weight,
-                                              const float* rstd, int add, int N, int C, const Device* dev) {
-    int n_parts = rmsnorm_parts_(N, C, 1, dev), threads = rmsnorm_threads_(C);
-    float* parts = dweight ? (float*)device_workspace(dev, sizeof(float) * (size_t)C * n_parts) : NULL;
-    if (dinp && dweight) {
-        rmsnorm_backward_kernel<1, 1, SHORT>
-            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, add, N, C);
-    } else if (dinp) {
-        rmsnorm_backward_kernel<1, 0, SHORT>
-            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, add, N, C);
-    } else if (dweight) {
-        rmsnorm_backward_kernel<0, 1, SHORT>
-            <<<n_parts, threads, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, add, N, C);
+template <int INPUT, int WEIGHT, typename X, typename G>
+static inline void rmsnorm_backward_launch_(X* dinp, float* dweight, const X* dout, const X* inp, const G* weight,
+                                            const float* rstd, int add, int N, int C, const Device* dev) {
+    const int is_short = rmsnorm_is_short_(C), R = is_short ? WARP * RMSNORM_OWNED / C : rmsnorm_rows_<X>(C, dev);
+    const int n_parts = rmsnorm_parts_(N, is_short ? R * RMSNORM_PAIR : R, is_short ? (int)RMSNORM_AT_ONCE : 1, dev);
+    float* parts = WEIGHT ? rmsnorm_parts_room_(n_parts, C, dev) : NULL;
+    if (is_short) {
+        rmsnorm_backward_short_kernel<INPUT, WEIGHT>
+            <<<n_parts, WARP, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, add, N, C);
+    } else {
+        const dim3 block((unsigned)row_ring_threads<RMSNORM_PACKS>(C), (unsigned)R);
+        const int n_bytes = row_ring_thread_bytes<RMSNORM_PACKS, RMSNORM_ARRAYS, X>() * (int)(block.x * block.y);
+        cudaCheck(cudaFuncSetAttribute(rmsnorm_backward_kernel<INPUT, WEIGHT, X, G>,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
+        rmsnorm_backward_kernel<INPUT, WEIGHT>
+            <<<n_parts, block, n_bytes, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, add, N, C);
     }
-    if (dweight) { rmsnorm_add_parts_(dweight, parts, n_parts, C, dev); }
+    if (WEIGHT) { rmsnorm_add_parts_(dweight, parts, n_parts, C, dev); }
 }
 
 template <typename X, typename G>
 static inline void rmsnorm_backward(typename MaybeNull<X>::type* dinp, float* dweight, const X* dout, const X* inp,
                                     const G* weight, const float* rstd, int add, int N, int C, const Device* dev) {
     constexpr int W = pack_width<X>();
-    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs && C % RMSNORM_OWNED == 0;
+    int packs = C % W == 0 && pack_aligned(dinp, dout, inp, weight), one_pass = packs;
 #ifdef EXACT
     one_pass = 0;
 #endif
-    if (one_pass && rmsnorm_is_short_(C)) {
-        rmsnorm_backward_one_pass_<1>(dinp, dweight, dout, inp, weight, rstd, add, N, C, dev);
-    } else if (one_pass && rmsnorm_threads_(C) <= RMSNORM_THREADS) {
-        rmsnorm_backward_one_pass_<0>(dinp, dweight, dout, inp, weight, rstd, add, N, C, dev);
+    if (one_pass && (rmsnorm_is_short_(C) || rmsnorm_rows_<X>(C, dev) > 0)) {
+        if (dinp && dweight) {
+            rmsnorm_backward_launch_<1, 1>(dinp, dweight, dout, inp, weight, rstd, add, N, C, dev);
+        } else if (dinp) {
+            rmsnorm_backward_launch_<1, 0>(dinp, dweight, dout, inp, weight, rstd, add, N, C, dev);
+        } else if (dweight) {
+            rmsnorm_backward_launch_<0, 1>(dinp, dweight, dout, inp, weight, rstd, add, N, C, dev);
+        }
     } else if (packs) {
         rmsnorm_backward_two_passes_<W>(dinp, dweight, dout, inp, weight, rstd, add, N, C, dev);
     } else {
