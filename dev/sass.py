@@ -8,7 +8,7 @@ How many instructions a warp issues for one tile of the tensor core kernels, fro
     python dev/sass.py [--check] [--only NAME] -- NVCC FLAGS...     what make runs
     python dev/sass.py --self-test           the counting itself, on a loop written by hand
 
-The main loop of a kernel is the one with the most tensor core instructions (HMMA). Counted is the cheapest way through it that
+The main loop of a kernel is the one with the most tensor core instructions (HMMA, and HGMMA of kernels for sm_90a). Counted is the cheapest way through it that
 copies all of the next tile (so many LDGSTS): the tile in which nothing is masked. Loops inside it that hold mma go round as often as is
 written here; other loops count once, so a search for what comes next is in it at its shortest. Instructions that a predicate turns off
 count, for they are issued all the same. A quarter of a multiprocessor issues one instruction a cycle, and its tensor cores take HMMA_CYCLES
@@ -29,9 +29,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = "doc/gpu/tiles.md"
 # 16 x 8 x 16 multiply-adds of bf16 by mma.sync on sm_90: 4 cycles at the rate of wgmma, of which mma.sync reaches 62 % (Luo et al. 2024,
 # arXiv:2402.13499)
-HMMA_CYCLES = 6.4
+HMMA_CYCLES, WGMMA_CYCLES = 6.4, 4.0
+FLAGS = [["-arch=sm_90"], ["-gencode=arch=compute_90a,code=sm_90a", "-DWGMMA"]]  # the second of kernels with hopper in their name
 SMS, CLOCK, MEMORY, L2 = 132, 1.83e9, 4.8, 5.5  # of an H200; TB/s, the second-level cache's as others have measured on an H100
-# a source that has the kernels; of each its template arguments, threads of a block, copies of 16 bytes that a thread makes for a tile, mma of
+# a source that has the kernels; of each its template arguments, threads of a block (all, those that copy), copies of 16 bytes that a thread makes for a tile, mma of
 # a warp, how often the loops with mma inside the main loop go round, in their order, and what a tile is
 KERNELS = [
     ("dev/bench/gpu_ops.cu", [
@@ -40,7 +41,19 @@ KERNELS = [
         ("flash_backward_keys_kernel", (64, 64), 128, 9, 128, (), "64 keys, 64 queries"),
         ("flash_backward_keys_kernel", (128, 32), 128, 9, 128, (), "64 keys, 32 queries"),
         ("flash_backward_queries_kernel", (64, 64), 128, 8, 96, (), "64 queries, 64 keys"),
-        ("flash_backward_queries_kernel", (128, 32), 128, 8, 96, (), "64 queries, 32 keys")]),
+        ("flash_backward_queries_kernel", (128, 32), 128, 8, 96, (), "64 queries, 32 keys"),
+        ("flash_forward_hopper_kernel", (64, 2, 64, 2), 256, 4, 64, (), "128 queries, 64 keys"),
+        ("flash_forward_hopper_kernel", (128, 3, 64, 1), (384, 256), 8, 128, (), "192 queries, 64 keys"),
+        ("flash_forward_hopper_kernel", (192, 2, 64, 1), 256, 12, 192, (), "128 queries, 64 keys"),
+        ("flash_forward_hopper_kernel", (256, 2, 64, 1), 256, 16, 256, (), "128 queries, 64 keys"),
+        ("flash_backward_keys_hopper_kernel", (64, 1, 48, 3), 128, 7, 96, (), "64 keys, 48 queries"),
+        ("flash_backward_keys_hopper_kernel", (128, 1, 64, 2), 128, 17, 256, (), "64 keys, 64 queries"),
+        ("flash_backward_keys_hopper_kernel", (192, 2, 64, 1), 256, 13, 192, (), "64 keys, 64 queries: dv or dk"),
+        ("flash_backward_keys_hopper_kernel", (256, 2, 64, 1), 256, 17, 256, (), "64 keys, 64 queries: dv or dk"),
+        ("flash_backward_queries_hopper_kernel", (64, 2, 64, 2), 256, 4, 96, (), "128 queries, 64 keys"),
+        ("flash_backward_queries_hopper_kernel", (128, 3, 64, 1), (384, 256), 8, 192, (), "192 queries, 64 keys"),
+        ("flash_backward_queries_hopper_kernel", (192, 2, 64, 1), 256, 12, 288, (), "128 queries, 64 keys"),
+        ("flash_backward_queries_hopper_kernel", (256, 2, 48, 1), (256, 128), 24, 288, (), "128 queries, 48 keys")]),
     ("train_moe.cu", [
         ("grouped_rows_mma_kernel", (1,), 128, 16, 128, (), "128 rows, 128 columns, 64 terms: forward"),
         ("grouped_rows_mma_kernel", (0,), 128, 16, 128, (), "the same: gradient of the input"),
@@ -90,11 +103,17 @@ def successors(code, labels):
     return [[j for j in js if j < len(code)] for js in after]
 
 
+def products(text):
+    """How many mma of 16 x 8 x 16 an instruction is for its warp: an HGMMA of 64 x N x 16 is of four warps."""
+    wide = re.search(r"HGMMA\.64x(\d+)x16", text)
+    return int(wide[1]) // 8 if wide else int("HMMA" in text)
+
+
 def fewest(code, labels, copies, mma=None, rounds=()):
-    """(instructions, of them HMMA) of the cheapest pass through the main loop with so many LDGSTS and HMMA (None: however many there are);
+    """(instructions, mma of 16 x 8 x 16 that they are) of the cheapest pass through the main loop with so many LDGSTS and HMMA (None: however many there are);
     None: there is no such pass. The loops with HMMA inside it go round so often."""
     after = successors(code, labels)
-    is_copy, is_mma = (["LDGSTS" in text for text in code], ["HMMA" in text for text in code])
+    is_copy, is_mma = (["LDGSTS" in text for text in code], [products(text) for text in code])
     backward = [(i, j) for i, js in enumerate(after) for j in js if j <= i]
     if not backward:
         return None
@@ -126,32 +145,35 @@ def find_nvdisasm():
     return (toolkit + wheels + [None])[0]
 
 
-def machine_code(nvcc, source):
-    """functions() of a source for sm_90."""
+def machine_code(nvcc, source, flags):
+    """functions() of a source."""
     nvdisasm = find_nvdisasm()
     if not nvdisasm:
         sys.exit("sass.py: nvdisasm is not on this machine: pip install nvidia-cuda-nvdisasm in the Python that runs this")
     with tempfile.TemporaryDirectory() as work:
         cubin = os.path.join(work, "cubin")
-        subprocess.run(nvcc + ["-cubin", "-arch=sm_90", "-x", "cu", source, "-o", cubin], cwd=ROOT, check=True)
+        subprocess.run(nvcc + flags + ["-cubin", "-x", "cu", source, "-o", cubin], cwd=ROOT, check=True)
         return functions(subprocess.run([nvdisasm, "-c", cubin], stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def row(kernel, sizes, threads, copies, tile, counts):
     """Cells of a kernel: both are of one warp; blocks of a multiprocessor share its four schedulers."""
-    n, n_hmma = counts
+    n, n_mma = counts
     name = kernel + (f"<{', '.join(str(size) for size in sizes)}>" if sizes else "")
-    cycles, n_bytes = n_hmma * HMMA_CYCLES, 16 * threads * (copies // 2 * 2)  # an odd one is of few threads: statistics of rows
+    by, rate = ("wgmma", WGMMA_CYCLES) if "hopper" in kernel else ("mma.sync", HMMA_CYCLES)
+    threads, copying = threads if isinstance(threads, tuple) else (threads, threads)
+    cycles, n_bytes = n_mma * rate, 16 * copying * (copies // 2 * 2)  # an odd one is of few threads: statistics of rows
     asked = n_bytes / (max(n, cycles) * threads / 128) * SMS * CLOCK / 1e12
-    limit = "instructions" if n > 1.05 * cycles else "mma.sync"
-    return [f"`{name}`", tile, str(n), str(n_hmma), f"{cycles:.0f}", limit, f"{n_bytes // 1024}", f"{asked:.1f}" if asked < L2 else f"**{asked:.1f}**"]
+    limit = "instructions" if n > 1.05 * cycles else by
+    return [f"`{name}`", tile, str(n), str(n_mma), f"{cycles:.0f}", limit, f"{n_bytes // 1024}", f"{asked:.1f}" if asked < L2 else f"**{asked:.1f}**"]
 
 
 def rows(nvcc, only):
     found = []
-    for source, kernels in KERNELS:
-        kernels = [kernel for kernel in kernels if only in kernel[0]]
-        code = machine_code(nvcc, source) if kernels else {}
+    wanted = [(source, [kernel for kernel in kernels if only in kernel[0] and ("hopper" in kernel[0]) == hopper], flags)
+              for source, kernels in KERNELS for hopper, flags in enumerate(FLAGS)]
+    for source, kernels, flags in wanted:
+        code = machine_code(nvcc, source, flags) if kernels else {}
         for kernel, sizes, threads, copies, mma, rounds, tile in kernels:
             mangled = f"{len(kernel)}{kernel}" + ("I" + "".join(f"Li{n}E" for n in sizes) if sizes else "P")
             counts = [fewest(*code[name], copies, mma, rounds) for name in code if mangled in name]
@@ -163,12 +185,14 @@ def rows(nvcc, only):
 
 HEADER = """# Tiles: what a warp issues beside what tensor cores need
 
-Written by `make sass` with nvcc {release} for sm_90; [dev/sass.py](../../dev/sass.py) says how it counts. **Nothing here was measured on a GPU.**
+Written by `make sass` with nvcc {release} for sm_90, kernels with `hopper` in their name for sm_90a; [dev/sass.py](../../dev/sass.py) says
+how it counts. **Nothing here was measured on a GPU.**
 
 A scheduler issues one instruction a cycle, and an mma of 16 x 8 x 16 by `mma.sync` takes {hmma} cycles of its tensor cores, 62 % of the
-rate of wgmma. For a tile a warp issues so many instructions, and its mma take so many cycles: the larger of both is the **bound**. KiB are
-what a block copies for a tile; TB/s is what all multiprocessors then ask of the second-level cache, which gives about {l2}: **bold** where
-that is the limit before all others. Memory gives 4.8 of it, where nothing comes twice.
+rate of wgmma, of which one of 64 x N x 16 counts as N / 8 mma for each of its four warps. For a tile a warp issues so many instructions,
+and its mma take so many cycles: the larger of both is the **bound**. KiB are what a block copies for a tile; TB/s is what all
+multiprocessors then ask of the second-level cache, which gives about {l2}: **bold** where that is the limit before all others. Memory
+gives 4.8 of it, where nothing comes twice.
 """
 FOOTER = """
 What it says:
@@ -176,6 +200,10 @@ What it says:
 - **Attention** of heads of 64 channels asks for as much as the cache gives, were it at its bound; expected is half of that
   ([step.md](step.md)). 128 queries of a block, not 64, are what keeps forward below. dq has 64, with only three products of its
   four tiles: whoever makes a block of 128 queries of it saves half of its copies.
+- **By wgmma** a warp issues less than half of what `mma.sync` needs for the same products of heads of 128 channels, of 64 channels 59 to
+  85 %, and products are the limit of all but forward of 64. At their full rate blocks of 64 rows, and forward's of 128, ask for more than
+  the cache gives: 192 rows, as heads of 128 channels have them, or a cluster that shares its tiles, do not. Where two warpgroups have dv
+  and dk, instructions are those of the one with fewer.
 - **Products of experts**: 128 x 128 outputs have 64 FLOP a byte, which 613 TFLOP/s do not get from the cache: {grouped} TFLOP/s are the
   most. 128 x 256 by wgmma has 85, and a cluster that shares a tile more. Experts with few rows have another limit before that:
   below {rows} rows their weights take longer from memory than their products from the cache.
@@ -255,6 +283,8 @@ def self_test():
     found += [fewest(nested, labels, 1, mma, rounds) for mma, rounds in ((None, ()), (2, (1,)), (5, (4,)), (6, (4,)))]
     expected = [None, (6, 2), (8, 2), (10, 2)]  # without the mask; a copy more is a copy and its branch
     expected += [None, (5, 2), (11, 5), None]  # of a loop inside, each round is a product and its branch
+    found += [products("HGMMA.64x48x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT"), products("FADD R1, R2, R3")]
+    expected += [6, 0]
     print("ok    sass.py: the cheapest pass" if found == expected else f"FAIL  sass.py: expected {expected}, found {found}")
     return found != expected
 

@@ -379,6 +379,9 @@ static void measure(Bench* b, const Case* c, const Shape* s, const char* name, i
 
 static void measure_all(Bench* b, const Shape* s, const char* only, int rounds) {
     static const Shape sizes[] = {{8, 1024, 768, 12, 0},  {8, 4096, 768, 12, 0},  {1, 32768, 768, 12, 0},
+#ifdef WGMMA
+                                  {8, 4096, 2048, 8, 0},  // heads of 256 channels: others run plain kernels
+#endif
                                   {8, 1024, 2048, 16, 0}, {8, 4096, 2048, 16, 0}, {1, 32768, 2048, 16, 0}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         const char* name = s->C <= 64 && CASES[i].run == run_matmul_square ? "matmul 64" : CASES[i].name;
