@@ -30,10 +30,11 @@ Source: Gale et al. 2023, "MegaBlocks", arXiv:2211.15841, for products without p
 */
 #ifndef LLMC_GROUPED_MATMUL_H
 #define LLMC_GROUPED_MATMUL_H
-#include "few_rows.h"  // in a fast CUDA build: few_rows_outputs
-#include "gemm.h"      // GemmPart, GemmBlock, gemm_block_, Matrix, Device
-#include "tile.h"      // tile_load, tile_load_a, tile_store_rows
-#include "widen.h"     // in a CUDA build: widen_experts, widen_at_once
+#include "few_rows.h"       // in a fast CUDA build: few_rows_outputs
+#include "gemm.h"           // GemmPart, GemmBlock, gemm_block_, Matrix, Device
+#include "grouped_tiles.h"  // in a CUDA build: GroupedTile, grouped_find_tile_, grouped_most_tiles_, grouped_at_
+#include "tile.h"           // tile_load, tile_load_a, tile_store_rows
+#include "widen.h"          // in a CUDA build: widen_experts, widen_at_once
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -257,44 +258,6 @@ static inline size_t grouped_matmul_workspace_bytes(int E, int R, int C, int OC,
     (void)E, (void)R, (void)C, (void)OC, (void)n_threads;
     return 0;
 }
-
-// ---- which rows a block has: tiles of ROWS rows of one expert, the first expert's first ----
-
-struct GroupedTile {
-    int expert, first, n_rows;  // n_rows 0: there are fewer tiles than blocks
-};
-
-// at most so many tiles; how many there are, only the device knows
-static inline int64_t grouped_most_tiles_(int E, int R, int rows) {
-    int64_t most = ceil_div(R, rows) + E - 1;
-    return most < R ? most : R;
-}
-
-// every warp finds it for itself: lanes hold experts, and count the tiles of those before
-__device__ inline GroupedTile grouped_find_tile_(const int* offsets, int E, int rows, int tile) {
-    GroupedTile found = {0, 0, 0};
-    int lane = threadIdx.x % WARP;
-    for (int e = 0; e < E; e += WARP) {
-        int begin = offsets[min(e + lane, E)], end = offsets[min(e + lane + 1, E)], n = (end - begin + rows - 1) / rows;
-        int upto = n;  // tiles of this expert and those of the lanes before
-        for (int step = 1; step < WARP; step *= 2) {
-            int before = __shfl_up_sync(ALL_LANES, upto, step);
-            upto += lane >= step ? before : 0;
-        }
-        unsigned behind = __ballot_sync(ALL_LANES, tile < upto);
-        if (behind) {
-            int owner = __ffs((int)behind) - 1;
-            found.expert = e + owner;
-            found.first = __shfl_sync(ALL_LANES, begin + (tile - (upto - n)) * rows, owner);
-            found.n_rows = min(rows, __shfl_sync(ALL_LANES, end, owner) - found.first);
-            return found;
-        }
-        tile -= __shfl_sync(ALL_LANES, upto, WARP - 1);
-    }
-    return found;
-}
-
-__device__ inline size_t grouped_at_(const int* index, int s) { return index ? (size_t)index[s] : (size_t)s; }
 
 // ---- any shape and type: the chains of the plain loop on CUDA cores, with the tiles of gemm.h ----
 
