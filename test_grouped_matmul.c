@@ -1,8 +1,15 @@
 /*
 Promises of llmc/ops/grouped_matmul.h, which follow from two tables (llmc/test/op.h): rows as they lie, and rows that
 are gathered; with many and few rows for an expert, and none. Then: gathered rows are those that a copy would have, and
-what is in one expert's rows and weight reaches no other expert.
+what is in one expert's rows and weight reaches no other expert. The kernels of grouped_hopper.h keep the same promises.
 */
+#if defined(SIMT) && !defined(EXACT)
+#define WGMMA  // dev/simt models it
+#endif
+#if defined(WGMMA) && !defined(EXACT)
+static int grouped_hopper;  // 1 takes the kernels of grouped_hopper.h, 0 those of other cards
+#define GROUPED_HOPPER grouped_hopper
+#endif
 #include "llmc/ops/grouped_matmul.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_main
@@ -303,6 +310,93 @@ static void test_fp4(Test* t) {
 }
 #endif
 
+// ---- the kernels of grouped_hopper.h ----
+
+#if defined(__CUDACC__) && !defined(EXACT)
+#ifdef WGMMA
+// R, E, E + 1, C, OC, counts, gathered, rows of inp and dout: sums of no step, of one, of as many as are copied ahead, of
+// more than there are stages; a last step of 8 terms; rows of one warpgroup, of two, of several tiles; columns of two
+static const int hopper_shapes[][OP_DIMS] = {
+    {1, 1, 2, 8, 8, RANDOM, 3, 1}, {17, 3, 4, 64, 8, ALL_IN_LAST, 3, 9}, {64, 2, 3, 72, 16, ALL_IN_FIRST, 0, 64},
+    {65, 2, 3, 128, 264, RANDOM, 3, 20}, {400, 7, 8, 72, 136, STAIRS, 3, 100},
+    {330, 2, 3, 328, 520, ALL_IN_FIRST, 1, 330}, {129, 9, 10, 264, 328, RANDOM, 2, 129}, {0},
+};
+
+static void test_hopper(Test* t) {
+    Op op = gathered;
+    Device dev = test_device(1);
+    op.shapes = hopper_shapes;
+    grouped_hopper = 1;
+    for (int i = 0; hopper_shapes[i][0]; i++) {
+        OpProblem p = op_problem(&op, hopper_shapes[i], EASY, 1);
+        op_check(t, &p, 0, &dev), op_check(t, &p, 1, &dev);
+        op_problem_free(&p);
+    }
+    device_free(&dev);
+    test_apart(t), test_no_rows(t);
+    grouped_hopper = 0;
+}
+#else
+static void test_hopper(Test* t) { skip(t, "not built for sm_90a"); }
+#endif
+
+#ifdef SIMT
+enum { WIDER_OUT = 24, WIDER_X = 16 };  // elements that rows are further apart than they need be
+
+typedef struct {
+    int turned, R, E, K, N;
+    const int *offsets, *index;  // index: one of x, or NULL
+} HopperProblem;
+
+// out and dweight, of rows of x as dout, by one kind of kernels
+static void hopper_solve(const HopperProblem* p, int hopper, float* out, float* dweight) {
+    const size_t out_row = (size_t)p->N + WIDER_OUT, x_row = (size_t)p->K + WIDER_X;
+    const size_t n_x = p->R * x_row, n_out = p->R * out_row, n_inp = (size_t)p->R * p->N,
+                 n_weight = (size_t)p->E * p->N * p->K;
+    Device dev = test_device(1);
+    float *x = hard_array(n_x, 1), *weight = hard_array(n_weight, 2), *inp = hard_array(n_inp, 3);
+    OpBf16 *d_x = to_device_as<OpBf16>(x, n_x, &dev), *d_weight = to_device_as<OpBf16>(weight, n_weight, &dev),
+           *d_inp = to_device_as<OpBf16>(inp, n_inp, &dev), *d_out = to_device_as<OpBf16>(out, n_out, &dev);
+    float* d_dweight = to_device(dweight, n_weight, &dev);
+    int *offsets = ints_to_device(p->offsets, p->E + 1, &dev),
+        *index = p->index ? ints_to_device(p->index, p->R, &dev) : NULL;
+    grouped_hopper = hopper;
+    grouped_product(d_out, out_row, 0, d_x, x_row, index,
+                    p->turned ? gemm_transposed(d_weight, p->K) : gemm_matrix(d_weight, p->N), offsets, p->E, p->R,
+                    p->K, p->N, &dev);
+    grouped_gradient(d_dweight, d_x, x_row, index, d_inp, (const int*)NULL, offsets, p->E, p->R, p->N, p->K, &dev);
+    grouped_hopper = 0;
+    from_device_as<OpBf16>(out, d_out, n_out, &dev);
+    from_device(dweight, d_dweight, n_weight, &dev);
+    device_drop(d_x), device_drop(d_weight), device_drop(d_inp), device_drop(offsets);
+    if (index) { device_drop(index); }
+    free(x), free(weight), free(inp);
+    device_free(&dev);
+}
+
+static void test_hopper_bits(Test* t) {
+    static const int ends[] = {0, 0, 1, 65, 65, 200, 210}, all[] = {0, 70}, gathered_rows[70] = {3, 3, 69, 5, 8};
+    const HopperProblem problems[] = {
+        {1, 210, 6, 136, 264, ends, NULL}, {0, 210, 6, 72, 520, ends, NULL}, {1, 70, 1, 456, 8, all, gathered_rows},
+        {0, 70, 1, 8, 40, all, gathered_rows},
+    };
+    for (const HopperProblem& p : problems) {
+        const size_t n_out = (size_t)p.R * (p.N + WIDER_OUT), n_weight = (size_t)p.E * p.N * p.K;
+        float *out[2], *dweight[2];
+        for (int i = 0; i < 2; i++) {
+            out[i] = filled_array(n_out, 77.0f), dweight[i] = filled_array(n_weight, NAN);
+            hopper_solve(&p, i, out[i], dweight[i]);
+        }
+        check_bits(t, "out", out[1], out[0], n_out);
+        check_bits(t, "dweight", dweight[1], dweight[0], n_weight);
+        for (int i = 0; i < 2; i++) { free(out[i]), free(dweight[i]); }
+    }
+}
+#else
+static void test_hopper_bits(Test* t) { skip(t, "only dev/simt adds the terms of both kinds in one order"); }
+#endif
+#endif
+
 int main(int argc, char** argv) {
     const Op* ops[] = {&plain, &gathered};
     const Promise own[] = {
@@ -310,6 +404,10 @@ int main(int argc, char** argv) {
         {"layers", "the plain loop of an expert is that of a linear layer", test_layers},
         {"apart", "NaN in all rows and the weight of an expert reaches no other expert", test_apart},
         {"no rows", "an expert without rows has gradients of +0", test_no_rows},
+#if defined(__CUDACC__) && !defined(EXACT)
+        {"hopper", "the kernels by wgmma: within the rounding of bf16, experts apart, gradients of +0", test_hopper},
+        {"hopper bits", "in dev/simt they have the bits of the others, rows apart or gathered", test_hopper_bits},
+#endif
 #ifndef __CUDACC__
         {"stored", "weights stored as bf16 or fp8 give the bits of the same numbers as floats", test_stored},
         {"fp4", "... and as fp4", test_fp4},

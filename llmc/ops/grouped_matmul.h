@@ -19,7 +19,8 @@ Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: wi
         rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 215,
         218, backward_input 222, 224, backward_weight 222, 226: two blocks of four warps and 64 KiB on a multiprocessor.
         A warp issues 432, 409 and 563 instructions (make sass) beside 128 mma of about 6.4 cycles each.
-        There, forward of at most 16 rows together is few_rows.h's: it reads the weights that these rows chose, each
+        Hopper: make CUDA_ARCH=sm_90a, then by wgmma and tiles of 128 x 256 (grouped_hopper.h).
+        In fast builds, forward of at most 16 rows together is few_rows.h's: it reads the weights that these rows chose, each
         once. EXACT builds keep their tiles of 64 rows: a sum that is one chain is one thread's, and neighbouring
         threads would read different rows of the weight. Products with add 1 are on the CUDA cores in every build.
 Error:  as matmul.h.
@@ -35,6 +36,12 @@ Source: Gale et al. 2023, "MegaBlocks", arXiv:2211.15841, for products without p
 #include "grouped_tiles.h"  // in a CUDA build: GroupedTile, grouped_find_tile_, grouped_most_tiles_, grouped_at_
 #include "tile.h"           // tile_load, tile_load_a, tile_store_rows
 #include "widen.h"          // in a CUDA build: widen_experts, widen_at_once
+#if defined(WGMMA) && !defined(EXACT)
+#include "grouped_hopper.h"  // grouped_hopper_rows, grouped_hopper_weight
+#ifndef GROUPED_HOPPER  // test_grouped_matmul.c: a variable, so that it has both kinds of kernels
+#define GROUPED_HOPPER 1
+#endif
+#endif
 
 // ---- plain C: read this first; it defines every bit ----
 
@@ -482,6 +489,12 @@ static inline int grouped_rows_mma_(bf16* out, size_t out_row, const bf16* x, si
     if (!pack_fits(x, x_row) || !pack_fits(weight, K) || !pack_fits(weight, N) || !pack_fits(out, out_row)) {
         return 0;
     }
+#ifdef WGMMA
+    if (GROUPED_HOPPER) {
+        grouped_hopper_rows<TURNED>(out, out_row, x, x_row, index, weight, offsets, E, R, K, N, dev);
+        return 1;
+    }
+#endif
     const int n_bytes = 2 * GROUPED_PAIR * (int)sizeof(bf16);
     cudaCheck(cudaFuncSetAttribute(grouped_rows_mma_kernel<TURNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_bytes));
@@ -503,6 +516,12 @@ static inline int grouped_weight_mma_(float* dweight, const bf16* dout, size_t d
     if (!pack_fits(dout, OC) || !pack_fits(dout, dout_row) || !pack_fits(inp, C) || !pack_aligned(dweight)) {
         return 0;
     }
+#ifdef WGMMA
+    if (GROUPED_HOPPER) {
+        grouped_hopper_weight(dweight, dout, dout_row, dout_index, inp, inp_index, offsets, E, C, OC, dev);
+        return 1;
+    }
+#endif
     const int n_bytes = 2 * GROUPED_PAIR * (int)sizeof(bf16);
     cudaCheck(cudaFuncSetAttribute(grouped_weight_mma_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     unsigned grid = (unsigned)(E * ceil_div(OC, GROUPED_TILE) * ceil_div(C, GROUPED_TILE));

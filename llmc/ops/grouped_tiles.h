@@ -1,5 +1,5 @@
 /*
-Which rows a block of grouped_matmul.h has: tiles of so many rows of one expert, those of the
+Which rows a block of grouped_matmul.h, or of grouped_hopper.h, has: tiles of so many rows of one expert, those of the
 first expert first. How many an expert has is in offsets (E+1) on the device: expert e's rows are offsets[e] ..
 offsets[e+1]-1, and it may have none.
 */
