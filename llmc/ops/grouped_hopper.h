@@ -6,19 +6,23 @@ make CUDA_ARCH=sm_90a. What it says of shapes, of the order of sums and of error
                 read both operands there, transposed where terms are their rows
     copies      four stages of 64 terms: two are on their way while the products of two are under way
     rows        a warpgroup whose 64 rows do not exist multiplies nothing
-Cost:   as there, but 85 operations for each byte that a block copies, not 64. A step of 64 terms is 48 KiB; its
-        products take 1024 cycles of a multiprocessor. By ptxas of CUDA 13.0, without spills, registers of a thread:
-        forward 170, backward_input 170, backward_weight 166: one block of eight warps and 192 KiB on a multiprocessor.
-        No card has run these kernels.
+    fp8         where every 64 x 64 of a weight has one scale, its codes become bf16 in registers on their way into a
+                tile: the bits of widen.h, whose room is not used
+Cost:   as there, but 85 operations for each byte that a block copies, not 64; with fp8 128. A step of 64 terms is 48
+        KiB, with fp8 32, and its products take 1024 cycles of a multiprocessor, while each of four schedulers issues
+        the instructions of two warps: 147 of each in forward, 144 in backward_input, with fp8 414 and 387, 142 in
+        backward_weight (make sass). By ptxas of CUDA 13.0, without spills, registers of a thread, in the same order:
+        170, 170, 255, 254, 166: one block of eight warps and 192 KiB on a multiprocessor. No card has run them.
 Source: Thakkar et al. 2023, CUTLASS 3 (warpgroups that share a tile), without producer warps
 */
 #ifndef LLMC_GROUPED_HOPPER_H
 #define LLMC_GROUPED_HOPPER_H
 #if defined(__CUDACC__) && defined(WGMMA)
-#include "../core/kernel.h"  // WARP, Pack, pack_store, bf16, cudaCheck
+#include "../core/kernel.h"  // WARP, Pack, pack_load, pack_store, bf16, cudaCheck
+#include "../core/stored.h"  // StoredMatrix, stored_row_scales, fp8_widen
 #include "../core/wgmma.h"   // WARPGROUP, wgmma_ss, wgmma_fence, wgmma_commit, wgmma_wait, fence_proxy_async
 #include "grouped_tiles.h"   // GroupedTile, grouped_find_tile_, grouped_most_tiles_, grouped_at_
-#include "tile.h"            // tile_chunk, tile_set_zero
+#include "tile.h"            // tile_chunk, tile_pair_, tile_set_zero
 #include "wide_tile.h"       // wide_tile_load, wide_tile_store_rows
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -70,15 +74,14 @@ __device__ inline int grouped_hopper_part_() { return __shfl_sync(ALL_LANES, (in
 
 // the steps along the terms, for the 64 rows of outputs of warpgroup `part`; has_rows: they exist. A_TURNED: the tile
 // of a has terms as rows, otherwise as columns. B_TURNED: that of b has terms as columns, otherwise as rows. load(step,
-// a_tile, b_tile) starts the copies of one
+// stage) starts the copies of one, n_loads times: that of a step, and of what it leaves for the next call
 template <int A_TURNED, int B_TURNED, typename Load>
 __device__ inline void grouped_hopper_sums_(float (&sums)[1][GROUPED_COLUMNS / 8][4], bf16* tiles, int n_steps,
-                                            int part, bool has_rows, Load load) {
+                                            int n_loads, int part, bool has_rows, Load load) {
     uint64_t a = smem_descriptor(tiles + part * 64 * GROUPED_TERMS);  // 64 rows; turned, 64 columns: 8 KiB either way
     uint64_t b = smem_descriptor(tiles + GROUPED_A, B_TURNED ? 16 : GROUPED_TERMS * 128);
     auto load_stage = [&](int step) {
-        bf16* stage = tiles + step % GROUPED_STAGES * GROUPED_STAGE;
-        if (step < n_steps) { load(step, stage, stage + GROUPED_A); }
+        if (step < n_loads) { load(step, tiles + step % GROUPED_STAGES * GROUPED_STAGE); }
         cp_async_commit();
     };
     tile_set_zero(sums);
@@ -107,33 +110,133 @@ __device__ inline void grouped_hopper_sums_(float (&sums)[1][GROUPED_COLUMNS / 8
     __syncthreads();
 }
 
-// as grouped_rows_mma_kernel. shared memory: stages, of each the tile of a, then that of b
+// ---- the tile of b: rows n0.. of a weight (N, K) turned (TURNED), or columns n0.. of a weight (K, N) ----
+
+// of bf16, by cp.async
 template <int TURNED>
+struct GroupedHalves {
+    enum { LATER = 0 };
+    const bf16* w;
+    int n0, K, N;
+    __device__ inline GroupedHalves(const bf16* weight, int expert, int n0_, int K_, int N_)
+        : w(weight + (size_t)expert * N_ * K_), n0(n0_), K(K_), N(N_) {}
+
+    __device__ inline void load(bf16* tiles, int step) {
+        int k = step * GROUPED_TERMS;
+        bf16* tile = tiles + step % GROUPED_STAGES * GROUPED_STAGE + GROUPED_A;
+        if (TURNED) {
+            wide_tile_load<GROUPED_COLUMNS, GROUPED_TERMS, GROUPED_LOADERS>(tile, w + (size_t)n0 * K + k, (size_t)K,
+                                                                            N - n0, K - k);
+        } else {
+            wide_tile_load<GROUPED_TERMS, GROUPED_COLUMNS, GROUPED_LOADERS>(tile, w + (size_t)k * N + n0, (size_t)N,
+                                                                            K - k, N - n0);
+        }
+    }
+};
+
+// two codes of fp8 times their scale, rounded as widen.h does it, the first in the lower half
+__device__ inline unsigned grouped_hopper_widen_(unsigned codes, float scale) {
+#ifdef SIMT
+    return tile_pair_(fp8_widen((uint8_t)codes) * scale, fp8_widen((uint8_t)(codes >> 8)) * scale);
+#else
+    unsigned halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((unsigned short)codes));  // exact, also of NaN
+    __half2 pair;
+    memcpy(&pair, &halves, sizeof pair);
+    const float2 x = __half22float2(pair);
+    return tile_pair_(x.x * scale, x.y * scale);
+#endif
+}
+
+// of codes of fp8: a thread has 16 neighbours of row threadIdx.x / 4 of each of the tile's four blocks of 64 x 64, of
+// which each has one scale. They wait in registers until the next step's are asked for, and are then widened into the
+// tile. Steps are loaded one after the other
+template <int TURNED>
+struct GroupedCodes {
+    enum { LATER = 1 };  // what the last step asked for is widened by one load more
+    const StoredMatrix& m;
+    const uint8_t* at;       // this thread's first code of the step
+    const float* scales[4];  // of the rows of each block; not turned, all have those of scales[0]
+    int n0, blocks_of_row, shift, row_of_part;  // shift: 1 << shift columns share a scale
+    Pack<unsigned, 4> codes[4];
+    float scale[4];
+
+    __device__ inline GroupedCodes(const StoredMatrix& weight, int expert, int n0_, int, int) : m(weight), n0(n0_) {
+        int first = expert * m.rows, row = threadIdx.x / 4, column = threadIdx.x % 4 * 16;
+        at = (const uint8_t*)m.data + (size_t)(first + row) * m.columns + column;
+        at += TURNED ? (size_t)n0 * m.columns : (size_t)n0;
+        for (int j = 0; j < 4; j++) { scales[j] = stored_row_scales(&m, first + (TURNED ? n0 + 64 * j : 0)); }
+        shift = m.block_columns == 128 ? 7 : 6;
+        blocks_of_row = stored_blocks(m.columns, m.block_columns), row_of_part = 0;
+    }
+
+    __device__ inline void load(bf16* tiles, int step) {
+        if (step > 0) { widen(tiles + (step - 1) % GROUPED_STAGES * GROUPED_STAGE + GROUPED_A); }
+        int k = step * GROUPED_TERMS, row = threadIdx.x / 4, column = threadIdx.x % 4 * 16;
+        #pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int r = TURNED ? n0 + 64 * j : k, c = TURNED ? k : n0 + 64 * j;
+            codes[j] = {{0, 0, 0, 0}}, scale[j] = 0.0f;
+            if (r < m.rows && c < m.columns) { scale[j] = scales[TURNED ? j : 0][c >> shift]; }
+            if (r + row < m.rows && c + column < m.columns) {
+                codes[j] = pack_load<4>((const unsigned*)(at + 64 * j * (TURNED ? (size_t)m.columns : 1)));
+            }
+        }
+        at += GROUPED_TERMS * (TURNED ? 1 : (size_t)m.columns);
+        if (!TURNED) {  // the next 64 rows: of the next part, or block, or the same
+            row_of_part = row_of_part + 64 == m.part_rows ? 0 : row_of_part + 64;
+            scales[0] += (row_of_part & (m.block_rows - 1)) == 0 ? blocks_of_row : 0;
+        }
+    }
+
+    __device__ inline void widen(bf16* tile) const {
+        #pragma unroll
+        for (int j = 0; j < 4; j++) {
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                Pack<unsigned, 4> x;
+                #pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    unsigned two = codes[j].x[half * 2 + i / 2] >> i % 2 * 16;
+                    x.x[i] = grouped_hopper_widen_(two & 0xffff, scale[j]);
+                }
+                pack_store((unsigned*)tile_chunk<64>(tile + j * 64 * 64, threadIdx.x / 4, threadIdx.x % 4 * 2 + half),
+                           x);
+            }
+        }
+    }
+};
+
+template <int TURNED>
+__device__ inline GroupedHalves<TURNED> grouped_hopper_b_(const bf16* weight, int expert, int n0, int K, int N) {
+    return {weight, expert, n0, K, N};
+}
+template <int TURNED>
+__device__ inline GroupedCodes<TURNED> grouped_hopper_b_(const StoredMatrix& weight, int expert, int n0, int K, int N) {
+    return {weight, expert, n0, K, N};
+}
+
+// as grouped_rows_mma_kernel. Weight: const bf16* or, of fp8, StoredMatrix. shared memory: stages, of each the tile of
+// a, then that of b
+template <int TURNED, typename Weight>
 __global__ void __launch_bounds__(GROUPED_LOADERS, 1)
-grouped_rows_hopper_kernel(bf16* out, size_t out_row, const bf16* x, size_t x_row, const int* index, const bf16* weight,
+grouped_rows_hopper_kernel(bf16* out, size_t out_row, const bf16* x, size_t x_row, const int* index, Weight weight,
                            const int* offsets, int E, int K, int N) {
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     int n_columns = (N + GROUPED_COLUMNS - 1) / GROUPED_COLUMNS, n0 = blockIdx.x % n_columns * GROUPED_COLUMNS;
     int part = grouped_hopper_part_(), from[GROUPED_ROWS / GROUPED_ROW_STEP];
     GroupedTile rows = grouped_find_tile_(offsets, E, GROUPED_ROWS, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
-    const bf16* w = weight + (size_t)rows.expert * N * K;
+    auto b = grouped_hopper_b_<TURNED>(weight, rows.expert, n0, K, N);
     grouped_hopper_find_rows_(from, index, rows.first, rows.first + rows.n_rows);
-    auto load = [&](int step, bf16* a_tile, bf16* b_tile) {
-        int k = step * GROUPED_TERMS;
-        grouped_hopper_load_rows_<GROUPED_TERMS>(a_tile, x, x_row, from, k, K);
-        if (TURNED) {
-            wide_tile_load<GROUPED_COLUMNS, GROUPED_TERMS, GROUPED_LOADERS>(b_tile, w + (size_t)n0 * K + k, (size_t)K,
-                                                                            N - n0, K - k);
-        } else {
-            wide_tile_load<GROUPED_TERMS, GROUPED_COLUMNS, GROUPED_LOADERS>(b_tile, w + (size_t)k * N + n0, (size_t)N,
-                                                                            K - k, N - n0);
-        }
+    auto load = [&](int step, bf16* a_tile) {
+        grouped_hopper_load_rows_<GROUPED_TERMS>(a_tile, x, x_row, from, step * GROUPED_TERMS, K);
+        b.load(wide_tiles, step);
     };
     float sums[1][GROUPED_COLUMNS / 8][4];
     const float one[1][2] = {{1.0f, 1.0f}};
-    grouped_hopper_sums_<0, TURNED>(sums, wide_tiles, (K + GROUPED_TERMS - 1) / GROUPED_TERMS, part,
-                                    64 * part < rows.n_rows, load);
+    int n_steps = (K + GROUPED_TERMS - 1) / GROUPED_TERMS;
+    grouped_hopper_sums_<0, TURNED>(sums, wide_tiles, n_steps, n_steps + b.LATER, part, 64 * part < rows.n_rows, load);
     wide_tile_store_rows<GROUPED_COLUMNS, GROUPED_ROWS>(out + rows.first * out_row + n0, out_row, rows.n_rows, N - n0,
                                                         wide_tiles, threadIdx.x / WARP * 16, sums, one);
 }
@@ -152,15 +255,15 @@ grouped_weight_hopper_kernel(float* dweight, const bf16* dout, size_t dout_row, 
         grouped_hopper_find_rows_(of_dout, dout_index, first + step * GROUPED_TERMS, end);
         grouped_hopper_find_rows_(of_inp, inp_index, first + step * GROUPED_TERMS, end);
     };
-    auto load = [&](int step, bf16* a_tile, bf16* b_tile) {
-        grouped_hopper_load_rows_<GROUPED_ROWS>(a_tile, dout, dout_row, of_dout, oc, OC);
-        grouped_hopper_load_rows_<GROUPED_COLUMNS>(b_tile, inp, (size_t)C, of_inp, c, C);
+    auto load = [&](int step, bf16* stage) {
+        grouped_hopper_load_rows_<GROUPED_ROWS>(stage, dout, dout_row, of_dout, oc, OC);
+        grouped_hopper_load_rows_<GROUPED_COLUMNS>(stage + GROUPED_A, inp, (size_t)C, of_inp, c, C);
         fetch_rows(step + 1);
     };
     float sums[1][GROUPED_COLUMNS / 8][4];
+    int n_steps = (end - first + GROUPED_TERMS - 1) / GROUPED_TERMS;
     fetch_rows(0);
-    grouped_hopper_sums_<1, 0>(sums, wide_tiles, (end - first + GROUPED_TERMS - 1) / GROUPED_TERMS, part,
-                               oc + 64 * part < OC, load);
+    grouped_hopper_sums_<1, 0>(sums, wide_tiles, n_steps, n_steps, part, oc + 64 * part < OC, load);
     int row = oc + threadIdx.x / WARP * 16 + lane / 4, column = c + lane % 4 * 2;
     #pragma unroll
     for (int i = 0; i < GROUPED_COLUMNS / 4; i++) {  // two neighbouring outputs of sums[0][i / 2], upper or lower half
@@ -173,16 +276,23 @@ grouped_weight_hopper_kernel(float* dweight, const bf16* dout, size_t dout_row, 
 
 // ---- launches ----
 
-template <int TURNED>
+template <int TURNED, typename Weight>
 static inline void grouped_hopper_rows(bf16* out, size_t out_row, const bf16* x, size_t x_row, const int* index,
-                                       const bf16* weight, const int* offsets, int E, int R, int K, int N,
+                                       Weight weight, const int* offsets, int E, int R, int K, int N,
                                        const Device* dev) {
-    cudaCheck(cudaFuncSetAttribute(grouped_rows_hopper_kernel<TURNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   GROUPED_HOPPER_BYTES));
+    cudaCheck(cudaFuncSetAttribute(grouped_rows_hopper_kernel<TURNED, Weight>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, GROUPED_HOPPER_BYTES));
     unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GROUPED_ROWS) * ceil_div(N, GROUPED_COLUMNS));
-    grouped_rows_hopper_kernel<TURNED><<<grid, GROUPED_LOADERS, GROUPED_HOPPER_BYTES, dev->stream>>>(
+    grouped_rows_hopper_kernel<TURNED, Weight><<<grid, GROUPED_LOADERS, GROUPED_HOPPER_BYTES, dev->stream>>>(
         out, out_row, x, x_row, index, weight, offsets, E, K, N);
     cudaCheck(cudaGetLastError());
+}
+
+// does every 64 x 64 of the matrix have one scale, and can 16 codes be loaded at once? A block has 128 or what divides
+// it (stored.h)
+static inline int grouped_hopper_reads_codes(const StoredMatrix* m) {
+    const int whole = m->part_rows % 64 == 0 && m->block_rows % 64 == 0 && m->block_columns % 64 == 0;
+    return m->kind == STORED_FP8 && whole && m->columns % 16 == 0 && (uintptr_t)m->data % 16 == 0;
 }
 
 static inline void grouped_hopper_weight(float* dweight, const bf16* dout, size_t dout_row, const int* dout_index,

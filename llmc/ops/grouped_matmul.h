@@ -19,9 +19,9 @@ Cost:   2*R*C*OC flops each. Every expert's weight is read, or written, once: wi
         rows computed whole. By ptxas of CUDA 13.0, without spills, registers of a thread on sm_80, sm_90: forward 215,
         218, backward_input 222, 224, backward_weight 222, 226: two blocks of four warps and 64 KiB on a multiprocessor.
         A warp issues 432, 409 and 563 instructions (make sass) beside 128 mma of about 6.4 cycles each.
-        Hopper: make CUDA_ARCH=sm_90a, then by wgmma and tiles of 128 x 256 (grouped_hopper.h).
-        In fast builds, forward of at most 16 rows together is few_rows.h's: it reads the weights that these rows chose, each
-        once. EXACT builds keep their tiles of 64 rows: a sum that is one chain is one thread's, and neighbouring
+        Hopper, make CUDA_ARCH=sm_90a: by wgmma, tiles of 128 x 256, and codes of fp8 as they are (grouped_hopper.h).
+        In fast builds forward of at most 16 rows together is few_rows.h's: it reads the weights that these rows chose,
+        each once. EXACT builds keep their tiles of 64 rows: a sum that is one chain is one thread's, and neighbouring
         threads would read different rows of the weight. Products with add 1 are on the CUDA cores in every build.
 Error:  as matmul.h.
 Order:  out chains over c, dinp over oc, dweight over the expert's rows, all ascending from 0. Tensor cores add 16 terms
@@ -593,6 +593,30 @@ static inline int grouped_few_codes_(X*, const X*, const int*, const StoredMatri
 }
 #endif
 
+// ---- fast builds, bf16, Hopper: codes of fp8 are widened on their way into the tiles of a product ----
+
+#ifndef EXACT
+// as grouped_rows_mma_; weight: of all experts
+template <int TURNED>
+static inline int grouped_codes_(bf16* out, const bf16* x, const int* index, const StoredMatrix* weight,
+                                 const int* offsets, int E, int R, const Device* dev) {
+#ifdef WGMMA
+    const int K = TURNED ? weight->columns : weight->rows, N = TURNED ? weight->rows : weight->columns;
+    const int fits = pack_fits(x, K) && pack_fits(out, N) && grouped_hopper_reads_codes(weight);
+    if (GROUPED_HOPPER && fits && R > 0) {
+        grouped_hopper_rows<TURNED>(out, (size_t)N, x, (size_t)K, index, *weight, offsets, E, R, K, N, dev);
+        return 1;
+    }
+#endif
+    (void)out, (void)x, (void)index, (void)weight, (void)offsets, (void)E, (void)R, (void)dev;
+    return 0;
+}
+template <int TURNED, typename X>
+static inline int grouped_codes_(X*, const X*, const int*, const StoredMatrix*, const int*, int, int, const Device*) {
+    return 0;
+}
+#endif
+
 // ---- launches ----
 
 template <int TURNED, typename X>
@@ -667,6 +691,7 @@ static inline void grouped_matmul_forward_stored(X* out, const X* inp, const int
     const int at_once = widen_at_once<X>(&weight, E);
 #ifndef EXACT
     if (grouped_few_codes_(out, inp, inp_index, &weight, offsets, E, R, dev)) { return; }
+    if (grouped_codes_<1>(out, inp, inp_index, &weight, offsets, E, R, dev)) { return; }
 #endif
     for (int e = 0, n; e < E; e += n) {
         n = at_once < E - e ? at_once : E - e;
@@ -680,6 +705,9 @@ static inline void grouped_matmul_backward_input_stored(X* dinp, const X* dout, 
                                                         StoredMatrix weight, const int* offsets, int E, int R,
                                                         const Device* dev) {
     const int at_once = widen_at_once<X>(&weight, E);
+#ifndef EXACT
+    if (!dinp || grouped_codes_<0>(dinp, dout, dout_index, &weight, offsets, E, R, dev)) { return; }
+#endif
     for (int e = 0, n; dinp && e < E; e += n) {
         n = at_once < E - e ? at_once : E - e;
         grouped_matmul_backward_input(dinp, dout, dout_index, widen_experts<X>(&weight, e, n, offsets, dev),

@@ -14,9 +14,9 @@ Bits:   X float: stored_value of each element, so a product has the bits of the 
         2^-9 of a weight.
 Cost:   memory bound: an element of fp8 moves 1 byte in and sizeof(X) out, of fp4 half a byte in; the product then
         reads sizeof(X) again. Beside a product of N rows, 2 N flops an element, that is little from a few hundred rows
-        on. Forward of at most 16 rows of bf16 reads the codes themselves (few_rows.h), and nothing is widened. Judge it
-        in GB/s. By ptxas of CUDA 13.0 for sm_90, at most 32 registers of a thread, without spills. Not measured on a
-        GPU yet.
+        on. Forward of at most 16 rows of bf16 reads the codes themselves (few_rows.h), as do products of experts of fp8
+        on Hopper (grouped_hopper.h), and nothing is widened. Judge it in GB/s. By ptxas of CUDA 13.0 for sm_90, at most
+        32 registers of a thread, without spills. Not measured on a GPU yet.
 Source: as stored.h
 */
 #ifndef LLMC_WIDEN_H
