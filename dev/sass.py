@@ -32,6 +32,7 @@ PAGE = "doc/gpu/tiles.md"
 HMMA_CYCLES, WGMMA_CYCLES = 6.4, 4.0
 FLAGS = [["-arch=sm_90"], ["-gencode=arch=compute_90a,code=sm_90a", "-DWGMMA"]]  # the second of kernels with hopper in their name
 SMS, CLOCK, MEMORY, L2 = 132, 1.83e9, 4.8, 5.5  # of an H200; TB/s, the second-level cache's as others have measured on an H100
+MANGLED = {"bf16 const*": "PK13__nv_bfloat16", "StoredMatrix": "12StoredMatrix"}  # types that are template arguments
 # a source that has the kernels; of each its template arguments, threads of a block (all, those that copy), copies of 16 bytes that a thread makes for a tile, mma of
 # a warp, how often the loops with mma inside the main loop go round, in their order, and what a tile is
 KERNELS = [
@@ -57,7 +58,12 @@ KERNELS = [
     ("train_moe.cu", [
         ("grouped_rows_mma_kernel", (1,), 128, 16, 128, (), "128 rows, 128 columns, 64 terms: forward"),
         ("grouped_rows_mma_kernel", (0,), 128, 16, 128, (), "the same: gradient of the input"),
-        ("grouped_weight_mma_kernel", (), 128, 16, 128, (), "128 x 128 of a weight, 64 rows")]),
+        ("grouped_weight_mma_kernel", (), 128, 16, 128, (), "128 x 128 of a weight, 64 rows"),
+        ("grouped_rows_hopper_kernel", (1, "bf16 const*"), 256, 12, 128, (), "128 rows, 256 columns, 64 terms: forward"),
+        ("grouped_rows_hopper_kernel", (0, "bf16 const*"), 256, 12, 128, (), "the same: gradient of the input"),
+        ("grouped_weight_hopper_kernel", (), 256, 12, 128, (), "128 x 256 of a weight, 64 rows"),
+        ("grouped_rows_hopper_kernel", (1, "StoredMatrix"), 256, 8, 128, (), "forward, weights of fp8"),
+        ("grouped_rows_hopper_kernel", (0, "StoredMatrix"), 256, 8, 128, (), "gradient of the input, weights of fp8")]),
     ("dev/bench/gated_delta.cu", [
         ("flash_delta_forward_kernel", (128,), 128, 28, 256, (4, 4, 2, 2, 2), "64 positions, 128 x 64 of the state"),
         ("flash_delta_deltas_kernel", (128,), 128, 16, 96, (4, 2), "64 positions, 64 channels"),
@@ -109,11 +115,11 @@ def products(text):
     return int(wide[1]) // 8 if wide else int("HMMA" in text)
 
 
-def fewest(code, labels, copies, mma=None, rounds=()):
-    """(instructions, mma of 16 x 8 x 16 that they are) of the cheapest pass through the main loop with so many LDGSTS and HMMA (None: however many there are);
+def fewest(code, labels, copies, mma=None, rounds=(), copy="LDGSTS"):
+    """(instructions, mma of 16 x 8 x 16 that they are) of the cheapest pass through the main loop with so many copies and mma (None: however many there are);
     None: there is no such pass. The loops with HMMA inside it go round so often."""
     after = successors(code, labels)
-    is_copy, is_mma = (["LDGSTS" in text for text in code], [products(text) for text in code])
+    is_copy, is_mma = ([bool(re.search(copy, text)) for text in code], [products(text) for text in code])
     backward = [(i, j) for i, js in enumerate(after) for j in js if j <= i]
     if not backward:
         return None
@@ -175,8 +181,9 @@ def rows(nvcc, only):
     for source, kernels, flags in wanted:
         code = machine_code(nvcc, source, flags) if kernels else {}
         for kernel, sizes, threads, copies, mma, rounds, tile in kernels:
-            mangled = f"{len(kernel)}{kernel}" + ("I" + "".join(f"Li{n}E" for n in sizes) if sizes else "P")
-            counts = [fewest(*code[name], copies, mma, rounds) for name in code if mangled in name]
+            mangled = f"{len(kernel)}{kernel}" + ("I" + "".join(MANGLED.get(n, f"Li{n}E") for n in sizes) + "E" if sizes else "P")
+            copy = r"LDGSTS|LDG\.E\.128" if "StoredMatrix" in sizes else "LDGSTS"  # codes are loaded into registers
+            counts = [fewest(*code[name], copies, mma, rounds, copy) for name in code if mangled in name]
             if len(counts) != 1 or not counts[0]:
                 sys.exit(f"sass.py: {kernel}<{sizes}> of {source} has no main loop with {copies} copies, {mma} mma and {len(rounds)} loops of these")
             found.append(row(kernel, sizes, threads, copies, tile, counts[0]))
@@ -205,7 +212,8 @@ What it says:
   the cache gives: 192 rows, as heads of 128 channels have them, or a cluster that shares its tiles, do not. Where two warpgroups have dv
   and dk, instructions are those of the one with fewer.
 - **Products of experts**: 128 x 128 outputs have 64 FLOP a byte, which 613 TFLOP/s do not get from the cache: {grouped} TFLOP/s are the
-  most. 128 x 256 by wgmma has 85, and a cluster that shares a tile more. Experts with few rows have another limit before that:
+  most. 128 x 256 by wgmma has 85, so {wide} TFLOP/s; with weights of fp8, which become bf16 on their way into a tile, 128. A cluster
+  that shared a tile would have more. Experts with few rows have another limit before that:
   below {rows} rows their weights take longer from memory than their products from the cache.
 - **The gated delta rule** goes from chunk to chunk, so that latency, not throughput, is its limit along a row: a block of four warps is
   alone on its multiprocessor, and five barriers separate products that wait for each other. `flash_delta_scores_kernel` (a triangular
@@ -219,7 +227,7 @@ def page(found, release):
     header = ["kernel", "tile of a block", "instructions", "mma", "cycles of these", "bound by", "KiB", "TB/s"]
     lines = [header, ["---", "---", "---:", "---:", "---:", "---", "---:", "---:"]] + found
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-    return HEADER.format(release=release, hmma=HMMA_CYCLES, l2=L2) + "\n" + table + FOOTER.format(grouped=f"{64 * L2:.0f}", rows=f"{64 * L2 / MEMORY:.0f}")
+    return HEADER.format(release=release, hmma=HMMA_CYCLES, l2=L2) + "\n" + table + FOOTER.format(grouped=f"{64 * L2:.0f}", wide=f"{256 / 3 * L2:.0f}", rows=f"{64 * L2 / MEMORY:.0f}")
 
 
 def write(nvcc, only, check):
