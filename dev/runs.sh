@@ -10,7 +10,7 @@
 #     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
 #     frozen                                              --freeze: which tensors keep every bit
 #     boxed                                               a line of the box
-#     planned                                             a dry run that does not fit, whose line names what would (llmc/run/remedy.h)
+#     searched                                            a dry run that does not fit, whose line names what would (llmc/run/remedy.h)
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     resumed_bits, documents_bits, talks_bits            what has no influence on the bits of a run
@@ -43,7 +43,7 @@ adapter_resumes() {  # PROMISE OPTION...
 }
 
 # On a machine that is busy with other things the search may run out of its time, and then the line has an estimate: once more
-planned() {  # COMMAND...
+searched() {  # COMMAND...
     local i
     for i in {1..6}; do
         timeout 60 "$@" >out 2>err </dev/null

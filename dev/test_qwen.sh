@@ -57,7 +57,7 @@ SIZES
         test "$? $(grep -cE 'free: try (.*--(ep|tp|pp|zero).* on (about )?[0-9]+ machines.*|a smaller model)$' err)" = "1 1"
     # what the line names fits by the planner's numbers: "--recompute 3 with --tp 8 on 8 machines (one rank on each) or --pp 13 on 13"
     edit moe.json many.json num_hidden_layers 32 hidden_size 8192 moe_intermediate_size 8192
-    planned "$trainer" --config many.json --dry-run
+    searched "$trainer" --config many.json --dry-run
     free=$(sed -nE 's/.* ([0-9.]+) GiB are free: try .*/\1/p' err)
     sed -nE '/free: try --recompute 3 with/{s/.*free: try --recompute 3 with //; s/ machines \(one rank on each\)//; s/, or a smaller model$//; s/, | or /\n/g; p}' err >ways
     check "32 layers that no machine holds: what to try is named" test -s ways

@@ -253,7 +253,7 @@ COMM_CHECK=0 timeout 60 "$launch" -n 2 "$qwen" --model tiny --batch-size 65536 -
 check "ranks that do not fit say it once, as this machine's" test "$? $(wc -l <err) $(grep -c '^train_qwen3: 2 ranks of this machine need .* free: try a smaller --batch-size (at most [0-9]*; [0-9]* with --recompute 3), ' err)" = "1 1 1"
 # 6.9B parameters on two ranks: what the line names fits as it stands there, and --ep on half as many ranks does not
 pairs=(--model 6.9b --batch-size 1 --grad-accum 2 --tp 2 --dry-run)
-planned "$launch" -n 2 "$moe" "${pairs[@]}"
+searched "$launch" -n 2 "$moe" "${pairs[@]}"
 free=$(sed -nE 's/.* ([0-9.]+) GiB are free: try .*/\1/p' err)
 sed -nE '/free: try --recompute 3 with/{s/.*free: try --recompute 3 with //; s/ machines \(one rank on each\)//; s/, or a smaller model$//; s/, | or /\n/g; s/the same and //; s/the same//; p}' err >ways
 takes() { timeout 60 "$moe" "${pairs[@]}" --recompute 3 "$@" 2>err | sed -nE 's/.*memory of (rank 0 *\||each rank:) ([0-9.]+) GiB.*/\2/p'; }
