@@ -65,11 +65,11 @@ static inline void adapted_options(Run* r, Adapted* x) {
          "how matrices are kept that do not learn (beside an adapter, or in --generate and --eval-only): bf16 in half "
          "the memory, and files in bf16 lose nothing by it; fp8 in a quarter, rounded to e4m3 with a scale for each "
          "block of 128 x 128, but embedding, routers and other gates are bf16. Of files in fp8 or fp4 fp8 is the "
-         "default and rounds nothing: each matrix stays in its own type, fp4 and bf16 ones too; beside --lora RUN it is "
-         "what that run had. A build for GPUs that stores bf16 has no fp32", OPTION_BEGINS},
+         "default and rounds nothing: each matrix stays in its own type, fp4 and bf16 ones too; beside --lora RUN it "
+         "is what that run had. A build for GPUs that stores bf16 has no fp32", OPTION_BEGINS},
         {"model", "act-fp8", "", OPTION_SWITCH, &x->act_fp8, "0", 0, 0, "0|1",
-         "round the inputs of matrices in fp8 or fp4 to fp8, each 128 of a row with a scale of their own, as who serves "
-         "such a model does. A build for GPUs that stores bf16 multiplies linear layers in fp8 on a Hopper. "
+         "round the inputs of matrices in fp8 or fp4 to fp8, each 128 of a row with a scale of their own, as who "
+         "serves such a model does. A build for GPUs that stores bf16 multiplies linear layers in fp8 on a Hopper. "
          "Gradients pass the rounding as if it were not there", OPTION_BEGINS},
     };
     run_add_options(r, own, sizeof own);

@@ -220,7 +220,7 @@ static inline size_t linear_blocks_room(const Model* m, const Adapters* x, int N
     return most;
 }
 
-// Scratch of products with matrices in fp8 or fp4, of N positions or R rows of experts; 0: their inputs stay as they are
+// scratch of products with matrices in fp8 or fp4, of N positions or R rows of experts; 0: inputs stay as they are
 static inline size_t linear_rounded_elements(const Model* m, int N, int R) {
     size_t most = 0;
     for (int i = 0; i < m->n_table && m->rounds_inputs; i++) {

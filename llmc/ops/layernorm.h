@@ -25,7 +25,7 @@ Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; doc/layernorm.md. Slower kern
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H
 #include "../core/device.h"  // Device, device_workspace, ceil_div
-#include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, lane_sum, MaybeNull
+#include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, MaybeNull
 #include "../core/mma.h"     // in a CUDA build: cp_async_commit, cp_async_wait
 #include "residual.h"        // residual_forward
 #include "row_ring.h"        // in a CUDA build: row_ring_fetch, row_ring_kept, row_ring_add_threads, row_ring_add_rows
