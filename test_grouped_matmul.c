@@ -314,8 +314,8 @@ static void test_fp4(Test* t) {
 
 #if defined(__CUDACC__) && !defined(EXACT)
 #ifdef WGMMA
-// R, E, E + 1, C, OC, counts, gathered, rows of inp and dout: sums of no step, of one, of as many as are copied ahead, of
-// more than there are stages; a last step of 8 terms; rows of one warpgroup, of two, of several tiles; columns of two
+// R, E, E + 1, C, OC, counts, gathered, rows of inp and dout: sums of no step, of one, of as many as are copied ahead,
+// of more than there are stages; a last step of 8 terms; rows of one warpgroup, of two, of several tiles; columns of two
 static const int hopper_shapes[][OP_DIMS] = {
     {1, 1, 2, 8, 8, RANDOM, 3, 1}, {17, 3, 4, 64, 8, ALL_IN_LAST, 3, 9}, {64, 2, 3, 72, 16, ALL_IN_FIRST, 0, 64},
     {65, 2, 3, 128, 264, RANDOM, 3, 20}, {400, 7, 8, 72, 136, STAIRS, 3, 100},

@@ -248,7 +248,8 @@ static void test_groups(Test* t) { check_shapes(t, GROUPS); }
 static void test_experts(Test* t) { check_shapes(t, EXPERTS); }
 static void test_rows(Test* t) { check_shapes(t, ROWS_OF_TABLE); }
 
-#if defined(WGMMA) && !defined(EXACT)
+#if defined(__CUDACC__) && !defined(EXACT)
+#ifdef WGMMA
 static void test_hopper(Test* t) {
     int n_codes = 0;  // shapes whose codes go into tiles as they are
     grouped_hopper = 1;
@@ -265,13 +266,16 @@ static void test_hopper(Test* t) {
 #else
 static void test_hopper(Test* t) { skip(t, "not built for sm_90a"); }
 #endif
+#endif
 
 int main(int argc, char** argv) {
     const Promise promises[] = {
         {"linear", "a linear layer: the bits of the same numbers, for few rows and many", test_linear},
         {"groups", "a layer in groups: the same", test_groups},
         {"experts", "experts, a few at a time, some without rows: the same, in the room that is told", test_experts},
+#if defined(__CUDACC__) && !defined(EXACT)
         {"hopper", "experts by wgmma: the same, of fp8 without room where blocks are whole", test_hopper},
+#endif
         {"rows", "rows of a table are its numbers", test_rows},
     };
     return test_main(argc, argv, promises, sizeof promises / sizeof *promises);
