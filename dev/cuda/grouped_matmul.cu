@@ -17,7 +17,7 @@ tokens of 4 experts each, R 32768, E 16, C 768, OC 12288: 618 GFLOP, gate and up
                       chains run along the rows of an expert; each has as many operations
 
 The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s (with wgmma; mma, which runs on older cards too, reaches
-less), memory 4.8 TB/s.
+less), memory 4.8 TB/s. In a build for sm_90a steps 5 and 6 are the kernels by wgmma (llmc/ops/grouped_hopper.h).
     make build/nvcc-sm_90-bf16/cuda/grouped_matmul && build/nvcc-sm_90-bf16/cuda/grouped_matmul
     under dev/simt (build/simt-fast/cuda/grouped_matmul): only the checks
 */
