@@ -327,7 +327,7 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
     float* dbias = c->balance == BALANCE_BIAS ? layer_vector_gradient(acts, AT(bias), l) : NULL;
     ExpertPass p = expert_pass(moe, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
-    if (dbias) { device_zero(dbias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: moe_balance_biases
+    if (dbias) { device_zero(dbias, sizeof(float) * (size_t)c->E, dev); }  // it learns otherwise: level_biases
     expert_backward(&p, a.dbranch, a.dresidual, p.numbers, balance, z, dev);
     layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, a.residual2.x, layer_statistics(acts, l).norm2_rstd, AT(norm2),
                            l, 1, N, dev);

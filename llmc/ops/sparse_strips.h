@@ -2,7 +2,7 @@
 What the fast C of sparse_attention.h is made of. A strip is a few neighbouring positions of a document with some of
 their heads: neighbouring rows of q, which become lanes. All they see lies below one another, a row of lanes for a key:
 first the keys of the window of any of them, then the entries.
-    sparse_strips      positions first..end as strips
+    sparse_strip       the one that begins at a position, with some of its heads
     sparse_dots        scores: keys (rows of a tile, wherever they lie) times the strip turned
     sparse_product     products of a few rows: what weights make of keys, or of queries
     sparse_stairs      the same where each row begins some terms after the one before: what a key has of positions

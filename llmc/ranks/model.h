@@ -52,7 +52,7 @@ typedef struct {
     size_t stored_bytes;  // of them all
     int is_float;         // all are stored as floats, where tensors_layout has put them
     int saved_is_float;   // those that the files hold are
-    Stored frozen_as;     // as what matrices are stored, none of which learns; BY_BUILD: nobody has asked
+    Stored frozen_as;     // as what matrices are stored, none of which learns; STORED_BY_BUILD: nobody has asked
     int rounds_inputs;    // of matrices in fp8 or fp4, to fp8: --act-fp8
     Comm* world;          // all ranks, where they divide the model; NULL: they do not
     ExpertRanks ranks;    // of --ep

@@ -3,9 +3,8 @@ Arenas of which every rank keeps a part (model.h) against safetensors: the file 
 write.
     moments_save    optimizer.safetensors: rank 0 writes, slice by slice as they come from their owners; the other
                     ranks only send, and need no path. All ranks call
-    moments_load    every rank reads what it keeps; moments_load_layers: the same into a model with more layers than
-                    the file. A slice that learns and has no moments in the file, because it was frozen before, begins
-                    with 0
+    moments_load_layers    every rank reads what it keeps; the model may have more layers than the file. A slice that
+                    learns and has no moments in the file, because it was frozen before, begins with 0
     moments_load_average   the same of the average of the parameters, whose file has what does not learn, too
 What does not learn has no moments, in memory or in the file.
 Arenas are device memory, or with dev NULL copies of them in host memory (snapshot.h).

@@ -4,10 +4,10 @@ here once. A test includes its trainer, has a struct that begins with a Subject,
 own:
     typedef struct {
         Subject s;                   // first
-        Qwen qwen;
+        GPT2 gpt2;
         Activations acts, cache;
-    } QwenSubject;
-    static const SubjectCalls QWEN3 = {.n_bytes = sizeof(QwenSubject), .layout = layout, ..., .open = open_all, ...};
+    } GPT2Subject;
+    static const SubjectCalls GPT2CU = {.n_bytes = sizeof(GPT2Subject), .layout = layout, ..., .leaf = leaf, ...};
     subject_open               a model with the parameters of a golden file, on a device, computing in a Way
     subject_draw               a model of random parameters, of sizes that the test gives
     subject_check_forward      activations and choices of the first leaf of a file
