@@ -56,7 +56,7 @@ static void updated(void* subject) {
 
 static float more_loss(void* subject) {
     const Moe* moe = &((MoeSubject*)subject)->moe;
-    const Routing now = moe_routing(moe);
+    const Routing now = routing_read(&moe->model, moe->config.L, moe->config.E);
     return routing_loss(&moe->config, &now);
 }
 

@@ -1043,7 +1043,7 @@ static void deepseek_v4_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const Routing now = routing_read(dp_sums(&m->dp), c->L, c->E, m->dp.n_leaves);
+    const Routing now = routing_read(m, c->L, c->E);
     const int n_chosen = c->L - config_hash_layers(c);
     router_log_step(r, n_chosen > 0 ? balance(&w->v4) / (float)n_chosen : 1.0f, 0.0f, now.load, now.idle);
     if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
@@ -1055,7 +1055,7 @@ static void deepseek_v4_stepped(Run* r, const Step* s) {
 }
 
 static json_t* deepseek_v4_summary(const Run* r) {
-    return router_log_summary(r, NULL, config_of(r)->L, config_of(r)->L, config_of(r)->E);
+    return router_log_summary(r, NULL, 0, config_of(r)->L, config_of(r)->E);
 }
 
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {

@@ -880,7 +880,7 @@ static void glm5_stepped(Run* r, const Step* s) {
     const Config* c = config_of(r);
     const int n = tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER);
     if (n > 0) {
-        const Routing now = routing_read(dp_sums(&m->dp), n, c->E, m->dp.n_leaves);
+        const Routing now = routing_read(m, n, c->E);
         router_log_step(r, balance(&w->glm) / (float)n, 0.0f, now.load, now.idle);
     }
     if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
@@ -893,11 +893,7 @@ static void glm5_stepped(Run* r, const Step* s) {
 
 static json_t* glm5_summary(const Run* r) {
     const Config* c = config_of(r);
-    int layers[CONFIG_MAX_LAYERS], n = 0;
-    for (int l = 0; l < c->L; l++) {
-        if (has_experts(c, l)) { layers[n++] = l; }
-    }
-    return n > 0 ? router_log_summary(r, layers, n, c->L, c->E) : json_object();
+    return router_log_summary(r, c->mlps, EXPERT_LAYER, c->L, c->E);
 }
 
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {

@@ -373,10 +373,6 @@ static const DecoderPasses PASSES = {activations_layout, streams,      embed_for
 
 // ---- what routers have counted in an update, once model_reduce is back ----
 
-static Routing moe_routing(const Moe* moe) {
-    return routing_read(dp_sums(&moe->model.dp), moe->config.L, moe->config.E, moe->model.dp.n_leaves);
-}
-
 // What the routers add to the loss; the leaves have its gradients. A z-loss that is switched off may be infinite
 static float routing_loss(const Config* c, const Routing* now) {
     const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * now->balance : 0.0f;
@@ -599,7 +595,7 @@ static double workspace_bytes(const Run* r, int B) {
 }
 
 static float routers_loss(Run* r, float* grads) {
-    const Routing now = moe_routing(&workplace(r)->moe);
+    const Routing now = routing_read(r->model, config_of(r)->L, config_of(r)->E);
     (void)grads;
     return routing_loss(config_of(r), &now);
 }
@@ -607,7 +603,7 @@ static float routers_loss(Run* r, float* grads) {
 static void moe_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const int L = w->moe.config.L;
-    const Routing now = moe_routing(&w->moe);
+    const Routing now = routing_read(r->model, L, w->moe.config.E);
     if (!s->skipped) {
         save_let_change(r);
         level_biases(&w->moe, w->bias_rate, w->stays, &r->dev);
@@ -616,7 +612,7 @@ static void moe_stepped(Run* r, const Step* s) {
 }
 
 static json_t* moe_summary(const Run* r) {
-    return router_log_summary(r, NULL, config_of(r)->L, config_of(r)->L, config_of(r)->E);
+    return router_log_summary(r, NULL, 0, config_of(r)->L, config_of(r)->E);
 }
 
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {

@@ -637,17 +637,13 @@ static void qwen_stepped(Run* r, const Step* s) {
     const int n = config_expert_layers(c);
     (void)s;
     if (n == 0) { return; }
-    const Routing now = routing_read(dp_sums(&qwen->model.dp), n, c->E, qwen->model.dp.n_leaves);
+    const Routing now = routing_read(&qwen->model, n, c->E);
     router_log_step(r, pooled_balance(&qwen->model, n, c->E), now.z / (float)n, now.load, now.idle);
 }
 
 static json_t* qwen_summary(const Run* r) {
     const Config* c = config_of(r);
-    int layers[CONFIG_MAX_LAYERS], n = 0;
-    for (int l = 0; l < c->L; l++) {
-        if (c->kinds[l] == 'E') { layers[n++] = l; }
-    }
-    return n > 0 ? router_log_summary(r, layers, n, c->L, c->E) : json_object();
+    return router_log_summary(r, c->kinds, 'E', c->L, c->E);
 }
 
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {

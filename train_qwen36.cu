@@ -1185,14 +1185,14 @@ static float losses_beside(Run* r, float* grads) {
 static void qwen36_stepped(Run* r, const Step* s) {
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const Routing now = routing_read(dp_sums(&m->dp), c->L, c->E, m->dp.n_leaves);
+    const Routing now = routing_read(m, c->L, c->E);
     (void)s;
     router_log_step(r, pooled_balance(m, c->L, c->E), now.z / (float)c->L, now.load, now.idle);
     mtp_log(r);
 }
 
 static json_t* qwen36_summary(const Run* r) {
-    return router_log_summary(r, NULL, config_of(r)->L, config_of(r)->L, config_of(r)->E);
+    return router_log_summary(r, NULL, 0, config_of(r)->L, config_of(r)->E);
 }
 
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {

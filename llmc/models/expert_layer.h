@@ -30,6 +30,7 @@ Source: Shazeer et al. 2017, arXiv:1701.06538; the weight's gradient without the
 #include "../ops/router.h"         // RouterShape, router_forward, router_statistics, router_backward
 #include "../ops/swiglu.h"         // swiglu_forward, swiglu_backward
 #include "../ranks/context_parallel.h"  // RankGroup, cp_gather_floats
+#include "../ranks/model.h"        // Model, dp_sums
 #include "experts.h"               // ExpertParallel, experts_forward, experts_backward_input, experts_backward_weight
 
 // from `drows` on the gradients on their way back
@@ -409,13 +410,14 @@ typedef struct {
     int idle;          // experts of all layers that no token took
 } Routing;
 
-// numbers (layers, router_statistics_length(E)): sums over n_leaves
-static inline Routing routing_read(const float* numbers, int layers, int E, int n_leaves) {
+// of the first `layers` routers of the model
+static inline Routing routing_read(const Model* m, int layers, int E) {
+    const float *numbers = dp_sums(&m->dp), n_leaves = (float)m->dp.n_leaves;
     Routing sum = {0.0f, 0.0f, 0.0f, 0};
     for (int l = 0; l < layers; l++, numbers += router_statistics_length(E)) {
         const RouterLoad load = router_load(numbers, E);
-        sum.balance += numbers[2 * E + ROUTER_BALANCE] / (float)n_leaves;
-        sum.z += numbers[2 * E + ROUTER_Z] / (float)n_leaves;
+        sum.balance += numbers[2 * E + ROUTER_BALANCE] / n_leaves;
+        sum.z += numbers[2 * E + ROUTER_Z] / n_leaves;
         sum.load = load.busiest > sum.load ? load.busiest : sum.load;
         sum.idle += load.dead;
     }

@@ -41,13 +41,14 @@ static inline void router_log_loads_(int l, int L, const RouterLoad* all, const 
     printf("%s\n", e < E ? " ..." : "");
 }
 
-// Loads are multiples of their layer's mean; "loads" of summary.json, which a run without an update has not. layer (n):
-// the numbers of those that have experts, of L; NULL: all
-static inline json_t* router_log_summary(const Run* r, const int* layer, int n, int L, int E) {
+// Loads are multiples of their layer's mean; "loads" of summary.json, which neither a run without an update has nor a
+// model without experts. Of L layers those of a kind have some; kinds NULL: all have
+static inline json_t* router_log_summary(const Run* r, const char* kinds, char kind, int L, int E) {
     if (r->state.step <= r->first_step) { return json_object(); }
+    const float* counts = dp_sums(&r->model->dp);
     json_t* layers = json_array();
-    for (int i = 0; i < n; i++) {
-        const float* counts = dp_sums(&r->model->dp) + (size_t)i * router_statistics_length(E);
+    for (int l = 0; l < L; l++) {
+        if (kinds && kinds[l] != kind) { continue; }
         const RouterLoad all = router_load(counts, E);
         json_t* loads = json_array();
         float sum = 0.0f;
@@ -55,9 +56,12 @@ static inline json_t* router_log_summary(const Run* r, const int* layer, int n, 
         for (int e = 0; e < E; e++) {
             json_array_append_new(loads, json_finite((double)(counts[e] / (sum / (float)E))));
         }
-        if (!r->log.json_lines) { router_log_loads_(layer ? layer[i] : i, L, &all, loads); }
+        if (!r->log.json_lines) { router_log_loads_(l, L, &all, loads); }
         json_array_append_new(layers, loads);
+        counts += router_statistics_length(E);
     }
-    return json_pack("{s:o}", "loads", layers);
+    if (json_array_size(layers) > 0) { return json_pack("{s:o}", "loads", layers); }
+    json_decref(layers);
+    return json_object();
 }
 #endif  // LLMC_ROUTER_LOG_H
