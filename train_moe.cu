@@ -26,8 +26,8 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/linear.h"       // LinearChain, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
-#include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
-                                           // document; rotary_attention_cached: text by text
+#include "llmc/models/rotary_attention.h"  // rotary_attention_pass: RoPE and attention, document by document
+                                           // or text by text
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
@@ -215,11 +215,7 @@ static void attention_block_forward(const Moe* moe, Activations* acts, int l, co
     linear_forward(a.q, a.norm1, layer_linear(acts, AT(wq), l), N, dev);
     keys_forward(k, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &moe->model, N, dev);
     keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &moe->model, N, dev);
-    if (batch->n_texts > 0) {
-        rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
-    } else {
-        rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
-    }
+    rotary_attention_pass(&attention, k, v, batch, acts->T, dev);
     linear_forward(a.branch, a.attention, layer_linear(acts, AT(wo), l), N, dev);
     layer_residual_rmsnorm_forward(acts, a.residual2.x, a.norm2, layer_statistics(acts, l).norm2_rstd, residual,
                                    a.branch, AT(norm2), l, N, dev);

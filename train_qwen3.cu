@@ -25,8 +25,8 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
-#include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
-                                           // document; rotary_attention_cached: text by text
+#include "llmc/models/rotary_attention.h"  // rotary_attention_pass: RoPE and attention, document by document
+                                           // or text by text
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
@@ -263,11 +263,7 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
                  &qwen->model, N, dev);
     heads_norm(qwen, acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, c->NKV, N, dev);
     keys_forward(v, a.key_part, a.norm1, layer_linear_biased(acts, AT(wv), AT(bv), l), &qwen->model, N, dev);
-    if (batch->n_texts > 0) {
-        rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
-    } else {
-        rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
-    }
+    rotary_attention_pass(&attention, k, v, batch, acts->T, dev);
     linear_forward(a.branch, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l), N, dev);
     layer_residual_rmsnorm_forward(acts, a.residual2.x, a.norm2, s.norm2_rstd, residual, a.branch, AT(norm2), l, N,
                                    dev);

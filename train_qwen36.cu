@@ -30,8 +30,8 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
-#include "llmc/models/rotary_attention.h"  // rotary_attention_forward: RoPE and attention, document by
-                                           // document; rotary_attention_cached: text by text
+#include "llmc/models/rotary_attention.h"  // rotary_attention_pass: RoPE and attention, document by document
+                                           // or text by text
 #include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/text_sight.h"   // TextSight: what a text that is generated has seen
@@ -374,11 +374,7 @@ static void gated_attention_forward(const Qwen36* qwen, Activations* acts, int l
     keys_forward(a.k_proj, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &qwen->model, N, dev);
     layer_rmsnorm_forward(acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, N * c->NKV, dev);
     keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &qwen->model, N, dev);
-    if (batch->n_texts > 0) {
-        rotary_attention_cached(&attention, k, v, batch->texts, batch->n_texts, acts->T, dev);
-    } else {
-        rotary_attention_forward(&attention, &batch->segments, &batch->rows, dev);
-    }
+    rotary_attention_pass(&attention, k, v, batch, acts->T, dev);
     head_gate_forward(a.gated_attention, a.attention, a.q_proj, N, c->NH, c->HS, dev);
     linear_forward(a.branch, a.gated_attention, layer_linear(acts, AT(wo), l), N, dev);
 }

@@ -5,6 +5,7 @@ the segments of a batch: each counts its positions from 0 and sees itself alone 
     rotary_attention_backward   dq, dk and dv of what q, k and v were before they turned
     rotary_attention_cached     in generation, of several texts (cached_text.h), each with a length of its own: new keys
                                 and values go to the text's row of the cache and turn there
+    rotary_attention_pass       one of these two: of the batch, or of the texts that it has in place of one
 q, out (N, NH*HS), k, v (N, NKV*HS), max, inv of each position and head. Cached: k and v of RotaryAttention are the
 cache, (rows, room, NKV*HS), whose keys have turned; all others are the N new positions, one text after the other.
 Order:  segment by segment, or text by text, ascending; in each as rope.h and attention.h say. A text has the bits that
@@ -15,6 +16,7 @@ Order:  segment by segment, or text by text, ascending; in each as rope.h and at
 #include "../ops/cached_text.h"  // CachedText
 #include "../ops/rope.h"         // RopeTable, rope_forward, rope_backward
 #include "segment_attention.h"   // SegmentAttention, segment_attention_forward, segment_attention_backward
+#include "token_batch.h"         // TokenBatch
 
 typedef struct {
     SegmentAttention of;
@@ -105,5 +107,12 @@ static inline void rotary_attention_cached(const RotaryAttention* x, const float
         grouped_attention_forward(at.out, at.max, at.inv, at.q, at.k, at.v, &shape, dev);
         first += (size_t)n_new;
     }
+}
+
+// k, v, room: for texts
+static inline void rotary_attention_pass(const RotaryAttention* x, const floatX* k, const floatX* v,
+                                         const TokenBatch* batch, int room, const Device* dev) {
+    if (batch->n_texts > 0) { rotary_attention_cached(x, k, v, batch->texts, batch->n_texts, room, dev); }
+    else { rotary_attention_forward(x, &batch->segments, &batch->rows, dev); }
 }
 #endif  // LLMC_ROTARY_ATTENTION_H
