@@ -1062,7 +1062,7 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-static void run_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+static void deepseek_v4_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     indexer_forward(r, &workplace(r)->v4.indexer, purpose, tokens, targets, B, T, t0);
 }
 
@@ -1085,7 +1085,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.flops_per_token = deepseek_v4_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = deepseek_v4_load;
-    t.forward = run_forward;
+    t.forward = deepseek_v4_forward;
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
     t.write_config = write_config;

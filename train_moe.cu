@@ -590,7 +590,7 @@ static double workspace_bytes(const Run* r, int B) {
     return fmax(decoder_attention_bytes(r, B, c->NH * c->HS, c->NH), decoder_workspace_bytes(r, B));
 }
 
-static float routers_loss(Run* r, float* grads) {
+static float losses_beside(Run* r, float* grads) {
     const Routing now = routing_read(r->model, config_of(r)->L, config_of(r)->E);
     (void)grads;
     return routing_loss(config_of(r), &now);
@@ -634,7 +634,7 @@ static Trainer moe_trainer(void) {
     t.workspace_bytes = workspace_bytes;
     t.load = moe_load;
     t.stepped = moe_stepped;
-    t.more_loss = routers_loss;
+    t.more_loss = losses_beside;
     t.write_config = write_config;
     t.summary = moe_summary;
     return t;

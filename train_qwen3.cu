@@ -622,7 +622,7 @@ static double workspace_bytes(const Run* r, int B) {
     return fmax(decoder_attention_bytes(r, B, c->NH * c->HS, c->NH), decoder_workspace_bytes(r, B));
 }
 
-static float routers_loss(Run* r, float* grads) {
+static float losses_beside(Run* r, float* grads) {
     (void)grads;
     return routing_loss(&workplace(r)->qwen);
 }
@@ -663,7 +663,7 @@ static Trainer qwen_trainer(void) {
     t.workspace_bytes = workspace_bytes;
     t.load = qwen_load;
     t.stepped = qwen_stepped;
-    t.more_loss = routers_loss;
+    t.more_loss = losses_beside;
     t.write_config = write_config;
     t.summary = qwen_summary;
     return t;
