@@ -9,7 +9,9 @@ The model (doc/glm5.md): token embedding, L blocks of
     r = r + mlp(norm(r))         in the first layers one MLP; then k of E experts, weighed, and the shared one
 a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
 
+One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
     make train_glm5              for what this machine has; CPU=1 and CUDA=1 say it
+    ./train_glm5 --from GLM-5/ --lora-rank 16 --train book.txt
     ./train_glm5 --model tiny --train book.txt
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
@@ -900,7 +902,7 @@ static FileSum write_config(const Run* r, const char* path, int eot, const char*
     return config_save(path, config_of(r), eot, dtype);
 }
 
-static void run_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
+static void glm5_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
     indexer_forward(r, &workplace(r)->glm.indexer, purpose, tokens, targets, B, T, t0);
 }
 
@@ -922,7 +924,7 @@ static Trainer glm5_trainer(void) {
     t.flops_per_token = glm5_flops_per_token;
     t.workspace_bytes = workspace_bytes;
     t.load = glm5_load;
-    t.forward = run_forward;
+    t.forward = glm5_forward;
     t.stepped = glm5_stepped;
     t.more_loss = losses_beside;
     t.choices = glm5_choices;

@@ -69,9 +69,9 @@ static ExpertSizes expert_sizes(const Config* c, const Tradeoffs* how) {
 }
 
 typedef struct {
-    Model model;   // the first member: a run finds its tensors here
-    Config config; // with --tp heads that this rank has
-    Config whole;  // of all ranks
+    Model model;    // the first member: a run finds its tensors here
+    Config config;  // with --tp heads and rows of the vocabulary that this rank has
+    Config whole;   // of all ranks
 } Moe;
 
 // scratch that all layers share
