@@ -6,6 +6,7 @@ Pieces of Hugging Face's config.json that more than one model has.
     config_parse_kinds, config_kinds_json   a list with a name for each layer, such as "layer_types", as letters and
                          back
     config_check_quantized   weights in fp8 with a scale for each block of 128 x 128 are read, no other quantized ones
+    config_padded        of V tokens the rows that embedding and output matrix have
     config_part_keys     heads of keys of one of so many ranks, with --tp: of fewer than ranks, one
     config_parse_balance, config_put_balance   the weight of the routers' balance in the loss (pooled_routers.h)
 Errors: 0 with the reason.
@@ -16,6 +17,9 @@ Errors: 0 with the reason.
 #include "../core/fp8.h"       // FP8_BLOCK
 #include "../core/jsonfile.h"  // json_switch, json_number, error_set
 #include "../core/print.h"     // shortest_double
+
+// a multiple of 128, as in llm.c
+static inline int config_padded(int V) { return (V + 127) / 128 * 128; }
 
 static inline int config_part_keys(int NKV, int ranks) { return NKV > ranks ? NKV / ranks : 1; }
 

@@ -33,7 +33,7 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/rope.h"         // RopeYarn
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"        // config_parse_kinds, config_check_quantized
+#include "config_parts.h"        // config_padded, config_parse_kinds, config_check_quantized
 #include "entry_attention.h"     // WINDOW_LAYER, CSA_LAYER, HCA_LAYER
 
 // ---- 1. Config ----
@@ -91,7 +91,7 @@ static inline Config config_part(const Config* c, int ranks) {
     return part;
 }
 
-static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = (V + 127) / 128 * 128; }
+static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = config_padded(V); }
 
 static inline void config_end_kinds_(Config* c) {
     c->kinds[c->L] = WINDOW_LAYER, c->kinds[c->L + 1] = '\0';

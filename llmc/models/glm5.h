@@ -28,7 +28,7 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"        // config_parse_kinds, config_check_quantized
+#include "config_parts.h"        // config_padded, config_parse_kinds, config_check_quantized
 #include "rope_theta.h"          // rope_theta_parse
 
 // ---- 1. Config ----
@@ -83,7 +83,7 @@ static inline Config config_part(const Config* c, int ranks) {
     return part;
 }
 
-static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = (V + 127) / 128 * 128; }
+static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = config_padded(V); }
 
 static inline void config_end_kinds_(Config* c) {
     c->indexers[c->L] = FULL_INDEXER, c->indexers[c->L + 1] = '\0';

@@ -16,7 +16,7 @@ Source: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165 (GPT-3)
 #include "../core/outfile.h"      // FileSum
 #include "../files/tensorfile.h"  // tensors_load_into, tensors_check_tied
 #include "../ranks/model_gradients.h"  // Model, model_point_gradients
-#include "config_parts.h"         // config_warn_of_near
+#include "config_parts.h"         // config_padded, config_warn_of_near
 
 // ---- 1. Config: what makes one GPT-2 different from another ----
 
@@ -32,7 +32,7 @@ typedef struct {
 } Config;
 
 static inline Config config_make(int max_T, int V, int L, int NH, int C) {
-    Config c = {max_T, V, (V + 127) / 128 * 128, L, NH, C, C, 4 * C};
+    Config c = {max_T, V, config_padded(V), L, NH, C, C, 4 * C};
     return c;
 }
 

@@ -22,7 +22,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../ops/rope.h"         // rope_scaled_base
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"         // config_part_keys, config_warn_of_near
+#include "config_parts.h"         // config_padded, config_part_keys, config_warn_of_near
 #include "rope_theta.h"          // rope_theta_parse
 
 // ---- 1. Config ----
@@ -75,7 +75,7 @@ static inline int config_check_rope(const Config* c, ErrorText* error) {
 }
 
 static inline Config config_make(int max_T, int V, int L, int D, int NH, int NKV, int HS, int E, int k, int F) {
-    const Config c = {max_T, V, (V + 127) / 128 * 128, L, D, NH, NKV, HS, E, k, F, 0, 1e-6f, 10000.0, 1.0,
+    const Config c = {max_T, V, config_padded(V), L, D, NH, NKV, HS, E, k, F, 0, 1e-6f, 10000.0, 1.0,
                       max_T, BALANCE_LOSS, 0.01f, 0.0f};
     return c;
 }

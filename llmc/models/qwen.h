@@ -21,7 +21,7 @@ Source: Yang et al. 2024, arXiv:2412.15115 (Qwen2.5), 2025, arXiv:2505.09388 (Qw
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"        // config_parse_kinds, config_parse_balance, config_part_keys
+#include "config_parts.h"        // config_padded, config_parse_kinds, config_parse_balance, config_part_keys
 #include "rope_theta.h"          // rope_theta_parse
 #include "tied_head.h"           // tied_head_fit
 
@@ -70,7 +70,7 @@ static inline Config config_make(int type, int max_T, int V, int L, int D, int N
     memset(&c, 0, sizeof c);
     c.type = type;
     c.max_T = max_T;
-    c.V = V, c.Vp = (V + 127) / 128 * 128;
+    c.V = V, c.Vp = config_padded(V);
     c.L = L, c.D = D, c.NH = NH, c.NKV = NKV, c.HS = HS, c.F = F;
     c.qkv_bias = type == QWEN2;
     c.qk_norm = type == QWEN3 || type == QWEN3_MOE;

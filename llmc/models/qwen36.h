@@ -28,7 +28,7 @@ Source: Qwen Team 2025, "Qwen3-Next"; huggingface/transformers 5.23, models/qwen
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/causal_conv1d.h"  // CONV1D_MOST_TAPS
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
-#include "config_parts.h"        // config_parse_kinds, config_parse_balance, config_part_keys
+#include "config_parts.h"        // config_padded, config_parse_kinds, config_parse_balance, config_part_keys
 #include "rope_theta.h"          // rope_theta_parse
 #include "tied_head.h"           // tied_head_fit
 #include "vision_tower.h"        // VisionConfig, vision_rows
@@ -93,7 +93,7 @@ static inline Config config_part(const Config* c, int ranks) {
     return part;
 }
 
-static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = (V + 127) / 128 * 128; }
+static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = config_padded(V); }
 
 #define MTP_WEIGHT 0.1f  // where nobody says another one
 #define NO_VISION {0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, -1, -1, -1, -1
