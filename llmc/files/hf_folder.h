@@ -221,6 +221,14 @@ static inline const SafeTensor* safeset_find(SafeSet* set, const char* name) {
     return found ? *found : NULL;
 }
 
+// does the name of any tensor begin so? It is not used by that
+static inline int safeset_has_some(const SafeSet* set, const char* begin) {
+    for (int i = 0; i < set->n_tensors; i++) {
+        if (strncmp(set->by_name[i]->name, begin, strlen(begin)) == 0) { return 1; }
+    }
+    return 0;
+}
+
 // the file in which the tensor is
 static inline const MappedFile* safeset_file(const SafeSet* set, const SafeTensor* t) {
     const unsigned char* data = (const unsigned char*)t->data;

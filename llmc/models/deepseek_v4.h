@@ -27,7 +27,7 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice, json_refuse_value
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
-#include "../files/hf_folder.h"  // HF_WRITTEN_BY
+#include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/hyper_connections.h"  // HYPER_STREAMS
 #include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
@@ -521,19 +521,12 @@ static inline const char* config_name(const Config* c, const char* official, con
     return c->names == NAMES_IN_MEMORY ? in_memory : c->names == NAMES_WRITTEN && written ? written : official;
 }
 
-static inline int config_has_tensors_(const SafeSet* set, const char* begin) {
-    for (int i = 0; i < set->n_tensors; i++) {
-        if (strncmp(set->by_name[i]->name, begin, strlen(begin)) == 0) { return 1; }
-    }
-    return 0;
-}
-
 static inline void config_fit(Config* c, SafeSet* set) {
     // by what there are many of: of a file that lacks a tensor, messages name that one
-    c->names = config_has_tensors_(set, "model.layers.0.attn.") ? NAMES_WRITTEN
-             : config_has_tensors_(set, "model.layers.0.") ? NAMES_IN_MEMORY : NAMES_OFFICIAL;
+    c->names = safeset_has_some(set, "model.layers.0.attn.") ? NAMES_WRITTEN
+             : safeset_has_some(set, "model.layers.0.") ? NAMES_IN_MEMORY : NAMES_OFFICIAL;
     c->fused = safeset_find(set, "model.layers.0.mlp.experts.gate_up_proj") != NULL;
-    c->mtp = config_has_tensors_(set, MTP);
+    c->mtp = safeset_has_some(set, MTP);
     for (int l = 0; l < c->L; l++) {
         char name[128];
         snprintf(name, sizeof name, "model.layers.%d.self_attn.compressor.indexer.weights_proj.weight", l);

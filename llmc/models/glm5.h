@@ -24,7 +24,7 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 #include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
-#include "../files/hf_folder.h"  // HF_WRITTEN_BY
+#include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
@@ -323,16 +323,9 @@ static inline Config config_load(const char* path) {
 
 // ---- what the files say ----
 
-static inline int config_has_tensors_(const SafeSet* set, const char* begin) {
-    for (int i = 0; i < set->n_tensors; i++) {
-        if (strncmp(set->by_name[i]->name, begin, strlen(begin)) == 0) { return 1; }
-    }
-    return 0;
-}
-
 // published configs count an MTP module that files of transformers leave out
 static inline void config_fit(Config* c, const SafeSet* set) {
-    c->mtp = config_has_tensors_(set, c->mtp_prefix);
+    c->mtp = safeset_has_some(set, c->mtp_prefix);
     c->fused = 0;
     for (int i = 0; i < set->n_tensors; i++) {
         c->fused |= strstr(set->by_name[i]->name, ".mlp.experts.gate_up_proj") != NULL;

@@ -24,7 +24,7 @@ Source: Qwen Team 2025, "Qwen3-Next"; huggingface/transformers 5.23, models/qwen
 #include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
 #include "../core/outfile.h"     // FileSum
 #include "../core/tensor.h"      // Tensor: the table of parameters
-#include "../files/hf_folder.h"  // HF_WRITTEN_BY
+#include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/causal_conv1d.h"  // CONV1D_MOST_TAPS
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
@@ -286,20 +286,12 @@ static inline const char* config_embedding(const Config* c) {
 
 #define MTP "mtp."
 
-// has a file any tensor whose name begins so?
-static inline int config_has_tensors_(const SafeSet* set, const char* begin) {
-    for (int i = 0; i < set->n_tensors; i++) {
-        if (strncmp(set->by_name[i]->name, begin, strlen(begin)) == 0) { return 1; }
-    }
-    return 0;
-}
-
 // 1: of tied_head_fit. The config.json that transformers writes speaks of an MTP module that it has left behind
 static inline int config_fit(Config* c, SafeSet* set) {
     char name[96];
-    c->mtp = config_has_tensors_(set, MTP);
+    c->mtp = safeset_has_some(set, MTP);
     c->mtp_fused = safeset_find(set, MTP "layers.0.mlp.experts.gate_up_proj") != NULL;
-    if (c->has_vision && !config_has_tensors_(set, VISION_NAMES)) {
+    if (c->has_vision && !safeset_has_some(set, VISION_NAMES)) {
         c->has_vision = 0;
         warn_alike("%s: no tensors of the tower of which config.json speaks: this model reads no images", set->path);
     }
