@@ -112,14 +112,6 @@ static LatentSizes latent_sizes(const Glm5* glm, Purpose purpose, const RankGrou
     return s;
 }
 
-// a line for the layers of a kind
-static Tensor kind_activation(const char* kinds, const char* of, const char* name, size_t field, int layers, int rows,
-                              int columns) {
-    Tensor t = activation(name, field, layers, rows, columns);
-    if (layers > 0) { tensor_in_kinds(&t, kinds, of); }
-    return t;
-}
-
 // scratch that all layers share. With --cp keys are made of the short vectors of whole rows
 static void size_scratch(Activations* acts, const Glm5* glm, int B, int T) {
     const Model* m = &glm->model;

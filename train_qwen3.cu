@@ -77,13 +77,6 @@ static ExpertSizes expert_sizes(const Qwen* qwen, const Tradeoffs* how) {
     return s;
 }
 
-// a line for the layers that have an MLP
-static Tensor mlp_activation(const Config* c, const char* name, size_t field, int layers, int rows, int columns) {
-    Tensor t = activation(name, field, layers, rows, columns);
-    if (layers > 0) { tensor_in_kinds(&t, c->kinds, "M"); }
-    return t;
-}
-
 // scratch that all layers share; with --tp for the gradient of a norm of heads, too: those of all ranks
 static void size_scratch(Activations* acts, const Qwen* qwen, int B, int T) {
     const Config* c = &qwen->config;
@@ -125,7 +118,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
     t = stream_rows(t, FIELD(residual2), L_block, N, D, purpose, tp);  // after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what MLP, router and experts read
-    *t++ = mlp_activation(c, FIELD(gate_up), L_mlps, N, 2 * F);  // then its gradient
+    *t++ = kind_activation(c->kinds, "M", FIELD(gate_up), L_mlps, N, 2 * F);  // then its gradient
     *t++ = activation(FIELD(hidden),     0, N, F);             // silu(gate) o up
     if (c->E > 0) { t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_mlps, purpose); }
     t = stream_rows(t, FIELD(residual3), L_out, N, D, purpose, tp);    // after the MLP

@@ -118,9 +118,7 @@ static int own_T(const Tradeoffs* how, int T) { return T / (how->cp ? how->cp->s
 
 // a line for the layers with attention
 static Tensor full_activation(const Config* c, const char* name, size_t field, int layers, int rows, int columns) {
-    Tensor t = activation(name, field, layers, rows, columns);
-    if (layers > 0) { tensor_in_kinds(&t, c->kinds, "F"); }
-    return t;
+    return kind_activation(c->kinds, "F", name, field, layers, rows, columns);
 }
 
 // lines of the layers with attention behind t; returns the end

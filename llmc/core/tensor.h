@@ -4,7 +4,7 @@ values, weight decay, checkpoints, gradients, ranks and tests loop over the tabl
     tensor, activation, input_activation   a line of the table. What only some tensors have is said by a function below
                            the line:
     tensor_in_layers       it exists in every so many layers only; tensor_in_kinds: in layers of these kinds, of which
-                           there are so many: tensor_kinds
+                           there are so many: tensor_kinds; kind_activation: a line of activations that does
     tensor_under           what its name begins with, such as "model.layers.%d."
     tensor_named_from      the numbers in its names begin at a later layer, as those of a second stack do
     tensor_again           the same tensor in one more layer behind all others, whose names begin otherwise
@@ -159,6 +159,15 @@ static inline void tensor_in_kinds(Tensor* t, const char* kinds, const char* of_
     assert((int)strlen(kinds) >= t->layers);
     t->kinds = kinds;
     t->of_kinds = of_kinds;
+}
+
+// a row of an activation table for layers of such kinds, or with `layers` 0 for all of them in turn; kinds NULL: all
+// layers are of one
+static inline Tensor kind_activation(const char* kinds, const char* of_kinds, const char* name, size_t field,
+                                     int layers, int rows, int columns) {
+    Tensor t = activation(name, field, layers, rows, columns);
+    if (layers > 0 && kinds) { tensor_in_kinds(&t, kinds, of_kinds); }
+    return t;
 }
 
 // layers of a kind among first .. end - 1

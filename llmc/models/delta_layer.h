@@ -80,9 +80,7 @@ static inline int delta_state_(const DeltaSizes* s) { return s->Hv * s->DK * s->
 // a line for the linear layers, or with `layers` 0 for all of them in turn
 static inline Tensor delta_layer_row_(const DeltaSizes* s, const char* name, size_t field, int layers, int rows,
                                 int columns) {
-    Tensor t = activation(name, field, layers, rows, columns);
-    if (layers > 0) { tensor_in_kinds(&t, s->kinds, "L"); }
-    return t;
+    return kind_activation(s->kinds, "L", name, field, layers, rows, columns);
 }
 
 // what a text keeps; B of them

@@ -116,9 +116,7 @@ typedef struct {
 // a line for the layers of a kind
 static inline Tensor entry_row_(const EntrySizes* s, const char* kinds, const char* name, size_t field, int layers,
                                 int rows, int columns) {
-    Tensor t = activation(name, field, layers, rows, columns);
-    if (layers > 0) { tensor_in_kinds(&t, s->kinds, kinds); }
-    return t;
+    return kind_activation(s->kinds, kinds, name, field, layers, rows, columns);
 }
 
 static inline Tensor entry_state_(const EntrySizes* s, const char* kinds, const char* name, size_t field, int rows,

@@ -84,9 +84,7 @@ static inline int expert_rows_here_(const ExpertSizes* s, int N, Purpose purpose
 // a line for the layers that have experts, or with `layers` 0 for all of them in turn
 static inline Tensor expert_row_(const ExpertSizes* s, const char* name, size_t field, int layers, int rows,
                                  int columns) {
-    Tensor t = activation(name, field, layers, rows, columns);
-    if (layers > 0 && s->kinds) { tensor_in_kinds(&t, s->kinds, "E"); }
-    return t;
+    return kind_activation(s->kinds, "E", name, field, layers, rows, columns);
 }
 
 // Lines of N positions behind t; `at` is the offset of ExpertTensors in the struct of all. L_gate_up: as many layers as

@@ -120,9 +120,7 @@ typedef struct {
 // a line for the layers with an indexer
 static inline Tensor latent_index_row_(const LatentSizes* s, const char* name, size_t field, int layers, int rows,
                                        int columns) {
-    Tensor t = activation(name, field, layers, rows, columns);
-    if (layers > 0) { tensor_in_kinds(&t, s->indexers, "F"); }
-    return t;
+    return kind_activation(s->indexers, "F", name, field, layers, rows, columns);
 }
 
 // rows of keys that a pass meets
