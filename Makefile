@@ -285,6 +285,10 @@ build/hello: $(HELLO)
 	    sed -E '/^\|/d; s/^ {20,}/        /; s/([^ ]) {2,}/\1 /g' $$file >$@/$$file || exit 1; \
 	done
 
+# a thread that waits spins for a microsecond or two, then sleeps: beside other programs the rest cannot stall it for long. An
+# OMP_WAIT_POLICY of yours counts instead
+SPIN = $(if $(OMP_WAIT_POLICY),,GOMP_SPINCOUNT=1000 )
+
 # the first steps: each has a run folder of its own. Recipes take RUN from the environment, as it is: its name may have blanks
 run: export RUN ?= runs/hello
 run: TRAINER = train_gpt2 --args dev/hello.txt
@@ -302,8 +306,7 @@ run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5: setup
 	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
 	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
 	@$(MAKE) --no-print-directory $(firstword $(TRAINER)) CPU=1
-	@# a thread that waits spins a few microseconds, then sleeps: beside other programs the rest cannot stall it
-	GOMP_SPINCOUNT=10000 ./$(TRAINER) --run "$$RUN" --continue
+	$(SPIN)./$(TRAINER) --run "$$RUN" --continue
 	@$(MAKE) --no-print-directory plot
 
 # a base model, its answers, an adapter, its answers: two runs in the folder RUN, each of which goes on where it was
@@ -315,9 +318,9 @@ run-lora: setup
 	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
 	@if ! [ -e "$$RUN" -a -e build/questions ]; then $(PYTHON) dev/data/header_questions.py --out build/questions; fi
 	@$(MAKE) --no-print-directory train_qwen3 CPU=1
-	GOMP_SPINCOUNT=10000 ./train_qwen3 --args dev/hello_qwen.txt --run "$$RUN/base" --continue
+	$(SPIN)./train_qwen3 --args dev/hello_qwen.txt --run "$$RUN/base" --continue
 	$(ANSWER) --generate-file $(QUESTIONS) --generate-out "$$RUN/before.jsonl"
-	GOMP_SPINCOUNT=10000 ./train_qwen3 --args dev/hello_lora.txt --from "$$RUN/base" --run "$$RUN/adapter" --continue
+	$(SPIN)./train_qwen3 --args dev/hello_lora.txt --from "$$RUN/base" --run "$$RUN/adapter" --continue
 	$(ANSWER) --lora "$$RUN/adapter" --generate-file $(QUESTIONS) --generate-out "$$RUN/after.jsonl"
 	@$(PYTHON) dev/data/header_questions.py --show $(QUESTIONS) "$$RUN/before.jsonl" "$$RUN/after.jsonl"
 	@echo; echo "talk with it: ./train_qwen3 --from $$RUN/base --lora $$RUN/adapter --chat"
@@ -329,7 +332,7 @@ run-shapes: setup
 	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
 	@if ! [ -e "$$RUN" -a -e build/shapes ]; then $(PYTHON) dev/data/shapes.py --out build/shapes; fi
 	@$(MAKE) --no-print-directory train_qwen36 CPU=1
-	GOMP_SPINCOUNT=10000 ./train_qwen36 --args dev/hello_shapes.txt --run "$$RUN/model" --continue
+	$(SPIN)./train_qwen36 --args dev/hello_shapes.txt --run "$$RUN/model" --continue
 	./train_qwen36 --from "$$RUN/model" --generate-file $(SHAPES) --generate-out "$$RUN/answers.jsonl" --temperature 0 --think 0
 	@$(PYTHON) dev/data/shapes.py --show $(SHAPES) "$$RUN/answers.jsonl" --picture "$$RUN/answers.png"
 	@RUN="$$RUN/model" $(MAKE) --no-print-directory plot

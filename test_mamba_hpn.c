@@ -11,7 +11,7 @@ step by step. Whole runs of the trainer are in test_mamba_run.c.
 #include "llmc/test/testfiles.h"  // temp_folder
 
 // how a pass is computed, which must not show in its result
-typedef struct { int n_threads, chunk; Recompute recompute; } How;
+typedef struct { int n_threads, chunk; MambaRecompute recompute; } How;
 
 static const How plainly = {2, 4, RECOMPUTE_SCAN};
 

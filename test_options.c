@@ -393,7 +393,7 @@ static void test_help(Test* t) {
     check(t, !strcmp(text, again), "-h prints the same");
     check(t, longest_line(text) == 100, "expected 100 columns, found a line of %zu", longest_line(text));
     const char* parts[] = {
-        "\ntrains a model and says how it goes\n\ndata\n  --train PATH ",
+        "\ntrains a model and says how it goes\n\nWhere 0|1 is taken, --name alone is --name 1.\n\ndata\n  --train PATH ",
         ("\n  --train PATH              token shards (glob), a text file or folder, or JSONL, told apart by\n"
          "                            content; a long meaning goes on in the next line (also -i --input-bin)\n"),
         "\n  --batch-size N            rows per micro-batch (default 4; also -b)\n",

@@ -65,7 +65,7 @@ typedef struct {
 typedef struct {
     int B, T;
     Purpose purpose;
-    Recompute recompute;
+    MambaRecompute recompute;
     int chunk;  // positions of the scan from one kept state to the next
 } Room;
 
@@ -536,7 +536,7 @@ static double mamba_flops(const Run* r) {
     return n + 27.0 * c->L * c->E * c->NS;
 }
 
-static Room room_of(const Run* r, int B, int T, Purpose purpose, Recompute recompute) {
+static Room room_of(const Run* r, int B, int T, Purpose purpose, MambaRecompute recompute) {
     const MambaOptions* m = &workplace(r)->m;
     const int chunk = m->scan_chunk > 0 ? m->scan_chunk : SCAN_CHUNK;
     const Room room = {B, T, purpose, recompute, recompute == RECOMPUTE_NONE ? 1 : chunk < T ? chunk : T};
@@ -547,7 +547,7 @@ enum { PROMPT_PIECE = 128 };  // positions of a prompt that are computed at once
 
 static double mamba_bytes(const Run* r, Purpose purpose, int B, int T, int sparing) {
     Activations acts;
-    const Recompute recompute = sparing ? RECOMPUTE_LAYER : (Recompute)workplace(r)->m.recompute;
+    const MambaRecompute recompute = sparing ? RECOMPUTE_LAYER : (MambaRecompute)workplace(r)->m.recompute;
     const Room batch = room_of(r, B, T / r->model->cp.size, purpose, recompute),
                piece = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, recompute);
     const Carried states = mamba_carried(config_of(r), config_of(r)->L, 1);
@@ -560,7 +560,7 @@ static double mamba_workspace_bytes(const Run* r, int B) {
     const Config* c = config_of(r);
     const int T = r->T / r->model->cp.size, N = B * T, n = r->dev.n_threads, train = run_is_training(r) || *r->o.probe;
     const int classes = c->head.classes, rows = train ? classes : N;
-    const Room room = room_of(r, B, T, TO_TRAIN, (Recompute)workplace(r)->m.recompute);
+    const Room room = room_of(r, B, T, TO_TRAIN, (MambaRecompute)workplace(r)->m.recompute);
     double head =
         fmax((double)gemm_workspace_bytes(N, classes, n), (double)gemm_workspace_bytes(rows, train ? N : c->M, n));
     double layer =
@@ -653,7 +653,7 @@ static void open_more(Run* r) {
 static void open_cache(Run* r) {
     Workplace* w = workplace(r);
     const Config* c = &w->mamba.config;
-    const Room room = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, (Recompute)w->m.recompute);
+    const Room room = room_of(r, 1, PROMPT_PIECE, TO_GENERATE, (MambaRecompute)w->m.recompute);
     activations_init(&w->cache, c, &room);
     w->cache.document_start = data_separator(&r->data, &r->o, run_end_of_text(r));
     w->cache.carried = mamba_carried(c, c->L, 1);
@@ -677,7 +677,7 @@ static void mamba_open(Run* r, Purpose purpose, int B, int T) {
     if (purpose == TO_GENERATE) { open_cache(r); return; }
     const RankGroup* cp = &r->model->cp;
     const int own = T / cp->size;
-    const Room room = room_of(r, B, own, purpose, (Recompute)w->m.recompute);
+    const Room room = room_of(r, B, own, purpose, (MambaRecompute)w->m.recompute);
     activations_init(&w->acts, &w->mamba.config, &room);
     head_scores_init(&w->scores, B * own);
     if (model_has_cp(r->model)) {

@@ -85,6 +85,8 @@ def main(trainer, args, page, T, pictures, start=lambda folder: [], hand_on=lamb
     parser = argparse.ArgumentParser(description=f"Draws the pictures of {page}.")
     parser.add_argument("--runs", metavar="DIR", help="leave the runs there, or take them from there")
     parser.add_argument("--png", metavar="DIR", help="write PNG files into DIR too")
+    parser.add_argument("--out", metavar="DIR", default=os.path.join(ROOT, "doc", "pictures"),
+                        help="where the SVG files go: those of the page, unless you say another folder")
     typed = parser.parse_args()
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": os.path.basename(page)[:-3], "font.family": "sans-serif",
                          "font.size": 9, "image.composite_image": False})
@@ -98,7 +100,7 @@ def main(trainer, args, page, T, pictures, start=lambda folder: [], hand_on=lamb
                 figure.savefig(os.path.join(typed.png, name + ".png"), dpi=110, facecolor="white")
             svg = io.StringIO()
             figure.savefig(svg, format="svg", facecolor="white", metadata={"Date": None})
-            with open(os.path.join(ROOT, "doc", "pictures", name + ".svg"), "w", encoding="utf-8") as file:
+            with open(os.path.join(typed.out, name + ".svg"), "w", encoding="utf-8") as file:
                 # matplotlib writes a list of fonts and a turn by nothing beside each number
                 short = re.sub("font-family: [^;]*sans-serif", "font-family: sans-serif", svg.getvalue())
                 file.write(re.sub(r' transform="rotate\(-0 [^"]*"', "", short))

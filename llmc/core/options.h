@@ -374,6 +374,7 @@ static inline void options_help_(const Option* table, int n, const OptionWords* 
     printf("usage: %s [--name value | --name=value]...%s%s\n", program_invocation_short_name, words ? " " : "",
            words ? words->takes : "");
     options_wrap_(about, 0, 0);
+    printf("\nWhere 0|1 is taken, --name alone is --name 1.\n");
     for (int i = 0; i < n; i++) {
         if (!options_group_begins_(table, i)) { continue; }
         printf("\n%s\n", table[i].group);

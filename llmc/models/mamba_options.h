@@ -17,7 +17,7 @@ Errors: options_fail, one line.
 #define TASK_NAMES "lm|cls"
 typedef enum { TASK_LM, TASK_CLS } Task;
 #define RECOMPUTE_NAMES "none|scan|layer"
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_SCAN, RECOMPUTE_LAYER } Recompute;
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_SCAN, RECOMPUTE_LAYER } MambaRecompute;
 
 typedef struct {
     const char *proto_init, *embeddings_out;  // head
@@ -27,7 +27,7 @@ typedef struct {
     const char* placement;                    // model
     int base_layers, target_layers, d_model, d_state, d_conv, expand, dt_rank, vocab_size, freeze_embedding;
     int task;                                 // data: a Task
-    int recompute, scan_chunk, cp;            // machine: a Recompute; ranks that share the positions of a row
+    int recompute, scan_chunk, cp;            // machine: a MambaRecompute; ranks that share the positions of a row
     int surgery, bp_cadence;                  // Forward-Forward: a SurgeryMethod
     float ff_lr, ff_threshold, ff_corrupt, surgery_epsilon, gradnorm_alpha, cagrad_lambda;
     int fail_on_non_finite, human_log;        // run
