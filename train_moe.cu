@@ -22,7 +22,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
-#include "llmc/models/levelled_routers.h"  // levelled_biases: biases that keep experts busy
+#include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_weight: routers kept busy, each by itself
 #include "llmc/models/linear.h"       // LinearChain, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
@@ -317,8 +317,8 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
 // dresidual is the gradient of the stream behind layer l, and becomes that behind its attention
 static void experts_backward(Moe* moe, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &moe->config;
-    const float per_leaf = 1.0f / (float)moe->model.dp.n_leaves;  // the losses of routers are means over leaves
-    const float balance = c->balance == BALANCE_LOSS ? c->aux_alpha * per_leaf : 0.0f, z = c->z_lambda * per_leaf;
+    const float balance = c->balance == BALANCE_LOSS ? levelled_weight(&moe->model, c->aux_alpha, 1) : 0.0f;
+    const float z = levelled_weight(&moe->model, c->z_lambda, 1);
     const ActivationTensors a = layer_activations(acts, l);
     float* dbias = c->balance == BALANCE_BIAS ? layer_vector_gradient(acts, AT(bias), l) : NULL;
     ExpertPass p = expert_pass(moe, acts, l, N);

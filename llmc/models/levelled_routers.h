@@ -3,7 +3,7 @@ Routers that are kept busy each by itself, as DeepSeek-V3 has it: a bias by whic
 counts of each update, and a loss weighs the balance of each sequence, or without it of each leaf.
     levelled_bias     of a router
     levelled_keep     before training: biases learn by counting, not by gradients; and which do not even that
-    levelled_weight   of that balance in the gradient of one router
+    levelled_weight   of that balance, or of a z-loss, in the gradient of one router
     levelled_balance  in an update: means over leaves, summed over the layers whose router has a bias, but for that of
                       an MTP module
     levelled_biases   after an update: the biases follow
@@ -32,7 +32,7 @@ static inline void levelled_keep(Model* m, size_t bias, int all_stay, char* stay
     }
 }
 
-// balance: its weight in the loss; sequences of a leaf that have one. A mean over those of all leaves
+// balance: its weight in the loss; sequences of a leaf that have one, 1: all of it. A mean over those of all leaves
 static inline float levelled_weight(const Model* m, float balance, int sequences) {
     return balance > 0.0f ? balance * (1.0f / (float)(sequences * m->dp.n_leaves)) : 0.0f;
 }
