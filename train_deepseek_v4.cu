@@ -896,7 +896,7 @@ static void box_attention(const Run* r, const Config* c) {
             c->d, c->rotated, c->window);
     if (n_csa > 0) {
         box_row("  entries", "of %d tokens in %d layer%s, of which an indexer chooses %d%s", c->csa, n_csa,
-                n_csa > 1 ? "s" : "", c->topk, !r->model->learns_index ? "" : learns);
+                n_csa > 1 ? "s" : "", c->topk, indexer_learns(r) ? learns : "");
     }
     if (n_hca > 0) {
         box_row(n_csa > 0 ? "" : "  entries", "of %d tokens in %d layer%s", c->hca, n_hca, n_hca > 1 ? "s" : "");

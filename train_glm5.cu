@@ -723,7 +723,7 @@ static void glm5_box(const Run* r) {
             c->H > 1 ? "s" : "", c->dn + c->dr, c->dr, c->dv, c->r);
     box_row("  indexers", "in %d layer%s, of %d head%s, choose %d positions%s", n_full, n_full > 1 ? "s" : "", c->nI,
             c->nI > 1 ? "s" : "", c->topk,
-            !r->model->learns_index ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learn" : " and learn");
+            !indexer_learns(r) ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learn" : " and learn");
     if (n_experts < c->L) {
         box_row("mlp", "%d wide, in %d layer%s", c->FD, c->L - n_experts, c->L - n_experts > 1 ? "s" : "");
     }

@@ -559,7 +559,8 @@ for x in "AB": t[a + f"compressor.indexer.q_b_proj.lora_{x}.weight"] = t[a + f"q
     go --config taught.json --probe in --probe-out alone.out
     check "... of a probe all but biases, which an update moves" test "$(shown)" = "indexer kl seq-balance 0.1 mtp-weight 0.5"
     go --from whole --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && go --from whole --export-hf exported
-    check "... of an export nothing, whose config.json keeps all" test "$(shown) $(grep -cE '"(mtp_weight": 0.5|indexer_train": "kl|bias_update_rate": 0.01|seq_balance_coef": 0.1)' exported/config.json)" = "mtp-weight 0 4"
+    check "... of an export nothing, whose config.json keeps all" test "$(shown) $(grep -cE '"(mtp_weight": 0.5|indexer_train": "kl|bias_update_rate": 0.01|seq_balance_coef": 0.1)' exported/config.json)" = " 4"
+    check "... and there no indexer learns" test "$(grep -c 'an indexer' out) $(grep -c learns out)" = "1 0"
     edit windows.json unread.json indexer_train '"kl"' && go "${start[@]}" --config unread.json --steps 1 --run unread
     check "... of a model without indexers none that learn" test "$(shown)" = ""
     for i in indexer mtp-weight bias-rate; do

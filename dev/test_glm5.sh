@@ -423,6 +423,8 @@ adapters() {
     check "what an adapter leaves as it is, the table of settings has as off or 0" test "$(shown)" = "seq-balance 0.1 mtp-weight 0"
     go "${start[@]}" --config taught.json --steps 1 --run whole
     check "... of a whole model it has what config.json says" test "$(shown)" = "indexer kl bias-rate 0.01 seq-balance 0.1 mtp-weight 0.5"
+    go --from whole --export-hf exported
+    check "... of an export nothing, and no indexer learns there" test "$(shown)$(boxed '  indexers' '.* choose [0-9]* positions')" = 1
     for i in indexer mtp-weight bias-rate; do
         refuse "--$i beside an adapter" "--$i: is not for adapters, beside which" "${tune[@]}" --$i $([ $i = indexer ] && echo kl || echo 0.5)
     done

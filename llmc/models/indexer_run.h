@@ -57,6 +57,9 @@ static inline int indexer_choose(Run* r, const IndexerOptions* x, int training, 
     return learns;
 }
 
+// for the box, of this process: an export learns nothing
+static inline int indexer_learns(const Run* r) { return r->model->learns_index && run_purpose(r) == TO_TRAIN; }
+
 // is_index: the row is an indexer's
 static inline int indexer_freezes(const IndexerOptions* x, const Model* m, int is_index) {
     return is_index ? !m->learns_index : x->alone;

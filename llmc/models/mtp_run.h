@@ -49,7 +49,8 @@ static inline void mtp_typed(Run* r, MtpOptions* x, int* has, float* weight) {
     if (run_is_typed(r, "mtp-weight")) { *weight = x->weight; }
 }
 
-// The table of settings has the weight that the module learns with: 0 where it does not. config.json keeps its own
+// The table of settings has the weight that the module learns with: 0 where a model or an adapter learns without it, and
+// what was typed where nothing learns. config.json keeps its own
 static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight, int is_adapter) {
     const int learns = has && !is_adapter && (weight > 0.0f || *r->o.probe);
     const int computes = run_is_training(r) || *r->o.probe;
@@ -60,7 +61,9 @@ static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight,
                    "is not for adapters, beside which the module stays as it is");
     options_refuse(run_is_typed(r, "mtp-weight") && !has, "mtp-weight", "is for a model with that module: --mtp 1");
     options_set(r->table, r->n_options, "mtp", has ? "1" : "0");
-    options_set(r->table, r->n_options, "mtp-weight", format_float(has && !(computes && learns) ? 0.0f : weight).s);
+    if (computes) {
+        options_set(r->table, r->n_options, "mtp-weight", format_float(has && !learns ? 0.0f : weight).s);
+    }
     if (learns) { log_add_key(&r->log, "mtp_loss", "of the token after the next, before its weight"); }
     return learns;
 }
