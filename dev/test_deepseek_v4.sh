@@ -384,7 +384,9 @@ refuse_release() {  # NAME
     mkdir -p kept && echo kept >kept/file && before=$(find begun beside kept | sort)
     for case in "beside new:$1.py: beside: expected a folder with config.json and model.safetensors, found a run, whose newest checkpoint is beside/step_000004" \
         "begun begun/new:$1.py: begun/new: expected a folder apart from begun" "begun .:$1.py: .: expected a folder apart from begun" \
-        "begun kept:$1.py: kept: expected a new folder, or one with model.safetensors, whose place the new one takes"; do
+        "begun kept:$1.py: kept: expected a new folder, or one that this program wrote with new_floats, whose place the new one takes" \
+        "begun eights:$1.py: eights: expected a new folder, or one that this program wrote with new_floats, whose place the new one takes" \
+        "begun as_read:$1.py: as_read: expected a new folder, or one that this program wrote with new_floats, whose place the new one takes"; do
         expected=${case#*:} case=${case%%:*}
         "$python" "$tool" $case --release new_floats >out 2>err
         check "$1.py $case: a line, nothing is written" test "$? $(<err)" = "2 $expected" -a "$before" = "$(find begun beside kept | sort)" -a ! -e new -a ! -e new_floats
@@ -421,6 +423,12 @@ released() {
     refuse "... where all of it learns: why, and what to do" "--act-fp8: is for matrices in fp8 or fp4, and what learns is fp32, here the whole model: leave it out, or train an adapter beside such matrices (--lora-rank N)" \
         "${start[@]:2}" --from release --act-fp8 1
     for i in fp4 fp8; do refuse_release $i; done
+    "$python" "$root/dev/ref/fp8.py" begun new --release floats >out 2>err
+    check "fp8.py: floats of another folder, by fp4.py, stay" test "$? $(<err)" = "2 fp8.py: floats: expected a new folder, or one that this program wrote with new, whose place the new one takes" -a ! -e new
+    "$python" "$root/dev/ref/fp8.py" begun eights --release eight_floats >out 2>err
+    check "... but take the place of their own" test "$? $(<err)" = "0 "
+    timeout 60 "$trainer" --from begun --export-hf release >out 2>err
+    check "a folder of fp4.py's gives way to no export" test "$? $(grep -c -- '--export-hf: release: ' err) $(ls release | grep -c 'of-00003')" = "2 1 3"
     check "... which is read again" test -n "$(evaluated --from merged)"
     check "... and the text is that of floats" test "$(go --from floats --generate "line 7" && cat out)" = "$(go --from release --generate "line 7" && cat out)"
     go --from floats --probe in --probe-out before && go --from release --probe in --probe-out after && cmp before after

@@ -220,18 +220,18 @@ def main():
     if options.out is None or bool(options.release) == options.floats:
         fp8.fail("expected --check, DIR OUT --release FLOATS or OUT FLOATS --floats (--help)")
     fp8.check_source(options.folder)
-    fp8.check_target(options.out, options.folder)
+    fp8.check_target(options.out, options.release, options.folder)
     if options.release:
-        fp8.check_target(options.release, options.folder, options.out)
+        fp8.check_target(options.release, options.out, options.folder, options.out)
     tensors = fp8.read_folder(options.folder)
     if options.floats:
         fp8.write_folder(options.out, options.folder, in_order(of_release(tensors)))
         return
     out, floats = release(tensors, options)
-    fp8.write_folder(options.release, options.folder, in_order(floats))
+    fp8.write_folder(options.release, options.folder, in_order(floats), beside=options.out)
     fp8.write_folder(options.out, options.folder, in_order(out), options.shards,
                      {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "ue8m0",
-                      "weight_block_size": [fp8.BLOCK, fp8.BLOCK]})
+                      "weight_block_size": [fp8.BLOCK, fp8.BLOCK]}, options.release)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ llmc/core/fp8.h, for the nearest number is found in the sorted list of all of th
                                               two, the tensors dealt out over N files; what REGEX finds, and vectors, in
                                               BF16. FLOATS: the same numbers in F32
 What is not F32 in DIR, such as DeepSeek V4's tables of whole numbers, goes along as it is. OUT and FLOATS are new folders, or
-take the place of such folders.
+take the place of those that an earlier run gave the same names. No trainer takes them for its own, which an export may replace.
 
 e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): sign, 4 bits of exponent with the bias 7, 3 of mantissa, no infinity,
 largest 448. A matrix has one scale for each block of 128 x 128, the smallest power of two with which no element is above
@@ -175,19 +175,35 @@ def check_source(folder):
         fail(f"{folder}: expected a folder with config.json and model.safetensors, found {found}")
 
 
-def check_target(folder, *others):
-    """Is it new, or a folder of weights whose place may be taken? Apart from the others in any case"""
+def mark(folder, beside):
+    """Of a file: which program made the folder, with which other"""
+    return {"format": "pt", "written_by": os.path.basename(sys.argv[0]), "beside": os.path.relpath(beside or folder, folder)}
+
+
+def is_marked(folder, beside):
+    """Has this program written the folder, with the same other one?"""
+    try:
+        with open(weights(folder)[0], "rb") as file:
+            found = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    except (IndexError, OSError, ValueError):
+        return False
+    return found.get("__metadata__") == mark(folder, beside)
+
+
+def check_target(folder, beside, *others):
+    """Is it new, or this program's, which then has written it with the same other folder? Apart from the others in any case"""
     for other in others:
         pair = [os.path.realpath(folder), os.path.realpath(other)]
         if os.path.commonpath(pair) in pair:
             fail(f"{folder}: expected a folder apart from {other}")
-    if os.path.lexists(folder) and not (os.path.isdir(folder) and (weights(folder) or not os.listdir(folder))):
-        fail(f"{folder}: expected a new folder, or one with model.safetensors, whose place the new one takes")
+    if os.path.lexists(folder) and not (os.path.isdir(folder) and (is_marked(folder, beside) or not os.listdir(folder))):
+        pair = f" with {beside}" if beside else ""
+        fail(f"{folder}: expected a new folder, or one that this program wrote{pair}, whose place the new one takes")
 
 
-def write(path, tensors):
+def write(path, tensors, metadata=None):
     """tensors: {name: (dtype, array)}"""
-    header, body = {}, b""
+    header, body = {"__metadata__": metadata} if metadata else {}, b""
     for name, (dtype, x) in tensors.items():
         header[name] = {"dtype": dtype, "shape": x.shape, "data_offsets": [len(body), len(body) + x.nbytes]}
         body += x.tobytes()
@@ -197,23 +213,25 @@ def write(path, tensors):
         file.write(len(text).to_bytes(8, "little") + text + body)
 
 
-def write_folder(folder, source, tensors, n_shards=1, quantization=None):
+def write_folder(folder, source, tensors, n_shards=1, quantization=None, beside=None):
+    """beside: the folder that is written with it"""
+    metadata = mark(folder, beside)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
     if n_shards == 1:
-        write(os.path.join(folder, "model.safetensors"), tensors)
+        write(os.path.join(folder, "model.safetensors"), tensors, metadata)
     else:
         names = list(tensors)
         files = {name: f"model-{i % n_shards + 1:05}-of-{n_shards:05}.safetensors" for i, name in enumerate(names)}
         for file in set(files.values()):
-            write(os.path.join(folder, file), {name: tensors[name] for name in names if files[name] == file})
+            write(os.path.join(folder, file), {name: tensors[name] for name in names if files[name] == file}, metadata)
         with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
             json.dump({"weight_map": files}, file)
     path = os.path.join(folder, "config.json")
     with open(path) as file:
         config = json.load(file)
-    was = config.pop("quantization_config", None)
-    if was or quantization:
+    was = [config.pop(key, None) for key in ("quantization_config", "written_by")]  # by a trainer: not this one
+    if any(was) or quantization:
         with open(path, "w") as file:
             json.dump({**config, "quantization_config": quantization} if quantization else config, file)
 
@@ -229,17 +247,17 @@ def main():
     parser.add_argument("--shards", type=int, default=1)
     options = parser.parse_args()
     check_source(options.folder)
-    check_target(options.out, options.folder)
+    check_target(options.out, options.release, options.folder)
     if options.release:
-        check_target(options.release, options.folder, options.out)
+        check_target(options.release, options.out, options.folder, options.out)
     tensors = read_folder(options.folder)
     if options.release:
         out, floats = release(tensors, options)
         kept = [name for name, (dtype, _) in out.items() if dtype == "BF16"]
-        write_folder(options.release, options.folder, floats)
+        write_folder(options.release, options.folder, floats, beside=options.out)
         write_folder(options.out, options.folder, out, options.shards,
                      {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                      "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": kept})
+                      "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": kept}, options.release)
         return
     rounded = {}
     for name, (dtype, x) in tensors.items():
