@@ -615,8 +615,8 @@ check "and the loss of averaged weights" grep -q 'validation, averaged weights' 
 check "and one of the noise scale" grep -q '<b>gradient noise scale</b>' odd/own/loss.html
 check "and one of the load of experts" grep -q "<b>expert load</b>" odd/own/loss.html
 titles() { grep -o '<b>[^<]*</b> <span class="unit">[^<]*' "$1.html" | sed 's/<[^>]*>//g' | tail -n +"$2" | tr '\n' '|'; }  # NAME FIRST
-check "and of each further number that is explained and says something new" test "$(titles odd/own/loss 8)" = 'second of &lt;i&gt;|balance loss of experts c|&lt;b&gt;$x b $^|'
-check "... which the pointer reads, too" grep -q '"own0":\[1.*"checks":{"own2":\[4' odd/own/loss.html
+check "and of each further number that is explained and says something new, in the same order whatever trainer it was" test "$(titles odd/own/loss 8)" = 'balance of routers c|second of &lt;i&gt;|&lt;b&gt;$x b $^|'
+check "... which the pointer reads, too" grep -q '"own1":\[1.*"checks":{"own2":\[4' odd/own/loss.html
 height() { od -An -tu1 -j22 -N2 "$1.png"; }  # NAME: of a PNG, two bytes
 [ $has_matplotlib = 0 ] || check "the PNG has a row more for them" test "$(height odd/own/loss)" != "$(height runs/a/loss)"
 check "the speed above is a median of recent updates, not that of the last" grep -q '<span>tokens/s</span><b>20k</b>' odd/own/loss.html
@@ -635,7 +635,7 @@ check "... and each run's speed a median too" grep -q 'id="r1-tok_per_s">20k<' r
 check "HellaSwag's accuracy has a diagram" grep -q "<b>HellaSwag accuracy</b>" runs/compare.html
 drawn "all of these together, one that still writes, one that has not begun, two of one name" odd/compare \
     odd/nan odd/blind odd/one odd/start odd/new odd/own odd/a runs/a
-check "what only one of them has is drawn of that one" test "$(titles odd/compare 9)" = 'second of &lt;i&gt;|balance loss of experts c|&lt;b&gt;$x b $^|'
+check "what only one of them has is drawn of that one" test "$(titles odd/compare 9)" = 'balance of routers c|second of &lt;i&gt;|&lt;b&gt;$x b $^|'
 check "a run that has not begun is left out with a note" grep -q "odd/new/metrics.jsonl: no steps are recorded yet: left out" out
 check "two of one name are told apart" grep -q 'odd/a</td>.*runs/a</td>' odd/compare.html
 refuses "$plot" "no steps are recorded yet" "a run without steps alone" odd/new

@@ -272,7 +272,9 @@ def own_panels(runs):
     meanings = {}
     for run in runs:
         meanings.update((key, meaning) for key, meaning in run.meanings.items() if key not in meanings)
-    keys = [key for key in meanings if key not in DRAWN_ELSEWHERE and says_something(key, runs)]
+    known = list(TITLES)
+    keys = sorted((key for key in meanings if key not in DRAWN_ELSEWHERE and says_something(key, runs)),
+                  key=lambda key: known.index(key) if key in TITLES else len(known))
     if len(keys) > MOST_OWN:
         left_out = ", ".join(map(printable, keys[MOST_OWN:]))
         print(f"of {len(keys)} further keys {MOST_OWN} are drawn: make dashboard has {left_out} too")

@@ -15,8 +15,8 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d
 DARK_COLORS = ("#56b4e9", "#ff8c42", "#2fc79a", "#e39ac4", "#f0c34e", "#9ad4f5", "#c9c9c9")
 DASHES = ("", "6 3", "2 3")  # after the last colour they come again, dashed
 SAME_IN_NONE = ("command", "starts", "options.run")  # settings that say nothing of why two runs differ
-# of diagrams of keys that trainers explain in the first line of metrics.jsonl; of others the key
-TITLES = {"balance": "balance loss of experts", "z": "z-loss of routers", "idle_experts": "experts without a token",
+# of diagrams of keys that trainers explain in the first line of metrics.jsonl, in this order; of others the key
+TITLES = {"balance": "balance of routers", "z": "z-loss of routers", "idle_experts": "experts without a token",
           "mtp_loss": "loss of the token after the next", "index_loss": "loss of the indexers"}
 LARGEST_STEP = 2**53  # up to here a double counts
 LONGEST_LINE = 1 << 20

@@ -11,8 +11,8 @@ What the routers of a model have counted in an update (Routing of expert_layer.h
 // what metrics.jsonl has beside the common keys
 static inline void router_log_keys(Run* r) {
     log_add_key(&r->log, "cross_entropy", "training loss of the targets alone");
-    log_add_key(&r->log, "balance", "balance loss before its weight, mean over layers: 1 if experts are equally busy, "
-                "below 1 if the busy ones have low scores, as where a bias chooses");
+    log_add_key(&r->log, "balance", "mean over layers, before its weight: 1 if experts are equally busy, less if busy "
+                "ones score low");
     log_add_key(&r->log, "z", "mean over layers of the z-loss before its weight");
     log_add_key(&r->log, "load", "busiest expert of all layers, as a multiple of its layer's mean");
     log_add_key(&r->log, "idle_experts", "experts that no token took");
