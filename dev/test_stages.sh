@@ -277,7 +277,7 @@ refused "--plan and --dry-run 0" "--dry-run: --plan W computes nothing: leave it
 refused "--plan, --pp and an export of what has not been trained" "--export-hf: with --pp only at the end of training: else by one process, --from RUN --export-hf DIR" "$qwen" --config dense.json --seq-len 16 --plan 2 --pp 2 --export-hf hf
 echo "# refusals"
 refused "more stages than layers of both kinds" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen36" --config linear.json "${run[@]}" --pp 6
-refused "more stages than groups of layers" "--pp: 4: expected at most one stage for each of the 3 groups of layers" "$launch" -n 4 "$glm" --config glm.json "${run[@]}" --pp 4
+refused "more stages than layers with an indexer" "--pp: 4: expected at most one stage for each of the 3 layers with an indexer" "$launch" -n 4 "$glm" --config glm.json "${run[@]}" --pp 4
 refused "more stages than layers" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 6 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "... however many ranks there are" "--pp: 6: expected at most one stage for each of the 5 layers" "$launch" -n 2 "$qwen" --config dense.json "${run[@]}" --pp 6
 refused "one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "$qwen" --config dense.json "${run[@]}" --pp 2

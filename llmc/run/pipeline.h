@@ -89,7 +89,7 @@ static inline void pp_begin_between(Run* r, int* size, int* n_chunks, double hea
     const int P = r->comm->size, is_typed = run_is_typed(r, "pp"), n = m->n_table;
     const int L = tensors_layers_between(m->table, n, 0), end = tensors_layers_between(m->table, n, 1);
     const int is_alone = run_is_generating(r) || *r->o.probe, pieces = pp_starts(starts, L);
-    const char* what = pieces < L ? "groups of layers" : "layers";
+    const char* what = pieces < L ? "layers with an indexer" : "layers";
     const int fits = P / run_kept_cp(r, P) % *size == 0 && *size <= pieces && !is_alone;
     if (!is_typed && (!fits || r->o.verify_every > 0 || r->o.noise_scale > 0)) { *size = 1; }
     options_refuse(is_alone && *size > 1, "pp", "is for training and --eval-only: all else is one rank's work");
