@@ -571,6 +571,22 @@ talks() {
     printf '7\nb\n' | timeout 60 "$trainer" --from speaks --chat --max-new-tokens 5 --temperature 0 >out 2>err
     check "--chat: two turns, two answers, the first that of --generate-file" test "$? $(head -n 1 out)" = "0 $(head -n 1 <<<"$learned")" -a "$(wc -l <out)" -ge 2 -a ! -s err
     echo --chat >>"$typed"
+    answer() { echo 7 | timeout 60 "$trainer" "$@" --chat --max-new-tokens 5 --temperature 0 2>err || cat err; }
+    go --config long.json --export-hf bare  # a base that has no template
+    for i in glm5 chatml; do
+        rm -rf adapted lent whole goes && go --from bare --lora-rank 3 "${run[@]:2}" --chat-template $i --run adapted
+        go --from bare --lora adapted --export-lora lent && go --from bare --lora adapted --merge --export-hf whole
+        cmp "$(last adapted)/chat_template.jinja" lent/chat_template.jinja && cmp {lent,whole}/chat_template.jinja
+        verdict $? "$i: an adapter that leaves its run, alone or in its model, takes its template along" "$(ls lent whole)"
+        check "... by which one chats with either as with the run" test -n "$(answer --from bare --lora adapted)" -a "$(answer --from bare --lora adapted)" = "$(answer --from bare --lora lent)" \
+            -a "$(answer --from bare --lora adapted)" = "$(answer --from whole)"
+        go --from bare --lora lent "${run[@]:2:2}" "${run[@]:6}" --run goes && cmp lent/chat_template.jinja "$(last goes)/chat_template.jinja"
+        verdict $? "... and goes on to learn, without an option, and takes it along again" "$(boxed 'chat template' $i)"
+    done
+    mkdir bald && cp lent/adapter_* bald && go --from bare --lora bald --chat-template chatml --export-lora told && go --from bare --chat-template chatml --export-hf named
+    check "a template that is typed at an export goes along" cmp {told,named}/chat_template.jinja
+    check "... in place of the adapter's own, and is one" test "$(go --from bare --lora lent --chat-template glm5 --export-lora other; cmp -s {other,lent}/chat_template.jinja; echo $?)" = 1
+    refuse "a template that nobody knows, at an export" "--chat-template: expected chatml|qwen2|" --from bare --chat-template llama --export-hf x
 }
 
 # ---- nothing is left out ----

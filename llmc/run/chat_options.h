@@ -28,7 +28,7 @@ static inline int chat_options(Option* t, int n, ChatOptions* o) {
         {"conversations", "chat-template", "", OPTION_TEXT, &o->chat_template, CHAT_AUTO, 0, 0, "NAME",
          "how a conversation becomes text: chatml, qwen3, mistral-v3 or another name that we know (a wrong one lists "
          "them); auto: the one that was typed when the model or its adapter was trained, else as the folder of the "
-         "tokenizer says", 0},
+         "adapter says, or that of the tokenizer", 0},
         {"conversations", "learn", "", OPTION_CHOICE, &o->learn, "auto", 0, 0, LEARN_NAMES,
          "of --train and --val: every token of their texts, all answers of their conversations or the last of each; "
          "auto: text, or answers where a line of JSON has messages, conversations or instruction", 0},
@@ -60,7 +60,7 @@ static inline int chat_options(Option* t, int n, ChatOptions* o) {
 // of chat_render, for data; prompts have more of them
 static inline int chat_options_choices(const ChatOptions* o) { return o->preserve_thinking ? CHAT_KEEPS_THOUGHTS : 0; }
 
-// folder: of the tokenizer, "" where it has none
+// folder: where the chat template is, of the adapter or the tokenizer; "" where there is none
 static inline void chat_options_template(ChatTemplate* t, const ChatOptions* o, const char* folder) {
     chat_template_open(t, folder, strcmp(o->chat_template, CHAT_AUTO) == 0 ? "" : o->chat_template);
     if (o->preserve_thinking && t->kind != CHAT_QWEN3_6) {

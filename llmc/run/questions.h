@@ -28,7 +28,7 @@ Errors: fail_input with file and line, before the model is read.
 
 typedef struct {
     const ChatOptions* o;
-    char folder[PATH_BYTES];  // of the tokenizer
+    char folder[PATH_BYTES];  // where the chat template is
     const Tokenizer* k;
     const ImageMeasure* measure;  // NULL: the model reads no images
     char images_folder[PATH_BYTES];  // from which their paths go

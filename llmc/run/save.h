@@ -80,19 +80,28 @@ static inline void save_find_model(Run* r) {
     run_choose_tokenizer(r->table, r->n_options, o, model_tokenizer(path, r->config));
 }
 
-// Conversations were turned into text by a template that was typed: whoever chats with the model elsewhere should find
-// that one, not another that the folder of the tokenizer has. folder: that one
+// A template that was typed, now or when the adapter was trained, or the one that lies with the adapter: whoever chats
+// elsewhere with what is saved should find that one, not another that the folder of the tokenizer has. folder: that one
 static inline void save_keep_template_(Run* r, const char* folder) {
     const char* name = r->chat.chat_template;
-    if (!data_is_chat(&r->data) || strcmp(name, CHAT_AUTO) == 0) { return; }
-    const ChatKind kind = r->data.chat.t.kind;
-    if (chat_template_is_of(folder, kind)) { return; }
-    const char* jinja = chat_template_jinja(kind);
-    if (jinja) { companions_put(&r->companions, "chat_template.jinja", jinja); }
-    else if (r->comm->rank == 0) {
+    char beside[PATH_BYTES] = "";
+    if (!r->trainer->takes_conversations) { return; }
+    const int is_named = strcmp(name, CHAT_AUTO) != 0;
+    if (*r->adapter_weights) { path_parent(beside, r->adapter_weights); }
+    if (is_named && chat_template_is_of(folder, chat_kind_named(name))) { return; }
+    const char* own = is_named ? chat_template_jinja(chat_kind_named(name)) : NULL;
+    const int is_beside = !is_named || chat_template_is_of(beside, chat_kind_named(name));
+    char* jinja = own ? string_copy(own) : is_beside ? chat_template_text(beside) : NULL;
+    char* usual = chat_template_text(folder);
+    if (jinja && !(usual && strcmp(jinja, usual) == 0)) {
+        companions_put(&r->companions, "chat_template.jinja", jinja);
+    }
+    if (!jinja && is_named && r->comm->rank == 0) {
         warn_line("--chat-template %s: exports do not say so: who chats with one, by this program or another, has to "
                   "give it that template", name);
     }
+    free(usual);
+    free(jinja);
 }
 
 // What goes along with a tokenizer is in its folder; how to generate is in the model's, and is no longer true when its
@@ -107,7 +116,7 @@ static inline void save_find_companions(Run* r) {
     if (*model && is_same) { companions_read_model(&r->companions, model); }
     if (run_has_text(r) && *tokenizer) { companions_read_tokenizer(&r->companions, tokenizer); }
     if (!run_has_text(r) && *model && !is_typed && !*tokenizer) { companions_read_tokenizer(&r->companions, model); }
-    if (run_is_training(r)) { save_keep_template_(r, tokenizer); }
+    save_keep_template_(r, tokenizer);
 }
 
 // --from names a run that another process goes on with: between finding its newest checkpoint and reading it, while

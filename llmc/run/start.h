@@ -130,8 +130,13 @@ static inline void start_check_purpose_(const Run* r) {
     fail_input("nothing to do: expected %s, --dry-run or --plan W", expected);
 }
 
-// where tokenizer and chat template are; the model's own folder where --tokenizer is no folder's
-static inline const char* start_tokenizer_folder_(char folder[PATH_BYTES], const Run* r) {
+// Where the chat template is: with the adapter, if that has one; else with the tokenizer, or in the model's own folder
+// where --tokenizer is no folder's
+static inline const char* start_template_folder_(char folder[PATH_BYTES], const Run* r) {
+    char* of_adapter = *r->adapter_weights ? chat_template_text(path_parent(folder, r->adapter_weights)) : NULL;
+    const int is_adapters = of_adapter != NULL;
+    free(of_adapter);
+    if (is_adapters) { return folder; }
     tokenizer_folder(folder, r->o.tokenizer);
     if (!*folder && *r->config && *r->weights) { path_parent(folder, r->config); }
     return folder;
@@ -161,7 +166,7 @@ static inline void start_plan_rows_(Run* r) {
     r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
     const int has_images = data_is_chat(&r->data) && r->trainer->image_measure;
     data_read_chat(&r->data, o, &r->tokenizer, has_images ? r->trainer->image_measure(r) : NULL, r->T,
-                   start_tokenizer_folder_(folder, r));
+                   start_template_folder_(folder, r));
 }
 
 // the paths that the option reads, one or several; none where it reads nothing
@@ -300,7 +305,7 @@ static inline void start_questions_(Run* r) {
     const char* name = chats ? "chat" : answers_file ? "generate-file" : "eval-generate";
     task_need_text(r, name);
     const ImageMeasure* measure = r->trainer->image_measure ? r->trainer->image_measure(r) : NULL;
-    asker_init(&r->asker, &r->chat, start_tokenizer_folder_(folder, r), &r->tokenizer, measure, r->o.stop);
+    asker_init(&r->asker, &r->chat, start_template_folder_(folder, r), &r->tokenizer, measure, r->o.stop);
     if (chats) { asker_open(&r->asker); }
     else {
         questions_read(&r->questions, &r->asker, &r->o, name,

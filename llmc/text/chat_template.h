@@ -19,6 +19,8 @@ tokenizer_config.json. It is not run: it is recognised as one of these, each wri
     chat_template_open       of a folder; or by name (--chat-template), whatever the folder says
     chat_template_recognise  of the template's text alone, without an exit
     chat_template_is_of      does a folder say this one?
+    chat_template_text       what a folder says, whatever that is
+    chat_kind_named          the one that has this name
     chat_template_jinja      the program in Jinja, of those that have one here
 A template is recognised, in the spelling of jinja.h, by its vocabulary and by phrases. It may have no text in quotes
 and no word of code but those that its row knows, and must have each phrase of the row. So copies that are indented or
@@ -417,26 +419,59 @@ static inline json_t* chat_config_(char path[PATH_BYTES], const char* folder) {
     return config;
 }
 
+// Of a folder with this config, "" where there is none: its template, to be freed, and in path the file that has it; NULL:
+// it has none
+static inline char* chat_template_find_(char path[PATH_BYTES], size_t* n_bytes, const char* folder,
+                                        const json_t* config) {
+    const char* text = chat_template_of_(config);
+    if (*folder && path_exists(path_join(path, folder, "chat_template.jinja"))) {
+        MappedFile file;
+        file_map(&file, path);
+        char* jinja = (char*)malloc_check(file.n_bytes + 1, "a chat template");
+        memcpy(jinja, file.bytes, file.n_bytes);
+        jinja[file.n_bytes] = '\0';
+        *n_bytes = file.n_bytes;
+        file_unmap(&file);
+        return jinja;
+    }
+    if (!text) { return NULL; }
+    path_join(path, folder, "tokenizer_config.json");
+    *n_bytes = strlen(text);
+    return string_copy(text);
+}
+
+// to be freed; NULL: the folder has none
+static inline char* chat_template_text(const char* folder) {
+    char path[PATH_BYTES];
+    size_t n_bytes;
+    json_t* config = chat_config_(path, folder);
+    char* jinja = chat_template_find_(path, &n_bytes, folder, config);
+    json_decref(config);
+    return jinja;
+}
+
+// name: of --chat-template
+static inline ChatKind chat_kind_named(const char* name) {
+    const int kind = choice_find(CHAT_NAMES, name);
+    if (kind < 0) { fail_input("--chat-template: expected " CHAT_NAMES ", found \"%s\"", name); }
+    return (ChatKind)kind;
+}
+
 // folder: of a tokenizer, "" where there is none; name: of --chat-template, "": the folder decides
 static inline void chat_template_open(ChatTemplate* t, const char* folder, const char* name) {
-    char path[PATH_BYTES], jinja_path[PATH_BYTES];
+    char path[PATH_BYTES];
+    size_t n_bytes;
     json_t* config = chat_config_(path, folder);
-    const char* text = chat_template_of_(config);
+    char* jinja = *name ? NULL : chat_template_find_(path, &n_bytes, folder, config);
     if (*name) {
-        const int kind = choice_find(CHAT_NAMES, name);
-        if (kind < 0) { fail_input("--chat-template: expected " CHAT_NAMES ", found \"%s\"", name); }
-        chat_template_init(t, (ChatKind)kind);
-    } else if (*folder && path_exists(path_join(jinja_path, folder, "chat_template.jinja"))) {
-        MappedFile file;
-        file_map(&file, jinja_path);
-        chat_template_take_(t, jinja_path, (const char*)file.bytes, file.n_bytes);
-        file_unmap(&file);
-    } else if (text) {
-        chat_template_take_(t, path, text, strlen(text));
+        chat_template_init(t, chat_kind_named(name));
+    } else if (jinja) {
+        chat_template_take_(t, path, jinja, n_bytes);
     } else {
         fail_input("%s: expected a chat template, chat_template.jinja or \"chat_template\" in tokenizer_config.json, "
                    "found none: give --chat-template, one of " CHAT_NAMES, *folder ? folder : "--tokenizer");
     }
+    free(jinja);
     chat_take_token_(&t->bos, config, "bos_token");
     chat_take_token_(&t->eos, config, "eos_token");
     json_decref(config);
@@ -445,21 +480,15 @@ static inline void chat_template_open(ChatTemplate* t, const char* folder, const
 // of a tokenizer, "" where there is none; one that is not known is none of these
 static inline int chat_template_is_of(const char* folder, ChatKind kind) {
     char path[PATH_BYTES];
+    size_t n_bytes;
     ErrorText error;
     ChatTemplate t;
-    MappedFile file;
     json_t* config = chat_config_(path, folder);
-    const char* text = chat_template_of_(config);
-    int is_known = 0;
-    if (*folder && path_exists(path_join(path, folder, "chat_template.jinja"))) {
-        file_map(&file, path);
-        is_known = chat_template_recognise(&t, (const char*)file.bytes, file.n_bytes, &error);
-        file_unmap(&file);
-    } else if (text) {
-        is_known = chat_template_recognise(&t, text, strlen(text), &error);
-    }
+    char* jinja = chat_template_find_(path, &n_bytes, folder, config);
+    const int is_known = jinja && chat_template_recognise(&t, jinja, n_bytes, &error);
     const int is_same = is_known && t.kind == kind;
     if (is_known) { chat_template_free(&t); }
+    free(jinja);
     json_decref(config);
     return is_same;
 }
