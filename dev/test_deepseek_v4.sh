@@ -406,6 +406,15 @@ released() {
     check "... beside what lies in the files, each matrix in its type" test "$(boxed matrices "fp8, fp4 and all else as in the files") $(grep -cE '^\|   each in its type +\| [0-9]+ fp8, [0-9]+ fp4, [0-9]+ bf16, [0-9]+ fp32' out)" = "1 1"
     go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') && text=$(same_tensors as_read release '^$')
     verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
+    rm -rf whole && go "${start[@]:2}" --from release --freeze '*experts*' --save-every 2 --run legs --export-hf whole --export-dtype as-read &&
+        rm -r as_read legs/step_000004 && go --run legs --resume --export-hf as_read && text=$(diff -rq whole as_read)
+    verdict $? "... of a run that goes on: the bytes of one that never stopped, experts in fp4" "$text $(<err)"
+    mv release elsewhere && refuse "... without the folder that it began with" "--export-dtype: as-read takes what has not learnt from release, with which the run began, and that is \
+not there: put it back, or give --export-dtype bf16" --run legs --resume --export-hf as_read
+    mv elsewhere release && refuse "... over that folder" "--export-hf: is the folder of the model that is read: choose another" --run legs --resume --export-hf release
+    rm -rf legs as_read && go "${start[@]:2}" --from release --steps 2 --run legs && go --run legs --resume --steps 4 --freeze '*experts*' --export-hf as_read --export-dtype as-read
+    verdict $? "... experts that are frozen now alone" "$(<err)"
+    check "... are bf16, for they have learnt before" test "$(shapes as_read | grep experts | cut -d' ' -f2 | sort -u)" = BF16
     go --from release --lora beside --merge --export-hf merged --export-dtype as-read && text=$(same_tensors release merged '^layers.*attn\.(wq_a|wq_b|wkv|wo_b)\.')
     verdict $? "... merged with the adapter: what it has changed is bf16, experts have their bytes" "$text $(<err)"
     check "... a line says what was rounded, and by how much" \

@@ -125,6 +125,9 @@ fp8() {
     go --from release --export-hf as_read --export-dtype as-read && text=$(same_tensors release as_read '^$') &&
         text=$(same_tensors as_read release '^$')
     verdict $? "--export-dtype as-read: types, bytes and scales of every tensor are the folder's" "$text $(<err)"
+    rm -rf as_read whole leg && go "${start[@]:2}" --from release --freeze '*experts*' --save-every 2 --run leg --export-hf whole --export-dtype as-read &&
+        rm -r leg/step_000004 && go --run leg --resume --export-hf as_read && text=$(diff -rq whole as_read)
+    verdict $? "... of a run that goes on: the bytes of one that never stopped, experts in fp8" "$text $(<err)"
     go --from release --lora adapter --merge --export-hf merged --export-dtype as-read &&
         text=$(same_tensors release merged '^model\.layers\.[012]\.self_attn\.(q_a|q_b|kv_a|kv_b|o)_proj')
     verdict $? "... merged with the adapter: what it has changed is bf16, all else has its bytes" "$text $(<err)"

@@ -32,6 +32,7 @@ static inline void main_close_(Run* r) {
     snapshot_free(&r->snapshot);
     verify_free(&r->verify);
     if (r->read.path) { safeset_close(&r->read); }
+    free(r->moved);
     arena_free(r->loaded, sizeof(float) * r->model->n);
     pp_rooms_close(r);
     r->trainer->close(r);

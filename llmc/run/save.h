@@ -59,6 +59,20 @@ static inline void save_check_base_(const char* from) {
                "--resume --from DIR", from);
 }
 
+// --export-dtype as-read of a run that goes on: a checkpoint holds floats, the types are those of what the run began with
+static inline int save_reads_began_(const Run* r) {
+    return r->o.resume && !*r->adapter && r->o.export_dtype == EXPORT_AS_READ && *r->o.export_hf;
+}
+
+static inline void save_find_began_(Run* r) {
+    if (!save_reads_began_(r) || !*r->o.from) { return; }
+    if (!path_exists(r->o.from)) {
+        options_fail("export-dtype", "as-read takes what has not learnt from %s, with which the run began, and that is "
+                     "not there: put it back, or give --export-dtype bf16", r->o.from);
+    }
+    model_find(r->began_weights, r->began_config, r->o.from);
+}
+
 // where the model comes from: the file of its parameters (or the index of several), its config.json, its tokenizer
 static inline void save_find_model(Run* r) {
     const RunOptions* o = &r->o;
@@ -70,6 +84,7 @@ static inline void save_find_model(Run* r) {
     if (o->resume && !is_adapter) {
         checkpoint_path(r->weights, o->run, r->state.step, HF_WEIGHTS);
         checkpoint_path(r->config, o->run, r->state.step, "config.json");
+        save_find_began_(r);
     } else if (*o->from) {
         if (is_adapter) { save_check_base_(o->from); }
         model_find(r->weights, r->config, o->from);
@@ -379,6 +394,69 @@ static inline void save_check_same_(Run* r, const ModelStream* stream) {
     ranks_same_of(r->comm, "parameters", stream->sum_of_parts, first + (uint64_t)m->tp.place);
 }
 
+// ---- what leaves as it was read ----
+
+// Does slice k leave otherwise than it came? Of an adapter's base what it is merged into; of a model that learns all
+// but what is frozen, of which biases of routers move without a gradient, and tables of whole numbers, which never do
+static inline int save_has_learnt_(const void* run, const Tensor* t, int k) {
+    const Run* r = (const Run*)run;
+    const Model* m = r->model;
+    const int i = (int)(t - m->table);
+    if (model_is_adapter(m)) { return r->trainer->adapter_changes(r, i, k); }
+    const int slice = tensors_slices(m->table, i) + k;
+    if (r->moved && r->moved[slice]) { return 1; }
+    return run_is_training(r) && t->whole_below == 0 && (t->is_counted || !slice_is_frozen(m->frozen, slice));
+}
+
+// what a build that stores bf16 has only read, and rounded, has not moved
+static inline int save_differs_(const float* now, const float* began, size_t n) {
+    size_t n_moved = 0;
+    #pragma omp parallel for reduction(+ : n_moved)
+    for (size_t i = 0; i < n; i++) {
+        n_moved += now[i] != began[i] && now[i] != bf16_widen(bf16_nearest(began[i]));
+    }
+    return n_moved > 0;
+}
+
+// Of a run that goes on: an earlier start may have trained what is frozen now, or other files have the name of those
+// that it began with. What differs from them has learnt
+static inline void save_find_moved_(Run* r) {
+    const Model* m = r->model;
+    const size_t n_bytes = sizeof(float) * model_largest_slice(m, m->n_table);
+    float *now = (float*)malloc_check(n_bytes, "a tensor"), *began = (float*)malloc_check(n_bytes, "a tensor");
+    float* turned = tensors_turning_room(m->table, m->n_table);
+    char name[NAME_BYTES];
+    SafeSet checkpoint;
+    safeset_open(&checkpoint, r->weights);
+    unsigned char* moved = (unsigned char*)memset(malloc_check((size_t)m->n_slices, "marks of tensors"), 0,
+                                                  (size_t)m->n_slices);
+    for (int i = 0, slice = 0; i < m->n_table; i++) {
+        const Tensor* t = &m->table[i];
+        const size_t n = tensor_slice_elements(t);
+        for (int k = 0; k < tensor_slices(t); k++, slice++) {
+            const int is_there = find_tensor_(&r->read, "", tensor_slice_name(name, sizeof name, t, k)) != NULL;
+            if (!is_there || save_has_learnt_(r, t, k)) { continue; }
+            memset(now, 0, sizeof *now * n);  // padding rows are not read
+            memset(began, 0, sizeof *began * n);
+            tensor_load_slice(&checkpoint, t, k, "", now, turned);
+            tensor_load_slice(&r->read, t, k, "", began, turned);
+            moved[slice] = (unsigned char)save_differs_(now, began, n);
+        }
+    }
+    r->moved = moved;
+    safeset_close(&checkpoint);
+    free(turned);
+    free(now);
+    free(began);
+}
+
+// with --export-dtype as-read, on rank 0: whoever replaces or removes the files meanwhile
+static inline void save_keep_files_(Run* r) {
+    if (r->o.export_dtype != EXPORT_AS_READ || !*r->o.export_hf || r->comm->rank > 0) { return; }
+    safeset_open(&r->read, *r->began_weights ? r->began_weights : r->weights);
+    if (*r->began_weights) { save_find_moved_(r); }
+}
+
 // Gradients, moments and parameters: drawn by every rank alike, or read as far as it has them. A device gets them
 // slice by slice
 static inline void save_open_model(Run* r) {
@@ -411,8 +489,7 @@ static inline void save_open_model(Run* r) {
     const SliceSink sink = in_place ? slice_sink(model_floats(m)) : counted;
     save_find_again(r);
     (r->trainer->load ? r->trainer->load : save_read_table_)(r, &sink);
-    const int keeps = r->o.export_dtype == EXPORT_AS_READ && *r->o.export_hf && r->comm->rank == 0;
-    if (keeps) { safeset_open(&r->read, r->weights); }  // whoever replaces or removes the files meanwhile
+    save_keep_files_(r);
     if (in_place && (*r->weights || *r->adapter_weights)) { not_finite_count_all_(found, m); }
     for (int i = 0; !in_place && i < N_SOURCES; i++) { not_finite_gather_(&found[i], m, r->comm); }
     if (!in_place) { not_finite_gather_(&beyond, m, r->comm); }
@@ -513,7 +590,7 @@ static inline double save_text_bytes_(const Run* r) {
 
 // config.json of a folder whose matrices have scales, as the folder has them from which they are
 static inline FileSum save_quantized_config_(const Run* r, const char* path, FileSum sum) {
-    json_t *source = json_read(r->config), *own = json_read(path);
+    json_t *source = json_read(*r->began_config ? r->began_config : r->config), *own = json_read(path);
     json_t* q = json_object_get(source, "quantization_config");
     q = q ? q : json_object_get(json_object_get(source, "text_config"), "quantization_config");
     if (q) {
@@ -689,17 +766,6 @@ static inline void save_let_change(Run* r) {
 }
 
 // ---- exports ----
-
-// Does slice k leave otherwise than it came? Of an adapter's base what it is merged into; of a model that learns all
-// but what is frozen, of which biases of routers move without a gradient, and tables of whole numbers, which never do
-static inline int save_has_learnt_(const void* run, const Tensor* t, int k) {
-    const Run* r = (const Run*)run;
-    const Model* m = r->model;
-    const int i = (int)(t - m->table);
-    if (model_is_adapter(m)) { return r->trainer->adapter_changes(r, i, k); }
-    const int may_move = t->is_counted || !slice_is_frozen(m->frozen, tensors_slices(m->table, i) + k);
-    return run_is_training(r) && t->whole_below == 0 && may_move;
-}
 
 // what the files of an export may take
 static inline double save_export_bytes_(const Run* r, const Tensor* table, int n, Dtype dtype) {

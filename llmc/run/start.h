@@ -281,7 +281,9 @@ static inline void start_check_export_(const Run* r, const char* option, const c
                                        const char* kind) {
     char path[PATH_BYTES], base[PATH_BYTES];
     hf_export_check(option, folder);
-    const int is_read = *r->weights && path_is_same(folder, path_parent(base, r->weights));
+    const char* const models[] = {r->weights, r->began_weights};
+    int is_read = 0;
+    for (int i = 0; i < 2; i++) { is_read |= *models[i] && path_is_same(folder, path_parent(base, models[i])); }
     options_refuse(is_read && model_is_adapter(r->model), option,
                    "is the model beside which the adapter learns: choose another folder");
     options_refuse(is_read, option, "is the folder of the model that is read: choose another");
@@ -450,8 +452,9 @@ static inline void start_plan_(Run* r, int argc, char** argv) {
         if (r->trainer->choices) { r->n_choices = r->trainer->choices(r, &r->choices); }
     }
     options_refuse(run_is_typed(r, "export-dtype") && !*o->export_hf, "export-dtype", "is for --export-hf DIR");
-    options_refuse(o->export_dtype == EXPORT_AS_READ && *o->export_hf && !ends_with(r->weights, ".safetensors") &&
-                       !ends_with(r->weights, ".json"), "export-dtype",
+    const char* typed_by = save_reads_began_(r) ? r->began_weights : r->weights;
+    options_refuse(o->export_dtype == EXPORT_AS_READ && *o->export_hf && !ends_with(typed_by, ".safetensors") &&
+                       !ends_with(typed_by, ".json"), "export-dtype",
                    "as-read takes tensors as a folder has them: it is for --from a folder, a run or a .safetensors "
                    "file");
     options_refuse(run_is_typed(r, "shard-gb") && !*o->export_hf, "shard-gb", "is for --export-hf DIR");

@@ -179,11 +179,14 @@ struct Run {
     char adapter_weights[PATH_BYTES];  // file of its values, or of those of --lora; "": a new one, or none
     const char* export_adapter;  // --export-lora of a trainer that has it; NULL or "": nowhere
     char config[PATH_BYTES];   // config.json, "": from --model, or in the header of `weights`
+    char began_weights[PATH_BYTES];  // of a run that goes on, with --export-dtype as-read: what it began with, "": without
+    char began_config[PATH_BYTES];   // files of others
     int V, classes, max_T;     // tokens, what targets may be, the longest row
     const int* old_layers;     // of each layer its number in `weights`, -1: new. NULL: the same layers
     int T, n_leaves;           // positions in a row, micro-batches in an update
     int has_masters;           // float parameters are kept beside bf16 ones
     SafeSet read;              // of rank 0, with --export-dtype as-read: the files of the parameters, still open
+    unsigned char* moved;      // ... of each slice, where the run goes on: does it differ in them? Or NULL
     float* loaded;             // the parameters as read, on the host of rank 0, for an export without training; or NULL
     int exports_more;          // Trainer.write_more has something to write
     int decay_all;             // weight decay on biases and norms too
