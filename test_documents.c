@@ -9,7 +9,7 @@ does the trainer's whole model. The token after the next stays in its document.
 #include "llmc/ops/mtp_tokens.h"
 #include "llmc/test/test.h"
 
-enum { EOT = 7 };
+enum { EOT = 7, MARK = -2 };  // a token; in place of a target
 
 // ---- segments ----
 
@@ -57,11 +57,37 @@ static void test_no_reset(Test* t) {
 // what position i is asked by the definition; -1: nothing
 static int after_next(const int* inputs, const int* targets, int i, int T) {
     if (i % T == T - 1 || targets[i + 1] < 0 || begins(inputs, i + 1, T)) { return -1; }
-    return i % T < T - 2 && begins(inputs, i + 2, T) ? -1 : targets[i + 1];
+    if (i % T == T - 2) { return targets[i + 1] == EOT ? -1 : targets[i + 1]; }  // behind the row
+    return begins(inputs, i + 2, T) ? -1 : targets[i + 1];
+}
+
+// the same where targets have the marks of conversations: in place of a target, where one begins
+static void test_mtp_marks(Test* t) {
+    for (int T = 1; T <= 12; T++) {
+        for (int bits = 0; bits < 1 << T; bits++) {
+            int inputs[12], targets[12], next[12], after[12];
+            Segments s;
+            for (int i = 0; i < T; i++) {
+                inputs[i] = 20 + i;
+                targets[i] = bits >> i & 1 ? MARK : 21 + i;
+            }
+            segments_init(&s, 1, T);
+            s.document_start = MARK;
+            segments_find_marked(&s, inputs, targets, 1, T);
+            mtp_tokens(next, after, inputs, targets, &s, 1, T);
+            for (int i = 0; i < T; i++) {
+                const int is_other = i + 2 < T && targets[i + 2] == MARK;
+                const int want = i == T - 1 || targets[i + 1] < 0 || is_other ? -1 : targets[i + 1];
+                check(t, after[i] == want, "%d: %d is asked %d, expected %d", T, i, after[i], want);
+            }
+            free(s.at);
+        }
+    }
 }
 
 // every arrangement of ends of text in every batch of up to 12 positions, every third of which has no target
 static void test_mtp_tokens(Test* t) {
+    test_mtp_marks(t);
     for (int B = 1; B <= 12; B++) {
         for (int T = 1; B * T <= 12; T++) {
             for (int bits = 0; bits < 1 << (B * T); bits++) {
@@ -69,7 +95,10 @@ static void test_mtp_tokens(Test* t) {
                 int inputs[12], targets[12], next[12], after[12], n_counted = 0;
                 Segments s;
                 for (int i = 0; i < N; i++) { inputs[i] = bits >> i & 1 ? EOT : 20 + i; }
-                for (int i = 0; i < N; i++) { targets[i] = i % 3 == 2 ? -1 : i % T < T - 1 ? inputs[i + 1] : 40; }
+                for (int i = 0; i < N; i++) {
+                    const int behind = (bits + i / T) % 2 ? 40 : EOT;  // the row
+                    targets[i] = i % 3 == 2 ? -1 : i % T < T - 1 ? inputs[i + 1] : behind;
+                }
                 segments_init(&s, B, T);
                 s.document_start = EOT;
                 segments_find(&s, inputs, B, T);

@@ -589,6 +589,8 @@ mutation "vision: a text goes on behind its image as behind one token" test_qwen
     'now \+= h > w \? h : w;' 'now++;'
 mutation "MTP guesses from one document about another" test_documents "the token after the next" mtp_tokens.h:mtp_tokens \
     'after\[first - 2\] = -1;' ''
+mutation "MTP guesses about the document behind a row" test_documents "the token after the next" mtp_tokens.h:mtp_tokens \
+    'is_last \|\| is_other' 'is_last'
 mutation "qwen36: all channels of a head turn" test_qwen36 "golden text" train_qwen36.cu:rotary_attention \
     'x\.rotated = c->rotated;' 'x.rotated = c->HS;'
 mutation "qwen36: the shared expert weighs 1 in backward" test_qwen36 "golden text" train_qwen36.cu:shared_backward \

@@ -5,7 +5,8 @@ each position of a batch. inputs, targets, next, after (B, T):
                   after[i] = targets[i+1], the token after that; -1: it does not count
     mtp_counted   how many count
 It does not count where targets[i+1] does not, at the last position of a row, and where a document begins at i+1 or i+2:
-a guess from one document about another teaches nothing.
+a guess from one document about another teaches nothing. Of one that begins behind the row, where i+2 = T, the last
+target tells.
 Cost:   one pass over the tokens.
 Source: Gloeckle et al. 2024, arXiv:2404.19737; DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; doc/qwen36.md "The
         token after the next"
@@ -22,7 +23,8 @@ static inline void mtp_tokens(int* next, int* after, const int* inputs, const in
     for (int i = 0; i < B * T; i++) {
         const int is_last = i % T == T - 1;
         next[i] = inputs[is_last ? i : i + 1];
-        after[i] = is_last || targets[i + 1] < 0 ? -1 : targets[i + 1];
+        const int is_other = !is_last && targets[i + 1] == s->document_start;  // the first token of another document
+        after[i] = is_last || is_other || targets[i + 1] < 0 ? -1 : targets[i + 1];
     }
     for (int k = 0; k < s->n; k++) {
         const size_t first = s->at[k].first;
