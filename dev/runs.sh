@@ -10,6 +10,7 @@
 #     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
 #     frozen                                              --freeze: which tensors keep every bit
 #     boxed                                               a line of the box
+#     nothing_counts                                      steps in which nothing counts for a loss beside that of the next token
 #     searched                                            a dry run that does not fit, whose line names what would (llmc/run/remedy.h)
 #     flag, same, other, config                           an option: what it does, and a value that is refused
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
@@ -49,6 +50,17 @@ searched() {  # COMMAND...
         timeout 60 "$@" >out 2>err </dev/null
         grep -q 'what W ranks take' err || return 0
     done
+}
+
+# Documents of one byte, begin and byte: nothing has a token after the next. The named losses have no number, the others have
+nothing_counts() {  # "NAME NAME" "OTHER OTHER" OPTION...
+    local i name none=$1 others=$2 good=0
+    shift 2
+    rm -rf bytes nothing && mkdir bytes && for i in {1..9}; do printf $i >bytes/$i; done
+    go --train bytes --doc-reset 1 --seq-len 4 --batch-size 1 --steps 2 --lr 1e-3 --run nothing "$@" || good=1
+    for name in $none; do [ "$(grep -cE "^step .*\| $name -( |$)" out) $(grep -c "\"${name}_loss\": null" nothing/metrics.jsonl)" = "2 2" ] || good=1; done
+    for name in $others; do [ "$(grep -cE "^step .*\| $name [0-9]" out) $(grep -c "\"${name}_loss\": [0-9]" nothing/metrics.jsonl)" = "2 2" ] || good=1; done
+    verdict $good "nothing counts for${none:+ $none}: - in the line of a step, null in its record" "$(grep '^step' out) $(<err)"
 }
 
 # ---- files ----

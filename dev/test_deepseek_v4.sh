@@ -479,6 +479,7 @@ PYTHON
     learn --config tiny.json --indexer dense --val-fraction 0.1 --eval-every 2
     check "--indexer dense: validations are of the model that is saved, which chooses index_topk entries" \
         test "$(go --from with --train text --seq-len 16 --batch-size 2 --val-fraction 0.1 --eval-only && grep -o 'val loss [0-9.]*' out)" = "val loss $(printf %.4f "$(value with 4 val_loss)")"
+    nothing_counts "mtp index" "" --config taught.json
     is_quick && return
     rm -rf longer && go "${start[@]}" --indexer kl --indexer-alone 1 --steps 60 --run longer
     check "... whose loss falls" below "$(value longer 60 index_loss)" "$(value longer 1 index_loss)"

@@ -341,6 +341,7 @@ PYTHON
     learn --config all.json --clip 0 && mv with whole && learn --config all.json --indexer dense --clip 0
     check "... and shares nothing with the rest but the norm that --clip looks at" \
         cmp <(tensors whole/step_000004/model.safetensors '^((?!indexer).)*$') <(tensors with/step_000004/model.safetensors '^((?!indexer).)*$')
+    nothing_counts mtp index --config taught.json
     is_quick && return
     rm -rf longer && go "${start[@]}" --indexer kl --indexer-alone 1 --steps 60 --run longer
     check "... whose loss falls" below "$(value longer 60 index_loss)" "$(value longer 1 index_loss)"

@@ -450,6 +450,7 @@ steps = [r for r in map(json.loads, open("run/metrics.jsonl")) if r.get("loss") 
 for r in steps:
     assert abs(r["loss"] - r["cross_entropy"] - 0.04 * r["balance"] - 0.5 * r["mtp_loss"]) < 1e-5, r
 assert len(steps) == 12 and steps[-1]["mtp_loss"] < steps[0]["mtp_loss"]'
+    nothing_counts mtp "" --config mtp.json
     check "its tensors: names and shapes as in doc/qwen36.md" table hf apart $((3 + 2 * 9 + 6 + 3 * (7 + 15) + 4 + 6 + 7 + 15))
     check "all of them learn" test "$(go --config mtp.json --export-hf drawn; comm -12 <(tensors drawn/model.safetensors mtp) <(tensors hf/model.safetensors mtp) | wc -l)" = 0
     learn --config mtp.json --mtp-weight 0 && folder=other learn --config mtp.json --mtp 0

@@ -77,8 +77,6 @@ static inline void indexer_forward(Run* r, int* indexer, Purpose purpose, const 
 
 static inline void indexer_log(Run* r) {
     if (!r->model->learns_index) { return; }
-    const double loss = index_losses_mean(r->model);
-    log_note(&r->log, "index %.4f", loss);
-    log_extra(&r->log, json_pack("{s:o}", "index_loss", json_finite(loss)));
+    other_loss_log(&r->log, "index", "index_loss", index_losses_mean(r->model), index_counts(r->model) > 0);
 }
 #endif  // LLMC_INDEXER_RUN_H

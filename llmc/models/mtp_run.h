@@ -124,8 +124,6 @@ static inline void mtp_load_model(Run* r, const MtpOptions* x, const SliceSink* 
 
 static inline void mtp_log(Run* r) {
     if (!r->model->learns_mtp) { return; }
-    const float loss = mtp_loss(r->model);
-    log_note(&r->log, "mtp %.4f", (double)loss);
-    log_extra(&r->log, json_pack("{s:o}", "mtp_loss", json_finite((double)loss)));
+    other_loss_log(&r->log, "mtp", "mtp_loss", (double)mtp_loss(r->model), mtp_counts(r->model));
 }
 #endif  // LLMC_MTP_RUN_H

@@ -73,16 +73,19 @@ typedef struct {
     int n_numbers;        // of a leaf that are summed, besides its loss: dp_numbers
     int index_number, n_indexers, mtp_number;  // which of these are other losses (models/other_losses.h)
     int learns_mtp;       // a module learns to predict the token after the next (ops/mtp_tokens.h): of its targets
-    float mtp_counted;    // so many count in the update whose leaves are computed
+    float mtp_counted;    // so many count in the update whose leaves are computed (model_counted),
     int learns_index;     // indexers learn to choose (ops/indexer.h)
     int index_ratio;      // ... among entries of so many tokens
-    float index_counted;  // positions with their loss in that update
+    float index_counted;  // so many positions with their loss,
     float mtp_index_counted;  // ... with that of the indexer of the module, if that has one: who knows a next token
     int lowest;           // the layer at which backward may stop, for nothing learns below it; n layers: in none
     size_t n_kept;        // elements of masters, and of each moment
     DataParallel dp;      // gradients of micro-batches, and which part of all this belongs to this rank
     DataParallel dp_experts;  // the same of experts, with --ep
 } Model;
+
+// What the mean of n losses divides by: infinity where there is none, so that the loss and its gradient are 0
+static inline float model_counted(int64_t n) { return n > 0 ? (float)n : INFINITY; }
 
 static inline void model_layout(Model* m, int n_table) {
     assert(n_table <= MAX_TENSORS);

@@ -296,10 +296,10 @@ static inline void task_probe(Run* r) {
     }
 
     const size_t n_bytes = sizeof(float) * m->n;
-    m->mtp_counted = fmaxf(1.0f, (float)mtp_counted(x.inputs, x.targets, NO_RESET, x.B, x.T));
+    m->mtp_counted = model_counted(mtp_counted(x.inputs, x.targets, NO_RESET, x.B, x.T));
     if (m->learns_index) {
-        m->index_counted = fmaxf(1.0f, (float)entries_counted(x.inputs, x.targets, NO_RESET, m->index_ratio, x.B, x.T));
-        m->mtp_index_counted = fmaxf(1.0f, (float)entries_counted(x.inputs, x.targets, NO_RESET, 2, x.B, x.T));
+        m->index_counted = model_counted(entries_counted(x.inputs, x.targets, NO_RESET, m->index_ratio, x.B, x.T));
+        m->mtp_index_counted = model_counted(entries_counted(x.inputs, x.targets, NO_RESET, 2, x.B, x.T));
     }
     r->trainer->leaf(r, 0, x.inputs, x.targets, 1.0f / (float)x.counted, x.B, x.T);
     float loss, *grads = model_reduce(m, &loss, &r->dev);

@@ -70,11 +70,11 @@ static inline int64_t train_count_mtp_index_(const Run* r, const int* row, int d
 static inline void train_count_others_(const Run* r) {
     Model* m = r->model;
     const int ratio = m->index_ratio, seen = r->T >= ratio ? r->T - ratio + 1 : 0;
-    if (m->learns_mtp) { m->mtp_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, r->T - 1, train_count_mtp_)); }
+    if (m->learns_mtp) { m->mtp_counted = model_counted(train_counted_in_rows_(r, r->T - 1, train_count_mtp_)); }
     if (!m->learns_index) { return; }
-    m->index_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, seen, train_count_index_));
+    m->index_counted = model_counted(train_counted_in_rows_(r, seen, train_count_index_));
     if (ratio == 1 && m->learns_mtp) {
-        m->mtp_index_counted = fmaxf(1.0f, (float)train_counted_in_rows_(r, r->T - 1, train_count_mtp_index_));
+        m->mtp_index_counted = model_counted(train_counted_in_rows_(r, r->T - 1, train_count_mtp_index_));
     }
 }
 
