@@ -45,7 +45,7 @@ static void evaluate_mtp(GlmSubject* x, const int* inputs, const int* targets, i
     const int T = x->d.s.file.T;
     mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
     const MtpModule module = mtp_module(&x->glm.model, &x->d.acts);
-    const LmHead head = mtp_head(module.head, module.out, module.dbranch, module.losses);
+    const LmHead head = mtp_head(module.head, module.a.norm, module.dbranch, module.s.losses);
     mtp_module_forward(&module, &PASSES, &x->d.acts, B * T, &x->d.s.dev);
     lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
 }

@@ -50,7 +50,7 @@ static void evaluate_mtp(Qwen36Subject* x, const int* inputs, const int* targets
     const int T = x->d.s.file.T;
     mtp_batch_take(&x->d.acts.mtp, &x->d.acts.batch, inputs, targets, B, T, &x->d.s.dev);
     const MtpModule module = mtp_module(&x->qwen.model, &x->d.acts);
-    const LmHead head = mtp_head(module.head, module.out, module.dbranch, module.losses);
+    const LmHead head = mtp_head(module.head, module.a.norm, module.dbranch, module.s.losses);
     mtp_module_forward(&module, &PASSES, &x->d.acts, B * T, &x->d.s.dev);
     lm_head_losses(&head, &x->d.acts.mtp.batch, 0, NULL, 0.0f, B * T, &x->d.s.dev);
 }
@@ -123,7 +123,7 @@ static void test_text(Test* t) {
 
 static void test_mtp_forward(Test* t) {
     for (int i = 0; i < N_TEST_THREADS && !subject_skips_choices(t); i++) {
-        subject_check_forward(t, &QWEN36, MTP_FILE, subject_way(test_threads(i), KEEP_ALL), 33, 19);
+        subject_check_forward(t, &QWEN36, MTP_FILE, subject_way(test_threads(i), KEEP_ALL), 33, 20);
     }
 }
 

@@ -45,21 +45,21 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. Tensors. Sizes and parameters are in llmc/models/glm5.h; here is one line for each activation.
 
-// what a pass leaves behind; from `dhidden` on the gradients on their way back, one buffer each for all layers
+// what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
     floatX *encoded, *norm1, *attention_out, *norm2, *gate_up, *hidden, *shared_gate_up, *shared_hidden, *shared_out,
         *branch, *norm, *logits;
     Stream residual2, residual3;
     LatentTensors attention;
     ExpertTensors experts;
-    floatX *mtp_joined, *mtp_encoded, *mtp_norm;  // of the MTP module
-    floatX *dhidden, *dresidual, *dbranch, *droom, *dmlp_hidden, *dshared_hidden;
+    MtpTensors mtp;
+    floatX *dresidual, *dbranch, *droom, *dmlp_hidden, *dshared_hidden;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
-    float *norm1_rstd, *norm2_rstd, *norm_rstd, *losses, *mtp_embedding_rstd, *mtp_hidden_rstd, *mtp_norm_rstd,
-        *mtp_losses;
+    float *norm1_rstd, *norm2_rstd, *norm_rstd, *losses;
+    MtpStatistics mtp;
     LatentStatistics attention;
     ExpertStatistics experts;
 } Statistics;
@@ -133,7 +133,6 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     const int N_head = activations_head_rows(how, B, N, purpose);
     const int FD = tensor_kinds(c->mlps, 0, c->L, MLP_LAYER) > 0 ? c->FD : 0, room = c->rq > c->r ? c->rq : c->r;
     const int FS = routers_of(glm) > 0 ? c->FS : 0, N_shared = FS > 0 ? N : 0;
-    const int N_hidden = mtp_on_rank(&glm->model, purpose) ? N : 0;
     const RankGroup* tp = &glm->model.tp;
     const ExpertSizes experts = expert_sizes(glm, B, purpose, how);
     const LatentSizes latent = latent_sizes(glm, purpose, how->cp);
@@ -156,12 +155,7 @@ static int activation_table(Tensor* table, const Glm5* glm, int B, int T, Purpos
     t = stream_rows(t, FIELD(residual3),     L_out, N, D, purpose, tp);    // after the MLP
     *t++ = activation(FIELD(norm),           0, N, D);         // the last one's output
     *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
-    if (mtp_on_rank(&glm->model, purpose)) {
-        *t++ = activation(FIELD(mtp_joined),  0, N, 2 * D);    // [next token; last norm]; then its gradient
-        *t++ = activation(FIELD(mtp_encoded), 0, N, D);        // the stream that comes into the module's layer
-        *t++ = activation(FIELD(mtp_norm),    0, N, D);        // behind it
-    }
-    *t++ = activation(FIELD(dhidden),        0, N_hidden, D);  // of the last norm's output, which the module reads, too
+    if (mtp_on_rank(&glm->model, purpose)) { t = mtp_tensor_rows(t, offsetof(ActivationTensors, mtp), N, D); }
     *t++ = activation(FIELD(dresidual),      0, N_train, D);
     *t++ = activation(FIELD(dbranch),        0, N_train, D);   // of what a norm gives
     *t++ = activation(FIELD(droom),          0, N_train, room);
@@ -188,12 +182,7 @@ static int statistic_table(Tensor* table, const Glm5* glm, int B, int T, Purpose
     }
     *t++ = activation(FIELD(norm_rstd),  0, N, 1);
     *t++ = activation(FIELD(losses),     0, N, 1);
-    if (mtp_on_rank(&glm->model, purpose)) {
-        *t++ = activation(FIELD(mtp_embedding_rstd), 0, N, 1);
-        *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, 1);
-        *t++ = activation(FIELD(mtp_norm_rstd), 0, N, 1);
-        *t++ = activation(FIELD(mtp_losses),    0, N, 1);
-    }
+    if (mtp_on_rank(&glm->model, purpose)) { t = mtp_statistic_rows(t, offsetof(Statistics, mtp), N); }
 #undef FIELD
     return (int)(t - table);
 }
@@ -420,7 +409,7 @@ static void end_forward(const Model* m, Activations* acts, const floatX* residua
 // from the last norm's output to logits and losses, head_rows positions at a time, and back to its gradient
 static LmHead lm_head(const Model* m, const Activations* acts) {
     const ActivationTensors a = layer_activations(acts, 0);
-    floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.dhidden : a.dbranch;
+    floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.mtp.dhidden : a.dbranch;
     return layer_head(acts, AT(head), a.norm, dhidden, a.logits, layer_statistics(acts, 0).losses,
                       ((const Glm5*)m)->config.V);
 }
@@ -511,18 +500,15 @@ static void embed_backward(Model* m, Activations* acts, int N, const Device* dev
 
 // where it is; its layer stands behind all others
 static MtpModule mtp_module(const Model* m, const Activations* acts) {
+    static const MtpFields fields = {AT(embedding), AT(mtp_enorm), AT(mtp_hnorm), AT(mtp_eh_proj), AT(mtp_norm)};
     const Config* c = &((const Glm5*)m)->config;
     const ActivationTensors a = layer_activations(acts, c->L);
-    const Statistics s = layer_statistics(acts, c->L);
     MtpModule x;
     memset(&x, 0, sizeof x);
-    x.embedding = AT(embedding), x.next_norm = AT(mtp_enorm), x.hidden_norm = AT(mtp_hnorm);
-    x.proj = AT(mtp_eh_proj), x.norm = AT(mtp_norm);
+    x.fields = fields, x.a = a.mtp, x.s = layer_statistics(acts, c->L).mtp;
     x.head = lm_head(m, acts);
-    x.joined = a.mtp_joined, x.encoded = a.mtp_encoded, x.behind = a.residual3.x, x.out = a.mtp_norm;
+    x.behind = a.residual3.x;
     x.room = a.branch, x.dbranch = a.dbranch, x.dresidual = a.dresidual;
-    x.next_rstd = s.mtp_embedding_rstd, x.hidden_rstd = s.mtp_hidden_rstd, x.norm_rstd = s.mtp_norm_rstd;
-    x.losses = s.mtp_losses;
     x.weight = c->mtp_weight, x.is_apart = c->mtp_detach;
     x.C = c->D;
     return x;

@@ -64,14 +64,15 @@ typedef struct {
         *key_part;  // of full layers
     DeltaTensors delta;  // of linear ones
     ExpertTensors experts;
-    floatX *mtp_joined, *mtp_encoded, *mtp_norm, *dhidden;  // of the MTP module, and of what it reads
+    MtpTensors mtp;
     floatX *dresidual, *dbranch, *dattention, *dq, *dk, *dv, *dheads, *dshared_hidden, *dshared_logit;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
     float *norm1_rstd, *q_rstd, *k_rstd, *att_max, *att_inv, *norm2_rstd, *shared_weight, *dshared_weight,
-        *norm_rstd, *losses, *mtp_next_rstd, *mtp_hidden_rstd, *mtp_norm_rstd, *mtp_losses;
+        *norm_rstd, *losses;
+    MtpStatistics mtp;
     DeltaStatistics delta;
     ExpertStatistics experts;
 } Statistics;
@@ -195,12 +196,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     *t++ = activation(FIELD(norm),           0, N, D);         // the last one's output
     *t++ = activation(FIELD(logits),         0, N_head, c->Vp);  // then their gradient
     *t++ = activation(FIELD(branch),         0, N, D);         // a block's output before it joins the stream
-    if (mtp) {
-        *t++ = activation(FIELD(mtp_joined),  0, N, 2 * D);    // [next token; last norm]; then its gradient
-        *t++ = activation(FIELD(mtp_encoded), 0, N, D);        // the stream that comes into the module's layer
-        *t++ = activation(FIELD(mtp_norm),    0, N, D);        // behind it
-        *t++ = activation(FIELD(dhidden),     0, N, D);        // of the last norm's output
-    }
+    if (mtp) { t = mtp_tensor_rows(t, offsetof(ActivationTensors, mtp), N, D); }
     *t++ = activation(FIELD(dresidual),      0, N_train, D);
     *t++ = activation(FIELD(dbranch),        0, N_train, D);   // gradient of what a norm gives, norm1 or norm2
     *t++ = activation(FIELD(dattention),     0, N_train, HQ);  // behind its gate, then before it
@@ -239,12 +235,7 @@ static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purp
     *t++ = activation(FIELD(dshared_weight), 0, N_train, 1);
     *t++ = activation(FIELD(norm_rstd),  0, N, 1);
     *t++ = activation(FIELD(losses),     0, N, 1);
-    if (mtp) {
-        *t++ = activation(FIELD(mtp_next_rstd),   0, N, 1);
-        *t++ = activation(FIELD(mtp_hidden_rstd), 0, N, 1);
-        *t++ = activation(FIELD(mtp_norm_rstd),   0, N, 1);
-        *t++ = activation(FIELD(mtp_losses),      0, N, 1);
-    }
+    if (mtp) { t = mtp_statistic_rows(t, offsetof(Statistics, mtp), N); }
 #undef FIELD
     return (int)(t - table);
 }
@@ -487,7 +478,7 @@ static size_t output_field(const Config* c) { return c->tied ? AT(embedding) : A
 static LmHead lm_head(const Model* m, const Activations* acts) {
     const Config* c = &((const Qwen36*)m)->config;
     const ActivationTensors a = layer_activations(acts, 0);
-    floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.dhidden : a.dbranch;
+    floatX* dhidden = mtp_on_stage(m, acts->purpose) ? a.mtp.dhidden : a.dbranch;
     return layer_head(acts, output_field(c), a.norm, dhidden, a.logits, layer_statistics(acts, 0).losses, c->V);
 }
 
@@ -637,19 +628,16 @@ static void embed_backward(Model* m, Activations* acts, int N, const Device* dev
 
 // where it is; its layer stands behind all others
 static MtpModule mtp_module(const Model* m, const Activations* acts) {
+    static const MtpFields fields = {AT(embedding), AT(mtp_next_norm), AT(mtp_hidden_norm), AT(mtp_fc), AT(mtp_norm)};
     const Qwen36* qwen = (const Qwen36*)m;
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, c->L);
-    const Statistics s = layer_statistics(acts, c->L);
     MtpModule x;
     memset(&x, 0, sizeof x);
-    x.embedding = AT(embedding), x.next_norm = AT(mtp_next_norm), x.hidden_norm = AT(mtp_hidden_norm);
-    x.proj = AT(mtp_fc), x.norm = AT(mtp_norm);
+    x.fields = fields, x.a = a.mtp, x.s = layer_statistics(acts, c->L).mtp;
     x.head = lm_head(m, acts);
-    x.joined = a.mtp_joined, x.encoded = a.mtp_encoded, x.behind = a.residual3.x, x.out = a.mtp_norm;
+    x.behind = a.residual3.x;
     x.room = a.branch, x.dbranch = a.dbranch, x.dresidual = a.dresidual;
-    x.next_rstd = s.mtp_next_rstd, x.hidden_rstd = s.mtp_hidden_rstd, x.norm_rstd = s.mtp_norm_rstd;
-    x.losses = s.mtp_losses;
     x.images = has_images(qwen) ? &qwen->images : NULL;
     if (x.images) { x.image_rows = qwen->images.rows ? qwen->images.rows : vision_tower_out(&qwen->tower); }
     x.weight = c->mtp_weight, x.is_tied = c->tied;

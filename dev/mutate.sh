@@ -572,7 +572,7 @@ mutation "qwen36: MTP reads the hidden state where the embedding belongs" test_q
     'device_copy_strips\(joined, 2 \* width, next' 'device_copy_strips(joined, 2 * width, hidden'
 mutation "qwen36: the gradient of the head begins anew with MTP" test_qwen36 "golden MTP" mtp_module.h:mtp_head 'goes_on = 1' 'goes_on = 0'
 mutation "qwen36: MTP adds nothing to what the trunk learns" test_qwen36 "golden MTP" mtp_module.h:mtp_module_part_ \
-    'hidden_norm, 0, !x->is_apart' 'hidden_norm, 0, 0'
+    'fields\.hidden_norm, 0, !x->is_apart' 'fields.hidden_norm, 0, 0'
 mutation "vision: patches see those before them alone" test_qwen36 "golden vision, forward" vision_tower.h:vision_attention_shape_ \
     's\.T = 2 \* f->n, s\.t0 = f->n, s\.keys = f->n;' ''
 mutation "vision: rows and columns turn the same pairs" test_qwen36 "golden vision, forward" vision_tower.h:vision_take_angles_ \
