@@ -87,6 +87,7 @@ def nan(data): return struct.pack("<2f", float("nan"), float("inf")) + data[8:]
 write("ulp.safetensors", changed(0, one_ulp))
 write("sign.safetensors", changed(0, negated))
 write("nan.safetensors", changed(0, nan))
+write("infinite.safetensors", [("x", "F32", [4, 4], struct.pack("<16f", float("inf"), float("-inf"), *[1] * 14))])
 write("fewer.safetensors", tensors[1:])
 write("turned.safetensors", [(n, d, s[::-1] if k == 0 else s, data) for k, (n, d, s, data) in enumerate(tensors)])
 bf16 = lambda data: b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
@@ -159,6 +160,9 @@ check "... and fp4, which has the same" test "$(grep -cE "^  a.weight +I8 +\(3, 
 shows 1 "^  x +1,040 +1,040 +- +- +- +-$" "a type whose numbers are not known" unknown.safetensors unknown2.safetensors
 check "... and why" grep -qx "  -: of numbers in such a type only bytes are compared" out
 shows 0 "wte.weight .* 1 +1$" "statistics count NaN and infinity" nan.safetensors --stats
+shows 0 "^  x +F32 +\(4, 4\) +1 +1 +1 +0 +0 +2$" "... both infinities, which no mean has" infinite.safetensors --stats
+"$inspect" infinite.safetensors --stats --json >out
+check "... in --json, too" test "$(tr -d ' \n' <out | grep -c '"mean":1.0,"std":0.0,"nan":0,"inf":2')" = 1
 shows 0 "^model.bin: llm.c model" "llm.c's model" model.bin
 shows 0 "largest token +999" "llm.c's tokens, GPT-2" tokens.bin
 shows 0 "largest token +128,000" "llm.c's tokens, Llama 3" tokens32.bin
@@ -277,6 +281,12 @@ refuses "$inspect" "expected the name of a file in this folder" "an index that l
 refuses "$inspect" "model-00002-of-00002.safetensors: cannot be opened" "an index whose shard is not there" lost
 refuses "$inspect" 'tensor "transformer.wte.weight" is not in "model-00002' "an index that names the wrong shard" misplaced
 refuses "$inspect" "cannot be examined: No such file" "a path that is not there" nowhere
+mkdir pipes && cp -r hf pipes/config.json && cp -r shards pipes/model.safetensors.index.json && cp -r runs/a pipes/settings.json
+cp -r runs/a/step_000005 pipes/manifest.json && cp -r adapter_a pipes/adapter_config.json
+for file in config.json model.safetensors.index.json settings.json manifest.json adapter_config.json; do
+    rm pipes/$file/$file && mkfifo pipes/$file/$file
+    refuses "$inspect" "pipes/$file: $file: expected a file, found a pipe" "a folder whose $file is a pipe" pipes/$file
+done
 mkdir empty && echo text >empty/file
 refuses "$inspect" "found none of them in this folder" "a folder of something else" empty
 refuses "$inspect" "runs: expected a run, a checkpoint or a file to compare, found a folder of runs" "a folder of runs to compare" runs runs/a

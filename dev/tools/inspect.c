@@ -93,8 +93,8 @@ static void add_stats(json_t* entry, Dtype dtype, const unsigned char* bytes, si
     size_t width = dtype_size(dtype);
     for (size_t i = 0; i < n; i++) {
         double x = element(dtype, bytes + i * width);
-        n_nan += isnan(x);
-        n_inf += isinf(x);
+        n_nan += isnan(x) != 0;
+        n_inf += isinf(x) != 0;  // it may be -1 of -infinity
         if (!isfinite(x)) { continue; }
         low = x < low ? x : low;
         high = x > high ? x : high;

@@ -126,10 +126,18 @@ static inline void add_tensors_of(Source* s, const char* folder, const char* nam
 // a JSON object of a folder, NULL without a message when there is none or it is broken
 static inline json_t* read_quietly(const char* folder, const char* name) {
     char path[PATH_BYTES];
-    json_t* json = json_load_file(path_join(path, folder, name), JSON_REJECT_DUPLICATES, NULL);
-    if (json_is_object(json)) { return json; }
-    json_decref(json);
-    return NULL;
+    ErrorText reason;
+    return json_read_or_not(path_join(path, folder, name), &reason);
+}
+
+// the same, but what is wrong with one is a problem
+static inline json_t* read_object(Source* s, const char* folder, const char* name) {
+    char path[PATH_BYTES];
+    ErrorText reason;
+    if (!path_exists(path_join(path, folder, name))) { return NULL; }
+    json_t* json = json_read_or_not(path, &reason);
+    if (!json) { problem(s, "%s: %s", name, reason.text); }
+    return json;
 }
 
 static inline void take_section(Source* s, const json_t* from, const char* key) {
@@ -144,10 +152,8 @@ static inline int holds(const char* folder, const char* name) {
 
 // config.json of a folder; what it must say is the trainer's concern
 static inline void take_config(Source* s, const char* folder, const char* name) {
-    char path[PATH_BYTES];
-    json_t* config = read_quietly(folder, name);
+    json_t* config = read_object(s, folder, name);
     if (config) { json_object_set_new(s->report, "config", config); }
-    else if (path_exists(path_join(path, folder, name))) { problem(s, "%s: expected a JSON object", name); }
 }
 
 // bytes of the regular files right in a folder, with their names when `list` is an array
@@ -357,7 +363,7 @@ static inline void describe_run(Source* s, const char* run) {
     char path[PATH_BYTES];
     ErrorText error;
     struct dirent** entries;
-    json_t *settings = read_quietly(run, "settings.json"), *rows = json_array();
+    json_t *settings = read_object(s, run, "settings.json"), *rows = json_array();
     if (settings) { describe_settings(s, settings); }
     int has_metrics = file_map_or_not(&s->file, path_join(path, run, "metrics.jsonl"), &error);
     if (has_metrics && !metrics_parse(s, (const char*)s->file.bytes, s->file.n_bytes, &error)) {
@@ -415,7 +421,7 @@ static inline void add_shards(Source* s, const char* folder, const json_t* index
 
 static inline void describe_model_folder(Source* s, const char* folder) {
     const char* const names[] = {HF_WEIGHTS, "adapter_model.safetensors"};
-    json_t *files = json_array(), *index = read_quietly(folder, HF_INDEX);
+    json_t *files = json_array(), *index = read_object(s, folder, HF_INDEX);
     set_kind(s, "Hugging Face folder", folder_bytes(folder, files));
     take_config(s, folder, holds(folder, "config.json") ? "config.json" : "adapter_config.json");
     if (json_is_object(json_object_get(index, "weight_map"))) { add_shards(s, folder, index); }

@@ -3,6 +3,7 @@ JSON files, whole: read with a message that names file and line, written durably
     json_parse_within   bytes to an object: the one way into the JSON parser, for files that anybody may have made
     json_parse_bounded  the same for files that may be large
     json_read           the same from a file, with a message and an exit
+    json_read_or_not    from one that may be large, for readers that have another to go on with
     json_need_int       an integer out of an object; json_ints: several, each within its bounds
     json_choice, json_switch, json_number   one of a list of names (choice.h), true or false, a number; or absent
     json_refuse_value   "key": expected one thing, found another
@@ -98,6 +99,17 @@ static inline json_t* json_parse_within(const char* text, size_t n_bytes, const 
 static inline json_t* json_parse_bounded(const char* text, size_t n_bytes, int max_depth, json_error_t* error) {
     const JsonBudget most = {JSON_MAX_BYTES, max_depth, JSON_MAX_MARKS, 0};
     return json_parse_within(text, n_bytes, &most, error);
+}
+
+// NULL: the reason
+static inline json_t* json_read_or_not(const char* path, ErrorText* reason) {
+    MappedFile file;
+    json_error_t error;
+    if (!file_map_or_not(&file, path, reason)) { return NULL; }
+    json_t* json = json_parse_bounded((const char*)file.bytes, file.n_bytes, JSON_MAX_DEPTH, &error);
+    if (!json) { error_set(reason, "line %d: expected JSON, found: %s", error.line, error.text); }
+    file_unmap(&file);
+    return json;
 }
 
 static inline json_t* json_read(const char* path) {

@@ -353,7 +353,8 @@ static inline const char* model_other_format_(const char* name) {
 __attribute__((noreturn))
 static inline void model_fail_adapter_(const char* folder) {
     char path[PATH_BYTES], base[PATH_BYTES] = "DIR";
-    json_t* config = json_load_file(path_join(path, folder, HF_ADAPTER_CONFIG), 0, NULL);
+    ErrorText reason;
+    json_t* config = json_read_or_not(path_join(path, folder, HF_ADAPTER_CONFIG), &reason);
     const char* name = json_string_value(json_object_get(config, "base_model_name_or_path"));
     if (name && *name) { snprintf(base, sizeof base, "%s", name); }
     plain_text(base);
