@@ -322,8 +322,14 @@ static void exit_of(void (*f)(void*), void* arg) {
 
 static void test_failed_save(Test* t) {
     TempPath run = new_run(1);
+    TempPath begun = new_run(0);
     check_exit(t, "a checkpoint larger than the disk", save_too_large, run.s, 1,
                "a checkpoint takes 909494.70 TiB, the disk has ");
+    check_exit(t, "... behind others", save_too_large, run.s, 1, " free: the checkpoints before are whole; make room, "
+               "then --resume");
+    check_exit(t, "... the first", save_too_large, begun.s, 1, " free: no checkpoint has been written yet; make room, "
+               "then give the command again that began the run");
+    temp_remove(&begun);
     exit_of(save_and_fail, run.s);
     check(t, !exists(&run, "step_000005.tmp"), "a save that failed leaves its folder");
     check(t, checkpoint_newest_good(run.s) == 1, "the checkpoint before is gone");

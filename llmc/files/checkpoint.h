@@ -478,8 +478,11 @@ static inline void checkpoint_begin(char temporary[PATH_BYTES], const char* run,
     checkpoint_clean(run);
     double n_free = disk_free(run);
     if (n_free >= 0.0 && n_free < n_bytes) {
-        fail_run("%s: a checkpoint takes %s, the disk has %s free: the checkpoints before are whole; make room, then "
-                 "--resume", run, format_bytes(n_bytes).s, format_bytes(n_free).s);
+        fail_run("%s: a checkpoint takes %s, the disk has %s free: %s", run, format_bytes(n_bytes).s,
+                 format_bytes(n_free).s,
+                 checkpoint_newest(run, -1) >= 0
+                     ? "the checkpoints before are whole; make room, then --resume"
+                     : "no checkpoint has been written yet; make room, then give the command again that began the run");
     }
     checkpoint_abandon_at_exit();
     snprintf(name, sizeof name, "step_%06d.tmp", step);
