@@ -487,8 +487,8 @@ static inline const char* hf_export_foreign_file_(char name[NAME_MAX + 1], const
 }
 
 // does config.json in this folder of n files say that we wrote it? One that ends too soon is what an export has begun
-// with that was killed, when it is alone
-static inline int hf_export_is_ours_(const char* folder, int n) {
+// with that was killed, when it is alone in a temporary folder
+static inline int hf_export_is_ours_(const char* folder, int n, int is_temporary) {
     const JsonBudget most = {JSON_READ_BYTES, JSON_MAX_DEPTH, JSON_READ_MARKS, 0};
     char path[PATH_BYTES];
     MappedFile file;
@@ -499,14 +499,15 @@ static inline int hf_export_is_ours_(const char* folder, int n) {
     }
     json_t* config = json_parse_within((const char*)file.bytes, file.n_bytes, &most, &error);
     const char* writer = json_string_value(json_object_get(config, "written_by"));
-    const int is_ours = config ? writer && strcmp(writer, HF_WRITTEN_BY) == 0 : n == 1;
+    const int is_begun = is_temporary && n == 1 && json_error_code(&error) == json_error_premature_end_of_input;
+    const int is_ours = config ? writer && strcmp(writer, HF_WRITTEN_BY) == 0 : is_begun;
     json_decref(config);
     file_unmap(&file);
     return is_ours;
 }
 
 // may what stands at this name give way to an export? Nothing, an empty folder, or what an export has left.
-// role: why it has to, for messages
+// role: of a temporary folder, why it has to, for messages; else ""
 static inline void hf_export_check_(const char* option, const char* folder, const char* role) {
     char foreign[NAME_MAX + 1];
     struct stat status;
@@ -523,7 +524,7 @@ static inline void hf_export_check_(const char* option, const char* folder, cons
         fail_input("--%s: %s: %sholds %s, which no export writes: choose another folder", option, folder, role,
                    foreign);
     }
-    if (n > 0 && !hf_export_is_ours_(folder, n)) {
+    if (n > 0 && !hf_export_is_ours_(folder, n, *role != '\0')) {
         fail_input("--%s: %s: %sholds a model that this program did not write: choose another folder", option, folder,
                    role);
     }
