@@ -183,6 +183,37 @@ static int64_t index_total_size(const char* folder) {
     return total;
 }
 
+static void save_beyond(void* of) {
+    const Small* s = (const Small*)of;
+    SavedFiles files;
+    files.n = 0;
+    tensors_save_folder(s->folder.s, s->table, N_TABLE, s->params, DTYPE_BF16, SIZE_MAX, &files);
+    fflush(stderr);
+    _exit(3);  // it has warned
+}
+
+// the largest float that rounds to a finite bf16, and the smallest that does not; infinity was so before
+static void test_beyond_bf16(Test* t) {
+    Small s = small_init();
+    char weights[PATH_BYTES];
+    const float some[5] = {0x1.fefffep127f, 0x1.ffp127f, -FLT_MAX, INFINITY, NAN};
+    memcpy(s.params, some, sizeof some);
+    check_exit(t, "two of one tensor", save_beyond, &s, 3,
+               "2 finite numbers of base.wte.weight became infinite: beyond bf16's largest, 3.39e38; ");
+    s.params[s.table[1].offset] = FLT_MAX;
+    check_exit(t, "one of another, before it in the file", save_beyond, &s, 3,
+               "1 finite number of base.h.0.mlp.weight became infinite, 2 of other tensors: beyond bf16's largest");
+    path_join(weights, s.folder.s, HF_WEIGHTS);
+    SafeSet set;
+    safeset_open(&set, weights);
+    tensors_load(&set, s.table, N_TABLE, "", s.params);
+    safeset_close(&set);
+    check(t, s.params[0] == 0x1.fep127f && s.params[1] == INFINITY && s.params[2] == -INFINITY &&
+          s.params[3] == INFINITY && isnan(s.params[4]), "%a %a %a %a %a", (double)s.params[0], (double)s.params[1],
+          (double)s.params[2], (double)s.params[3], (double)s.params[4]);
+    small_free(&s);
+}
+
 // Numbers that are no bf16, ties among them, in one file and in shards; and a folder of bf16 that is read and written
 // again is what it was
 static void test_bf16(Test* t) {
@@ -1021,6 +1052,13 @@ static void test_other_formats(Test* t) {
         TempPath path = temp_file(&folder, other_files[i].name, other_files[i].bytes, other_files[i].n);
         check_exit(t, other_files[i].name, find_only, path.s, 2, other_files[i].expected);
     }
+    TempPath adapter = text_file(&folder, "h/adapter_model.safetensors", "x");
+    TempPath pipe = temp_path(&folder, "h/adapter_config.json");
+    *strrchr(adapter.s, '/') = '\0';
+    if (mkfifo(pipe.s, 0600) == 0) {
+        check_exit(t, "a pipe", find_only, adapter.s, 2,
+                   "h: expected model.safetensors, found adapter_model.safetensors");
+    }
     check_exit(t, "nothing there", find_only, none.s, 2,
                "none: No such file or directory (a preset's name goes to --model)");
     temp_remove(&folder);
@@ -1061,11 +1099,12 @@ static void test_export(Test* t) {
           count_files(out.s));
     check_loads(t, &s, out.s);
     s.params[0] += 1.0f;
-    text_file(&s.folder, "deep/out.tmp/config.json", "{");  // an export that was interrupted
+    text_file(&s.folder, "deep/out.tmp/config.json", "{\"model_type\": \"gp");  // an export that was interrupted
     export_to(&s, out.s, SIZE_MAX);
     check(t, count_files(out.s) == 3 && !path_exists(left.s), "the earlier export left something: %d files",
           count_files(out.s));
     check_loads(t, &s, out.s);
+    text_file(&s.folder, "new.tmp/config.json", "");  // ... before its first byte
     export_to(&s, slash.s, SIZE_MAX);
     check(t, count_files(slash.s) == 3, "an empty folder, named with a slash: %d files", count_files(slash.s));
     check_loads(t, &s, slash.s);
@@ -1087,12 +1126,20 @@ static void test_refused_export(Test* t) {
     TempPath folder = temp_folder(), a = temp_path(&folder, "a"), b = temp_path(&folder, "b"),
              c = temp_path(&folder, "c");
     TempPath d = temp_path(&folder, "d"), e = text_file(&folder, "e", "text"), g = temp_path(&folder, "g");
+    TempPath h = temp_path(&folder, "h"), i = temp_path(&folder, "i"), j = temp_path(&folder, "j");
     text_file(&folder, "a/thesis.txt", "x");
     text_file(&folder, "b/config.json", "{\"model_type\": \"gpt2\"}");
     text_file(&folder, "b/model.safetensors", "downloaded");
     text_file(&folder, "c/config.json", "{\"written_by\": \"llmc\"}");
     text_file(&folder, "c/manifest.json", "a checkpoint");
     text_file(&folder, "d.tmp/thesis.txt", "x");
+    text_file(&folder, "h/config.json", "{\"model_type\": \"gpt2\",}");
+    text_file(&folder, "i/config.json", "{\"model_type\": \"gpt2\"");
+    text_file(&folder, "j.tmp/config.json", "{\"model_type\": \"gpt2\",}");
+    check_exit(t, "a config.json by hand, with a comma too many", begin_export, h.s, 2, "h: holds a model that this");
+    check_exit(t, "one that ends too soon", begin_export, i.s, 2, "i: holds a model that this program did not write");
+    check_exit(t, "one by hand in the temporary folder", begin_export, j.s, 2,
+               "j.tmp: needed as a temporary folder, but holds a model that this program did not write");
     check_exit(t, "other files", begin_export, a.s, 2,
                "a: holds thesis.txt, which no export writes: choose another folder");
     check_exit(t, "a download", begin_export, b.s, 2, "b: holds a model that this program did not write");
@@ -1101,8 +1148,8 @@ static void test_refused_export(Test* t) {
                "d.tmp: needed as a temporary folder, but holds thesis.txt");
     check_exit(t, "a file", begin_export, e.s, 2, "e: expected a folder, found a file");
     check_exit(t, "no room on the disk", begin_huge_export, g.s, 1, "g: the model takes 909494.70 TiB, the disk has");
-    int n = count_files(a.s) + count_files(b.s) + count_files(c.s);
-    check(t, n == 5 && !path_exists(d.s) && !path_exists(g.s) && count_files(folder.s) == 5,
+    int n = count_files(a.s) + count_files(b.s) + count_files(c.s) + count_files(h.s) + count_files(i.s);
+    check(t, n == 7 && !path_exists(d.s) && !path_exists(g.s) && count_files(folder.s) == 8,
           "something was touched: %d files", n);
     temp_remove(&folder);
 }
@@ -1242,6 +1289,8 @@ int main(int argc, char** argv) {
         {"order", "tensors stand in the order of their names", test_order},
         {"bf16", "the nearest, but where the table says floats; sizes are real; read and written again: the same bytes",
          test_bf16},
+        {"beyond bf16", "a finite number that is infinite as bf16: a line says how many, and of which tensor",
+         test_beyond_bf16},
         {"reading", "as floats or bf16, by any number of threads; pages that were read are no memory of the process",
          test_reading},
         {"fp8", "what a file has in fp8 is its bytes and scales where a sink takes them, else floats", test_fp8},

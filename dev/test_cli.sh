@@ -413,6 +413,9 @@ patched model.bin 1024 4 $(for _ in $(seq 64); do echo $((0x7f7fffff)); done) >h
 timeout 60 "$trainer" --from huge.bin --train text --steps 9 --max-skips 1 --run huge >out 2>err
 check "--from huge.bin, of the largest float: no update, status 1, the first bad tensor by name" \
     test $? = 1 -a "$(grep -cE 'step 2: 2 updates .*loss -*(nan|inf), norm -*nan, first bad gradient: transformer.wte.weight' err)" = 1
+run --from huge.bin --export-hf halves --export-dtype bf16
+check "... as bf16 it is infinite, and a line says so" test $status = 0 -a "$(cat err)" = "train_gpt2: 64 finite numbers of transformer.wte.weight became \
+infinite: beyond bf16's largest, 3.39e38; --export-dtype fp32 keeps them"
 run --from hf --export-bin again.bin
 check "--export-bin of an exported folder: the same file" cmp model.bin again.bin
 run --from run --export-bin again.bin

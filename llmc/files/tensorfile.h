@@ -173,14 +173,42 @@ static inline void slices_declare_(SafeWriter* w, const TensorSlice* slice, int 
     }
 }
 
-static inline void put_as_bf16_(SafeWriter* w, const float* x, size_t n) {
+// how many finite numbers of a model became infinite as bf16
+typedef struct {
+    size_t n, n_first;       // in all tensors, in the first that has some
+    char first[NAME_BYTES];  // its name
+} BeyondBf16;
+
+static inline void beyond_note_(BeyondBf16* beyond, size_t n, const char* name) {
+    if (n == 0) { return; }
+    if (beyond->n == 0) { snprintf(beyond->first, sizeof beyond->first, "%s", name); }
+    if (strcmp(beyond->first, name) == 0) { beyond->n_first += n; }
+    beyond->n += n;
+}
+
+static inline void beyond_say_(const BeyondBf16* beyond) {
+    char others[64] = "";
+    const size_t n_others = beyond->n - beyond->n_first;
+    if (beyond->n == 0) { return; }
+    if (n_others > 0) { snprintf(others, sizeof others, ", %zu of other tensors", n_others); }
+    warn_line("%zu finite number%s of %s became infinite%s: beyond bf16's largest, 3.39e38; --export-dtype fp32 keeps "
+              "them", beyond->n_first, beyond->n_first > 1 ? "s" : "", beyond->first, others);
+}
+
+// returns how many are beyond it
+static inline size_t put_as_bf16_(SafeWriter* w, const float* x, size_t n) {
     const size_t most = 4096;
+    size_t n_beyond = 0;
     uint16_t halves[4096];
     for (size_t at = 0, n_piece; at < n; at += n_piece) {
         n_piece = n - at < most ? n - at : most;
-        for (size_t i = 0; i < n_piece; i++) { halves[i] = bf16_nearest(x[at + i]); }
+        for (size_t i = 0; i < n_piece; i++) {
+            halves[i] = bf16_nearest(x[at + i]);
+            n_beyond += (size_t)bf16_is_beyond(x[at + i]);
+        }
         safewriter_put(w, halves, sizeof halves[0] * n_piece);
     }
+    return n_beyond;
 }
 
 static inline void put_as_integers_(SafeWriter* w, const float* x, size_t n) {
@@ -190,16 +218,18 @@ static inline void put_as_integers_(SafeWriter* w, const float* x, size_t n) {
     }
 }
 
-static inline void tensor_put_slice_as_(SafeWriter* w, const Tensor* t, const float* slice, float* turned,
-                                        Dtype dtype) {
+// returns put_as_bf16_
+static inline size_t tensor_put_slice_as_(SafeWriter* w, const Tensor* t, const float* slice, float* turned,
+                                          Dtype dtype) {
     const size_t n = tensor_disk_elements(t);
     if (tensor_is_turned_(t)) {
         tensor_turn_(turned, slice, t, 1);
         slice = turned;
     }
-    if (dtype == DTYPE_BF16) { put_as_bf16_(w, slice, n); }
-    else if (dtype == DTYPE_I64) { put_as_integers_(w, slice, n); }
+    if (dtype == DTYPE_BF16) { return put_as_bf16_(w, slice, n); }
+    if (dtype == DTYPE_I64) { put_as_integers_(w, slice, n); }
     else { safewriter_put(w, slice, sizeof(float) * n); }
+    return 0;
 }
 
 // turned: tensors_turning_room
@@ -234,16 +264,17 @@ static inline void put_as_read_(SafeWriter* w, const SafeTensor* t, const Mapped
     }
 }
 
-// set: the files of those that are as they were read
+// set: the files of those that are as they were read; beyond: NULL where none is bf16
 static inline void slices_put_(SafeWriter* w, const TensorSlice* slice, int n, SliceSource source, const SafeSet* set,
-                               float* turned) {
+                               float* turned, BeyondBf16* beyond) {
     for (int i = 0; i < n; i++) {
         if (slice[i].as_read) {
             put_as_read_(w, slice[i].as_read, safeset_file(set, slice[i].as_read));
             continue;
         }
         const float* from = source.slice(source.from, slice[i].tensor, slice[i].k);
-        tensor_put_slice_as_(w, slice[i].tensor, from, turned, slice[i].dtype);
+        const size_t n_beyond = tensor_put_slice_as_(w, slice[i].tensor, from, turned, slice[i].dtype);
+        if (beyond) { beyond_note_(beyond, n_beyond, slice[i].name); }
     }
 }
 
@@ -256,7 +287,7 @@ static inline void tensors_declare(SafeWriter* w, const Tensor* table, int n, co
 static inline void tensors_put(SafeWriter* w, const Tensor* table, int n, const float* arena) {
     TensorSlices s = tensors_sorted_(table, n, 1);
     float* turned = tensors_turning_room(table, n);
-    slices_put_(w, s.slice, s.n, slice_source(arena), NULL, turned);
+    slices_put_(w, s.slice, s.n, slice_source(arena), NULL, turned, NULL);
     free(turned);
     free(s.slice);
 }
@@ -314,7 +345,7 @@ static inline FileSum tensors_save_from(const char* path, const Tensor* table, i
     safewriter_meta(&w, "format", "pt");
     slices_declare_(&w, s.slice, s.n, "");
     safewriter_open(&w, path);
-    slices_put_(&w, s.slice, s.n, source, NULL, turned);
+    slices_put_(&w, s.slice, s.n, source, NULL, turned, NULL);
     free(turned);
     free(s.slice);
     return safewriter_close(&w);
@@ -982,6 +1013,7 @@ static inline void tensors_save_slices(const char* folder, const Tensor* table, 
     if (as_read) { slices_as_read_(&s, as_read); }
     float* turned = tensors_turning_room(table, n);
     json_t* weight_map = json_object();
+    BeyondBf16 beyond = {0, 0, ""};
     int n_shards = 0, shard = 0;
     for (int first = 0; first < s.n; first = shard_end_(&s, first, shard_bytes)) { n_shards++; }
     if (n_shards > HF_SHARDS_WRITTEN_MAX) {
@@ -999,7 +1031,7 @@ static inline void tensors_save_slices(const char* folder, const Tensor* table, 
         safewriter_meta(&w, "format", "pt");
         slices_declare_(&w, s.slice + first, end - first, "");
         safewriter_open(&w, path_join(path, folder, name));
-        slices_put_(&w, s.slice + first, end - first, source, as_read ? as_read->set : NULL, turned);
+        slices_put_(&w, s.slice + first, end - first, source, as_read ? as_read->set : NULL, turned, &beyond);
         saved_files_add(files, safewriter_close(&w));
         progress("writing", end, s.n);
     }
@@ -1010,6 +1042,7 @@ static inline void tensors_save_slices(const char* folder, const Tensor* table, 
     } else {
         json_decref(weight_map);
     }
+    beyond_say_(&beyond);
     free(turned);
     free(s.slice);
 }
