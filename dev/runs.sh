@@ -205,8 +205,8 @@ same_tensors() {  # A B REGEX
     "$python" - "$root/dev/ref" "$@" <<'PYTHON'
 import re, sys
 sys.path.insert(0, sys.argv[1])
-import fp8
-a, b = fp8.read_folder(sys.argv[2]), fp8.read_folder(sys.argv[3])
+import folders
+a, b = folders.read_folder(sys.argv[2]), folders.read_folder(sys.argv[3])
 found = sorted(x for x in a if re.search(sys.argv[4], x))
 apart = [x for x in a if x not in found and (x not in b or a[x][0] != b[x][0] or a[x][1].shape != b[x][1].shape or a[x][1].tobytes() != b[x][1].tobytes())]
 missing = [x for x in found if not x.endswith("scale") and not x.endswith("_scale_inv") and b.get(x, "?")[0] != "BF16"]

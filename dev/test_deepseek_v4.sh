@@ -365,8 +365,8 @@ experts_in_fp8() {
     "$python" - "$root/dev/ref" <<'PYTHON'
 import sys
 sys.path.insert(0, sys.argv[1])
-import numpy as np, fp4, fp8
-t = fp8.read_folder("release")
+import numpy as np, folders, fp4, fp8
+t = folders.read_folder("release")
 out = dict(t)
 for name, (dtype, x) in t.items():
     scale = name.removesuffix(".weight") + ".scale"
@@ -374,23 +374,72 @@ for name, (dtype, x) in t.items():
         numbers, block, exact = fp4.to_fp8(x, t[scale][1])
         assert exact
         out[name], out[scale] = ("F8_E4M3", (fp8.nearest(np.abs(numbers)) + 128 * np.signbit(numbers)).astype(np.uint8)), ("F32", block)
-fp8.write_folder("in_fp8", "release", fp4.in_order(out), 1, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+folders.write_folders(folders.Folder("in_fp8", "release", fp4.in_order(out), 1, {"quant_method": "fp8", "weight_block_size": [128, 128]}))
 PYTHON
 }
 
-# fp4.py or fp8.py of a run, into itself, over something else: a line, status 2, and nothing is written or gone
-refuse_release() {  # NAME
-    local tool=$root/dev/ref/$1.py case expected before
-    mkdir -p kept && echo kept >kept/file && before=$(find begun beside kept | sort)
-    for case in "beside new:$1.py: beside: expected a folder with config.json and model.safetensors, found a run, whose newest checkpoint is beside/step_000004" \
-        "begun begun/new:$1.py: begun/new: expected a folder apart from begun" "begun .:$1.py: .: expected a folder apart from begun" \
-        "begun kept:$1.py: kept: expected a new folder, or one that this program wrote with new_floats, whose place the new one takes" \
-        "begun eights:$1.py: eights: expected a new folder, or one that this program wrote with new_floats, whose place the new one takes" \
-        "begun as_read:$1.py: as_read: expected a new folder, or one that this program wrote with new_floats, whose place the new one takes"; do
-        expected=${case#*:} case=${case%%:*}
-        "$python" "$tool" $case --release new_floats >out 2>err
-        check "$1.py $case: a line, nothing is written" test "$? $(<err)" = "2 $expected" -a "$before" = "$(find begun beside kept | sort)" -a ! -e new -a ! -e new_floats
-    done
+# the sum of all names here and of every file in folders that fp4.py and fp8.py are to leave as they are
+sum_of_folders() { { ls; find begun beside kept mine mine_floats release with_notes -type f -exec cksum {} + | sort; } | cksum; }
+
+# What fp4.py or fp8.py must not replace, and what it cannot read: one line, status 2, and nothing is written or gone
+refuse_release() {  # fp4|fp8
+    local tool=$root/dev/ref/$1.py case expected before up=layers.1.ffn.experts.0.w3.weight
+    rm -rf kept mine mine_floats && mkdir kept && echo kept >kept/file
+    "$python" "$tool" begun mine --release mine_floats && cp -r mine with_notes && mkdir with_notes/notes && echo mine >with_notes/notes/thesis.txt
+    rewrite begun not_finite 'd, s, x = t["'$up'"]; t["'$up'"] = d, s, x[:8] + struct.pack("<2f", float("nan"), float("-inf")) + x[16:]'
+    for case in no_json list_json short lone; do rm -rf $case && cp -r begun $case; done
+    echo '{"a": 1,}' >no_json/config.json && echo '[1]' >list_json/config.json && truncate -s -9 short/model.safetensors
+    mv lone/model{,-00001-of-00002}.safetensors && echo '{"weight_map": {"a": "model-00003-of-00002.safetensors"}}' >lone/model.safetensors.index.json
+    ln -sfn mine link && rm -rf stray && cp -r begun stray && head -c 99 text >stray/model-old.safetensors
+    before=$(sum_of_folders)
+    while IFS=: read -r case expected; do
+        "$python" "$tool" $case >out 2>err
+        check "$1.py $case: a line, nothing is written" test "$? $(wc -l <err) $(sum_of_folders)" = "2 1 $before" \
+            -a "$(sed "s/found an error: .*/found an error/" err)" = "$1.py: $expected"
+    done <<CASES
+beside new --release new_floats:beside: expected a folder with config.json and model.safetensors, found a run, whose newest checkpoint is beside/step_000004
+begun begun/new --release new_floats:begun/new: expected a folder apart from begun
+begun . --release new_floats:.: expected a folder apart from begun
+begun kept --release new_floats:kept: holds file, which no export writes: choose another folder
+begun new --release kept:kept: holds file, which no export writes: choose another folder
+begun with_notes --release new_floats:with_notes: holds notes, which no export writes: choose another folder
+begun new --release with_notes:with_notes: holds notes, which no export writes: choose another folder
+begun beside/step_000004 --release new_floats:beside/step_000004 lies in the folder of a run, whose files are the run's: give another
+begun new --release beside/new:beside/new lies in the folder of a run, whose files are the run's: give another
+begun list_json --release new_floats:list_json/config.json: expected a JSON object, found a list
+short begun --release new_floats:begun: holds a model that $1.py did not write: choose another folder
+begun link --release new_floats:link: expected a folder, found a link: name the folder that it leads to
+begun new --release mine_floats:mine_floats: was written beside mine: choose another folder, or remove it
+begun mine --release new_floats:mine: was written beside mine_floats: choose another folder, or remove it
+begun as_read --release new_floats:as_read: holds a model that $1.py did not write: choose another folder
+begun new --release new_floats --shards 0:--shards: expected 1 to 99999, found 0
+begun new --release new_floats --keep (:--keep: expected a regular expression, found an error
+no_json new --release new_floats:no_json/config.json: expected JSON, found an error
+list_json new --release new_floats:list_json/config.json: expected a JSON object, found a list
+release new --release new_floats:release: expected a folder of floats, found tensor "layers.0.attn.wkv.weight" in F8_E4M3: give the floats it was made from, or those of fp4.py release FLOATS --floats
+not_finite new --release new_floats:not_finite: tensor "$up": expected finite numbers, found 2 that are not, the first nan at [0, 2]: take a checkpoint from before they were
+lone new --release new_floats:lone/model-00003-of-00002.safetensors: No such file or directory
+CASES
+    "$python" "$tool" short new --release new_floats >out 2>err
+    check "$1.py of a file that is cut short: a line, nothing is written" test "$? $(wc -l <err) $(sum_of_folders)" = "2 1 $before" \
+        -a "$(sed 's/tensor "norm.*in all: /.../' err)" = "$1.py: short/model.safetensors: ...the file is cut short, copy or download it again"
+    if [ $1 = fp4 ]; then
+        rewrite begun narrow 'd, s, x = t["'$up'"]; t["'$up'"] = d, [4 * s[0], s[1] // 4], x' && before=$(sum_of_folders)
+        "$python" "$tool" narrow new --release new_floats >out 2>err
+        check "... of columns that are no multiple of 32" test "$? $(sum_of_folders) $(<err)" = "2 $before \
+$1.py: tensor \"$up\": expected columns that are a multiple of 32, found (128, 16): give --experts a regular expression that does not find it"
+    fi
+    # 8 KiB a file are a full disk
+    (ulimit -f 8 && "$python" "$tool" begun mine --release mine_floats) >out 2>err
+    check "$1.py on a full disk: a line, status 1, the folders before are whole" test "$? $(sum_of_folders) $(<err)" = \
+        "1 $before $1.py: mine_floats: File too large: nothing is written, and what was there is as it was"
+    "$python" "$tool" stray mine --release mine_floats 2>err
+    check "$1.py: takes the place of what it has written; reads model.safetensors, no file beside it" test "$? $(sum_of_folders) $(<err)" = "0 $before "
+    rewrite begun cut 't = {n: (d, s, x if d != "F32" else b"".join(b"\0\0" + x[i:i + 2] for i in range(2, len(x), 4))) for n, (d, s, x) in t.items()}'
+    rewrite begun halves 't = {n: (d, s, x) if d != "F32" else ("BF16", s, b"".join(x[i:i + 2] for i in range(2, len(x), 4))) for n, (d, s, x) in t.items()}'
+    "$python" "$tool" cut cut_new --release cut_floats && "$python" "$tool" halves new --release new_floats && cmp {cut_new,new}/model.safetensors && cmp {cut,new}_floats/model.safetensors
+    verdict $? "$1.py of a folder in bf16: what it makes of the same floats" ""
+    rm -rf new new_floats cut_new cut_floats with_notes not_finite no_json list_json short lone link stray cut halves narrow
 }
 
 # dev/ref/fp4.py makes it, in three files, and `floats`, the same numbers
@@ -433,7 +482,7 @@ not there: put it back, or give --export-dtype bf16" --run legs --resume --expor
         "${start[@]:2}" --from release --act-fp8 1
     for i in fp4 fp8; do refuse_release $i; done
     "$python" "$root/dev/ref/fp8.py" begun new --release floats >out 2>err
-    check "fp8.py: floats of another folder, by fp4.py, stay" test "$? $(<err)" = "2 fp8.py: floats: expected a new folder, or one that this program wrote with new, whose place the new one takes" -a ! -e new
+    check "fp8.py: floats of another folder, by fp4.py, stay" test "$? $(<err)" = "2 fp8.py: floats: holds a model that fp8.py did not write: choose another folder" -a ! -e new
     "$python" "$root/dev/ref/fp8.py" begun eights --release eight_floats >out 2>err
     check "... but take the place of their own" test "$? $(<err)" = "0 "
     timeout 60 "$trainer" --from begun --export-hf release >out 2>err

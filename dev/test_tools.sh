@@ -133,9 +133,9 @@ shows 0 "f16 +F16 +\(2\) +-2 +0.5 +-0.75 +1.25 +0 +0" "statistics of other dtype
 "$python" - "$root/dev/ref" <<'PYTHON'
 import sys
 sys.path.insert(0, sys.argv[1])
-import numpy as np, fp8
+import folders, numpy as np
 def bytes_of(*shape): return np.zeros(shape, np.uint8)
-fp8.write("scaled.safetensors", {"a.weight": ("I8", bytes_of(3, 32)), "a.scale": ("F8_E8M0", bytes_of(3, 2)), "b.weight": ("I8", bytes_of(3, 32)),
+folders.write_file("scaled.safetensors", {"a.weight": ("I8", bytes_of(3, 32)), "a.scale": ("F8_E8M0", bytes_of(3, 2)), "b.weight": ("I8", bytes_of(3, 32)),
     "c.weight": ("F8_E4M3", bytes_of(130, 8)), "c.weight_scale_inv": ("F8_E8M0", bytes_of(2, 1))})
 PYTHON
 shows 0 "a.weight +I8 +\(3, 32\) +192 +96 B +fp4: 1 x 32$" "two fp4 in a byte, with scales" scaled.safetensors
@@ -143,15 +143,15 @@ check "... fp8 with scales, and bytes without" test "$(grep -cE "c.weight +F8_E4
 "$python" - "$root/dev/ref" <<'PYTHON'
 import sys
 sys.path.insert(0, sys.argv[1])
-import numpy as np, fp8
+import folders, numpy as np
 codes, many = np.full((3, 32), 0x2a, np.uint8), np.full((130, 8), 0x38, np.uint8)  # -1, 1; 1
 exponents, scales = np.array([[127, 128], [127, 127], [126, 127]], np.uint8), np.array([[0.5], [3]], np.float32)
-fp8.write("as_read.safetensors", {"a.weight": ("I8", codes), "a.scale": ("F8_E8M0", exponents), "b": ("F8_E4M3", many), "b_scale_inv": ("F32", scales)})
+folders.write_file("as_read.safetensors", {"a.weight": ("I8", codes), "a.scale": ("F8_E8M0", exponents), "b": ("F8_E4M3", many), "b_scale_inv": ("F32", scales)})
 a = np.tile(np.array([-1, 1], np.float32), (3, 32)) * np.exp2(exponents.astype(np.float32) - 127).repeat(32, 1)
 b = np.full((130, 8), 0.5, np.float32)
 b[128:] = 3.25
-fp8.write("as_floats.safetensors", {"a.weight": ("F32", a), "b": ("F32", b)})
-fp8.write("unknown.safetensors", {"x": ("F8_E5M2", many)}), fp8.write("unknown2.safetensors", {"x": ("F8_E5M2", many + 1)})
+folders.write_file("as_floats.safetensors", {"a.weight": ("F32", a), "b": ("F32", b)})
+folders.write_file("unknown.safetensors", {"x": ("F8_E5M2", many)}), folders.write_file("unknown2.safetensors", {"x": ("F8_E5M2", many + 1)})
 PYTHON
 shows 0 "a.weight +I8 +\(3, 32\) +-2 +2 +0 +1.173 +0 +0 +fp4: 1 x 32" "statistics of fp4 are those of numbers times scales" as_read.safetensors --stats
 check "... of fp8, too, and of e8m0" test "$(grep -cE "^  b +F8_E4M3 +\(130, 8\) +0.5 +3 +0.5385 +0.3077 +0 +0 +128 x 128|^  a.scale +F8_E8M0 +\(3, 2\) +0.5 +2 " out)" = 2

@@ -9,21 +9,23 @@ shared with llmc/core/fp4.h, for numbers are looked up in tables and the nearest
                                               OUT: matrices that REGEX of --experts finds in I8, two fp4 in a byte, with
                                               scales of F8_E8M0 for 32 columns each; what --float finds in F32, what
                                               --keep finds and vectors in BF16; all other matrices in F8_E4M3 with scales
-                                              of blocks of 128 x 128. What is not F32 in DIR goes along. Scales of W.weight
-                                              are W.scale or W.weight_scale_inv. FLOATS: the same numbers in F32
+                                              of blocks of 128 x 128. BF16 and F16 in DIR count as the floats that they are,
+                                              whole numbers go along. Scales of W.weight are W.scale or
+                                              W.weight_scale_inv. FLOATS: the same numbers in F32
     python dev/ref/fp4.py OUT FLOATS --floats such a folder, or the published one, in F32
 
 e2m1 (OCP Microscaling 1.0): sign, 2 bits of exponent with the bias 1, 1 of mantissa. Byte j of a row has column 2j in its
 lower half. e8m0: 2^(byte - 127), 255 is NaN. A group's scale is 2^ceil(log2(largest / 6)), the largest floored at
 6 * 2^-126; an element becomes the nearest number times the scale, of two as near the one whose mantissa is even, at most 6.
 The usual regular expressions are those of DeepSeek V4's official names. What is written are new folders, or such that take the
-place of earlier ones.
+place of those that an earlier run gave the same names (folders.py).
 """
 import argparse
 import re
 
 import numpy as np
 
+import folders
 import fp8
 
 GROUP = 32
@@ -103,10 +105,6 @@ def scale_names(name):
     return [name + "_scale_inv", name.removesuffix(".weight") + ".scale"]
 
 
-def of_bf16(x):
-    return (x.astype(np.uint32) << 16).view(np.float32)
-
-
 def release(tensors, options):
     """Of {name: (dtype, array)}: the same as a release has it, and as floats"""
     rng = np.random.default_rng(7)
@@ -116,6 +114,9 @@ def release(tensors, options):
         if dtype != "F32" or re.search(options.float, name):
             out[name] = floats[name] = dtype, x
         elif re.search(options.experts, name):
+            if x.ndim < 2 or x.shape[-1] % GROUP or 0 in x.shape:
+                folders.fail(f"tensor \"{name}\": expected columns that are a multiple of {GROUP}, found "
+                             f"{x.shape}: give --experts a regular expression that does not find it")
             packed, scales = quantize(x)
             out[name], out[scale] = ("I8", packed), ("F8_E8M0", scales)
             floats[name] = "F32", dequantize(packed, scales)
@@ -123,10 +124,26 @@ def release(tensors, options):
             out[name] = fp8.half_bits(fp8.to_bf16(x))
             floats[name] = "F32", fp8.to_bf16(x)
         else:
-            codes, scales, x = fp8.release_matrix(x, options.dense, rng)
+            codes, scales, x = fp8.release_matrices(name, x, options.dense, rng)
             out[name], out[scale] = ("F8_E4M3", codes), (options.dense, fp8.of_scales(scales, options.dense))
             floats[name] = "F32", x
     return out, floats
+
+
+def scales_of(name, dtype, shape, tensors):
+    """their name, type and array"""
+    found = [scale for scale in scale_names(name) if scale in tensors]
+    if len(found) != 1:
+        folders.fail(f"tensor \"{name}\": expected scales \"" + "\" or \"".join(scale_names(name)) +
+                     f"\", found {'both' if found else 'neither'}: make the folder again")
+    kind, scales = tensors[found[0]]
+    kinds = ["F8_E8M0"] if dtype == "I8" else ["F8_E8M0", "F32", "BF16"]
+    blocks = (1, GROUP // 2) if dtype == "I8" else (fp8.BLOCK, fp8.BLOCK)
+    expected = (*shape[:-2], *(-(-n // block) for n, block in zip(shape[-2:], blocks)))
+    if len(shape) < 2 or kind not in kinds or scales.shape != expected or (dtype == "I8" and shape[-1] % blocks[1]):
+        folders.fail(f"tensor \"{found[0]}\": expected {' or '.join(kinds)} {expected} beside {dtype} {shape}, found "
+                     f"{kind} {scales.shape}: make the folder again")
+    return found[0], kind, scales
 
 
 def of_release(tensors):
@@ -134,15 +151,14 @@ def of_release(tensors):
     out, used = {}, set()
     for name, (dtype, x) in tensors.items():
         if dtype not in ("I8", "F8_E4M3"):
-            out[name] = ("F32", of_bf16(x)) if dtype == "BF16" else (dtype, x)
+            out[name] = ("F32", folders.of_bf16(x)) if dtype == "BF16" else (dtype, x)
             continue
-        scale = next(s for s in scale_names(name) if s in tensors)
-        kind, scales = tensors[scale]
+        scale, kind, scales = scales_of(name, dtype, x.shape, tensors)
         used.add(scale)
         if dtype == "I8":
             out[name] = "F32", dequantize(x, scales)
             continue
-        scales = e8m0(scales) if kind == "F8_E8M0" else of_bf16(scales) if kind == "BF16" else scales
+        scales = e8m0(scales) if kind == "F8_E8M0" else folders.of_bf16(scales) if kind == "BF16" else scales
         signed = np.concatenate([fp8.NUMBERS, [np.nan], -fp8.NUMBERS, [np.nan]]).astype(np.float32)
         spread = scales.repeat(fp8.BLOCK, -2)[..., :x.shape[-2], :].repeat(fp8.BLOCK, -1)[..., :x.shape[-1]]
         out[name] = "F32", signed[x] * spread
@@ -218,21 +234,30 @@ def main():
         check()
         return
     if options.out is None or bool(options.release) == options.floats:
-        fp8.fail("expected --check, DIR OUT --release FLOATS or OUT FLOATS --floats (--help)")
-    fp8.check_source(options.folder)
-    fp8.check_target(options.out, options.release, options.folder)
-    if options.release:
-        fp8.check_target(options.release, options.out, options.folder, options.out)
-    tensors = fp8.read_folder(options.folder)
+        folders.fail("expected --check, DIR OUT --release FLOATS or OUT FLOATS --floats (--help)")
+    for name in ("experts", "keep", "float"):
+        folders.regex("--" + name, getattr(options, name))
+    folders.check_shards(options.shards)
+    folders.check_source(options.folder)
     if options.floats:
-        fp8.write_folder(options.out, options.folder, in_order(of_release(tensors)))
+        folders.check_target(options.out, options.folder, beside=options.folder)
+        floats = of_release(folders.read_folder(options.folder))
+        for name, (_, x) in floats.items():
+            folders.check_finite(options.folder, name, x)
+        folders.write_folders(
+            folders.Folder(options.out, options.folder, in_order(floats), options.shards, beside=options.folder))
         return
+    folders.check_target(options.out, options.folder, beside=options.release)
+    folders.check_target(options.release, options.folder, options.out, beside=options.out)
+    tensors = folders.read_floats(options.folder)
     out, floats = release(tensors, options)
-    fp8.write_folder(options.release, options.folder, in_order(floats), beside=options.out)
-    fp8.write_folder(options.out, options.folder, in_order(out), options.shards,
-                     {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "ue8m0",
-                      "weight_block_size": [fp8.BLOCK, fp8.BLOCK]}, options.release)
+    folders.check_range(options.folder, tensors, floats)
+    folders.write_folders(
+        folders.Folder(options.release, options.folder, in_order(floats), beside=options.out),
+        folders.Folder(options.out, options.folder, in_order(out), options.shards,
+                       {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "ue8m0",
+                        "weight_block_size": [fp8.BLOCK, fp8.BLOCK]}, options.release))
 
 
 if __name__ == "__main__":
-    main()
+    folders.run(main)

@@ -3,14 +3,15 @@ What train_qwen3 --base-dtype fp8 makes of a model, as a folder of floats or bf1
 for bit; and folders in fp8 as they are published. NumPy and the standard library only; nothing is shared with
 llmc/core/fp8.h, for the nearest number is found in the sorted list of all of them.
 
-    python dev/ref/fp8.py DIR OUT [--bf16]    a Hugging Face folder with one F32 file, its matrices rounded; config.json and
-                                              all else go along. --bf16: matrices as BF16, which loses nothing of them
+    python dev/ref/fp8.py DIR OUT [--bf16]    a Hugging Face folder of floats, its matrices rounded; config.json and the
+                                              tokenizer's files go along. --bf16: matrices as BF16, which loses nothing of them
     python dev/ref/fp8.py DIR OUT --release FLOATS [--scales F32|BF16|F8_E8M0] [--keep REGEX] [--shards N]
                                               OUT: matrices in F8_E4M3 with "<name>_scale_inv", scales that are no powers of
                                               two, the tensors dealt out over N files; what REGEX finds, and vectors, in
                                               BF16. FLOATS: the same numbers in F32
-What is not F32 in DIR, such as DeepSeek V4's tables of whole numbers, goes along as it is. OUT and FLOATS are new folders, or
-take the place of those that an earlier run gave the same names. No trainer takes them for its own, which an export may replace.
+BF16 and F16 in DIR count as the floats that they are; whole numbers, such as DeepSeek V4's tables, go along as they are.
+OUT and FLOATS are new folders, or take the place of those that an earlier run gave the same names (folders.py). No trainer
+takes them for its own, which an export may replace.
 
 e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): sign, 4 bits of exponent with the bias 7, 3 of mantissa, no infinity,
 largest 448. A matrix has one scale for each block of 128 x 128, the smallest power of two with which no element is above
@@ -19,16 +20,14 @@ share a tensor (E, rows, columns) have blocks each. The embedding and routers be
 A release's scale is any float with which no element is above 448, and a weight is its number times that, rounded once.
 """
 import argparse
-import glob
-import json
-import os
 import re
-import shutil
-import sys
 
 import numpy as np
 
+import folders
+
 BLOCK = 128
+MOST = 448 * 128  # the largest scale of --base-dtype fp8 is 128
 NUMBERS = np.array([m / 512 for m in range(8)] + [(8 + m) * 2.0 ** (e - 10) for e in range(1, 16) for m in range(8)][:-1])
 
 
@@ -96,7 +95,18 @@ def release_matrix(x, scales_as, rng):
             scales[r // BLOCK, c // BLOCK] = scale
     signed = np.concatenate([NUMBERS, [np.nan], -NUMBERS, [np.nan]]).astype(np.float32)
     spread = scales.repeat(BLOCK, 0)[:rows].repeat(BLOCK, 1)[:, :columns]
-    return codes, scales, signed[codes] * spread
+    with np.errstate(over="ignore"):
+        return codes, scales, signed[codes] * spread
+
+
+def release_matrices(name, x, scales_as, rng):
+    """release_matrix of one, or of experts (E, rows, columns)"""
+    if x.ndim not in (2, 3) or 0 in x.shape:
+        folders.fail(f"tensor \"{name}\": expected rows and columns, or experts of them, found {x.shape}: name it in "
+                     "--keep")
+    if x.ndim == 2:
+        return release_matrix(x, scales_as, rng)
+    return [np.stack(part) for part in zip(*(release_matrix(matrix, scales_as, rng) for matrix in x))]
 
 
 def of_scales(x, dtype):
@@ -121,119 +131,11 @@ def release(tensors, options):
             out[name] = half_bits(to_bf16(x))
             floats[name] = "F32", to_bf16(x)
             continue
-        parts = [release_matrix(matrix, options.scales, rng) for matrix in (x if x.ndim == 3 else [x])]
-        codes, scales, x = ((p if x.ndim == 3 else p[0]) for p in map(np.stack, zip(*parts)))
+        codes, scales, x = release_matrices(name, x, options.scales, rng)
         out[name] = "F8_E4M3", codes
         out[name + "_scale_inv"] = options.scales, of_scales(scales, options.scales)
         floats[name] = "F32", x
     return out, floats
-
-
-# ---- files ----
-
-TYPES = {"F32": np.float32, "BF16": np.uint16, "I64": np.int64, "I32": np.int32, "I8": np.uint8, "F8_E4M3": np.uint8,
-         "F8_E8M0": np.uint8}
-# of a folder, what is no longer true of one with other numbers
-NOT_COPIED = ("manifest.json", "model*.safetensors", "model.safetensors.index.json", "optimizer.safetensors",
-              "trainer.safetensors", "ema.safetensors")
-
-
-def weights(folder):
-    return sorted(glob.glob(os.path.join(glob.escape(folder), "model*.safetensors")))
-
-
-def read_folder(folder):
-    """{name: (dtype, array)} of all files of a folder"""
-    out = {}
-    for path in weights(folder):
-        with open(path, "rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            data = file.read()
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            if entry["dtype"] not in TYPES:
-                fail(f"{path}: tensor \"{name}\": expected one of {', '.join(TYPES)}, found {entry['dtype']}")
-            x = np.frombuffer(data[slice(*entry["data_offsets"])], TYPES[entry["dtype"]])
-            out[name] = entry["dtype"], x.reshape(entry["shape"])
-    return out
-
-
-def fail(text):
-    print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr)
-    sys.exit(2)
-
-
-def check_source(folder):
-    """Are config.json and weights there?"""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    steps = sorted(name for name in names if re.fullmatch(r"step_\d+", name))
-    missing = [] if weights(folder) else ["model.safetensors"]
-    if "config.json" not in names:
-        missing.append("config.json")
-    if missing:
-        found = f"a run, whose newest checkpoint is {os.path.join(folder, steps[-1])}" if steps else "no " + missing[0]
-        fail(f"{folder}: expected a folder with config.json and model.safetensors, found {found}")
-
-
-def mark(folder, beside):
-    """Of a file: which program made the folder, with which other"""
-    return {"format": "pt", "written_by": os.path.basename(sys.argv[0]), "beside": os.path.relpath(beside or folder, folder)}
-
-
-def is_marked(folder, beside):
-    """Has this program written the folder, with the same other one?"""
-    try:
-        with open(weights(folder)[0], "rb") as file:
-            found = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    except (IndexError, OSError, ValueError):
-        return False
-    return found.get("__metadata__") == mark(folder, beside)
-
-
-def check_target(folder, beside, *others):
-    """Is it new, or this program's, which then has written it with the same other folder? Apart from the others in any case"""
-    for other in others:
-        pair = [os.path.realpath(folder), os.path.realpath(other)]
-        if os.path.commonpath(pair) in pair:
-            fail(f"{folder}: expected a folder apart from {other}")
-    if os.path.lexists(folder) and not (os.path.isdir(folder) and (is_marked(folder, beside) or not os.listdir(folder))):
-        pair = f" with {beside}" if beside else ""
-        fail(f"{folder}: expected a new folder, or one that this program wrote{pair}, whose place the new one takes")
-
-
-def write(path, tensors, metadata=None):
-    """tensors: {name: (dtype, array)}"""
-    header, body = {"__metadata__": metadata} if metadata else {}, b""
-    for name, (dtype, x) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": x.shape, "data_offsets": [len(body), len(body) + x.nbytes]}
-        body += x.tobytes()
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text + body)
-
-
-def write_folder(folder, source, tensors, n_shards=1, quantization=None, beside=None):
-    """beside: the folder that is written with it"""
-    metadata = mark(folder, beside)
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    if n_shards == 1:
-        write(os.path.join(folder, "model.safetensors"), tensors, metadata)
-    else:
-        names = list(tensors)
-        files = {name: f"model-{i % n_shards + 1:05}-of-{n_shards:05}.safetensors" for i, name in enumerate(names)}
-        for file in set(files.values()):
-            write(os.path.join(folder, file), {name: tensors[name] for name in names if files[name] == file}, metadata)
-        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
-            json.dump({"weight_map": files}, file)
-    path = os.path.join(folder, "config.json")
-    with open(path) as file:
-        config = json.load(file)
-    was = [config.pop(key, None) for key in ("quantization_config", "written_by")]  # by a trainer: not this one
-    if any(was) or quantization:
-        with open(path, "w") as file:
-            json.dump({**config, "quantization_config": quantization} if quantization else config, file)
 
 
 def main():
@@ -246,28 +148,40 @@ def main():
     parser.add_argument("--keep", default=KEEP)
     parser.add_argument("--shards", type=int, default=1)
     options = parser.parse_args()
-    check_source(options.folder)
-    check_target(options.out, options.release, options.folder)
+    folders.regex("--keep", options.keep)
+    folders.check_shards(options.shards)
+    if options.bf16 and options.release:
+        folders.fail("--bf16: is not for --release: leave one of them out")
+    folders.check_source(options.folder)
+    folders.check_target(options.out, options.folder, beside=options.release)
     if options.release:
-        check_target(options.release, options.out, options.folder, options.out)
-    tensors = read_folder(options.folder)
+        folders.check_target(options.release, options.folder, options.out, beside=options.out)
+    tensors = folders.read_floats(options.folder)
     if options.release:
         out, floats = release(tensors, options)
         kept = [name for name, (dtype, _) in out.items() if dtype == "BF16"]
-        write_folder(options.release, options.folder, floats, beside=options.out)
-        write_folder(options.out, options.folder, out, options.shards,
-                     {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                      "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": kept}, options.release)
+        folders.check_range(options.folder, tensors, floats)
+        folders.write_folders(
+            folders.Folder(options.release, options.folder, floats, beside=options.out),
+            folders.Folder(options.out, options.folder, out, options.shards,
+                           {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                            "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": kept}, options.release))
         return
     rounded = {}
     for name, (dtype, x) in tensors.items():
         rounded[name] = dtype, x
         if dtype == "F32":
+            if x.ndim > 1 and x.size and np.abs(x).max() > MOST:
+                folders.fail(f"{options.folder}: tensor \"{name}\": expected numbers of at most {MOST}, found "
+                             f"{np.abs(x).max()}: --release has scales for them")
+            if x.ndim > 3:
+                folders.fail(f"{options.folder}: tensor \"{name}\": expected rows and columns, or experts of them, "
+                             f"found {x.shape}: --release --keep leaves it as it is")
             x = round_tensor(name, x)
             assert not options.bf16 or x.ndim < 2 or np.array_equal(to_bf16(x), x), name
             rounded[name] = half_bits(x) if options.bf16 and x.ndim > 1 else ("F32", x)
-    write_folder(options.out, options.folder, rounded)
+    folders.write_folders(folders.Folder(options.out, options.folder, rounded, options.shards))
 
 
 if __name__ == "__main__":
-    main()
+    folders.run(main)
