@@ -8,8 +8,8 @@ a record with the same thirteen keys:
     norm       norm of all gradients before clipping                      float32
     lr         learning rate of this update                               float32
     ms         time of this step in milliseconds                          float64
-    tokens     tokens trained on since the run began, this step included  integer
-    tok_per_s  tokens per second in this step                             float64
+    tokens     positions of rows since the run began, padding too         integer
+    tok_per_s  of these, per second, in this step                         float64
     peak       share of the machine's matmul rate, 0..1                   float64
     skipped    whether the update was left out (outlier, non-finite)      true or false
     val_loss   validation loss, nats per target                           float32
@@ -66,7 +66,7 @@ static inline void log_schema_(FILE* metrics, json_t* extra_schema) {
     fprintf(metrics, "{\"schema\": {"
             "\"step\": \"updates done\", \"loss\": \"training loss, nats per target\", "
             "\"norm\": \"gradient norm before clipping\", \"lr\": \"learning rate\", "
-            "\"ms\": \"milliseconds of the step\", \"tokens\": \"tokens trained on so far\", "
+            "\"ms\": \"milliseconds of the step\", \"tokens\": \"positions of rows so far, padding too\", "
             "\"tok_per_s\": \"tokens per second\", \"peak\": \"share of the matmul rate, 0..1\", "
             "\"skipped\": \"update left out\", \"val_loss\": \"validation loss, nats per target\", "
             "\"val_bpb\": \"validation loss, bits per byte\", \"accuracy\": \"share of right answers\", "
