@@ -458,6 +458,10 @@ released() {
     rm -rf whole && go "${start[@]:2}" --from release --freeze '*experts*' --save-every 2 --run legs --export-hf whole --export-dtype as-read &&
         rm -r as_read legs/step_000004 && go --run legs --resume --export-hf as_read && text=$(diff -rq whole as_read)
     verdict $? "... of a run that goes on: the bytes of one that never stopped, experts in fp4" "$text $(<err)"
+    go --from release --mtp 0 --export-hf plain --export-dtype as-read && go "${start[@]:2}" --from plain --mtp 1 --freeze '[!m]*' --export-hf grown --export-dtype as-read
+    verdict $? "... of a module that the folder lacks" "$(<err)"
+    check "... it is bf16, but for what is float in published files" \
+        test "$(shapes grown | grep '^mtp' | grep ' F32 ' | grep -vcE 'hc_|attn_sink|gate\.bias') $(shapes grown | grep '^mtp' | cut -d' ' -f2 | sort -u | xargs)" = "0 BF16 F32"
     mv release elsewhere && refuse "... without the folder that it began with" "--export-dtype: as-read takes what has not learnt from release, with which the run began, and that is \
 not there: put it back, or give --export-dtype bf16" --run legs --resume --export-hf as_read
     mv elsewhere release && refuse "... over that folder" "--export-hf: is the folder of the model that is read: choose another" --run legs --resume --export-hf release

@@ -977,9 +977,10 @@ static inline void slices_add_as_read_(TensorSlices* to, const TensorSlice* slic
 }
 
 // What has not learnt is the file's tensor, and its scales are one more; what has is bf16, floats where the file has
-// floats; whole numbers stay whole
+// floats; what the files lack is as in an export of bf16, if they have any; whole numbers stay whole
 static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
     TensorSlices to = {(TensorSlice*)malloc_check(2 * sizeof(TensorSlice) * (size_t)s->n, "names of tensors"), 0};
+    const int has_bf16 = safeset_has(x->set, DTYPE_BF16);
     for (int i = 0, n; i < s->n; i += n) {
         const SafeTensor* found = find_tensor_(x->set, "", s->slice[i].name);
         n = tensor_joined(s->slice[i].tensor);
@@ -994,7 +995,8 @@ static inline void slices_as_read_(TensorSlices* s, const AsRead* x) {
             TensorSlice* learnt = &to.slice[to.n++];
             *learnt = s->slice[i + k];
             if (learnt->tensor->whole_below > 0) { continue; }
-            learnt->dtype = !found || found->dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+            const int is_float = found ? found->dtype == DTYPE_F32 : !has_bf16 || learnt->tensor->stored == STORED_F32;
+            learnt->dtype = is_float ? DTYPE_F32 : DTYPE_BF16;
         }
     }
     free(s->slice);
