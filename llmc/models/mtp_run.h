@@ -49,7 +49,7 @@ static inline void mtp_typed(Run* r, MtpOptions* x, int* has, float* weight) {
     if (run_is_typed(r, "mtp-weight")) { *weight = x->weight; }
 }
 
-// The table of settings has the weight that the module learns with: 0 where a model or an adapter learns without it, and
+// The table of settings has the weight that the module learns with: 0 where a model or adapter learns without it, and
 // what was typed where nothing learns. config.json keeps its own
 static inline int mtp_choose(Run* r, const MtpOptions* x, int has, float weight, int is_adapter) {
     const int learns = has && !is_adapter && (weight > 0.0f || *r->o.probe);

@@ -59,7 +59,7 @@ static inline void save_check_base_(const char* from) {
                "--resume --from DIR", from);
 }
 
-// --export-dtype as-read of a run that goes on: a checkpoint holds floats, the types are those of what the run began with
+// --export-dtype as-read of a run that goes on: a checkpoint holds floats, the types are those of what it began with
 static inline int save_reads_began_(const Run* r) {
     return r->o.resume && !*r->adapter && r->o.export_dtype == EXPORT_AS_READ && *r->o.export_hf;
 }

@@ -179,8 +179,8 @@ struct Run {
     char adapter_weights[PATH_BYTES];  // file of its values, or of those of --lora; "": a new one, or none
     const char* export_adapter;  // --export-lora of a trainer that has it; NULL or "": nowhere
     char config[PATH_BYTES];   // config.json, "": from --model, or in the header of `weights`
-    char began_weights[PATH_BYTES];  // of a run that goes on, with --export-dtype as-read: what it began with, "": without
-    char began_config[PATH_BYTES];   // files of others
+    char began_weights[PATH_BYTES];  // of a run that goes on, with --export-dtype as-read: the file that it began with,
+    char began_config[PATH_BYTES];   // and its config.json. "": there is none, or it is not asked for
     int V, classes, max_T;     // tokens, what targets may be, the longest row
     const int* old_layers;     // of each layer its number in `weights`, -1: new. NULL: the same layers
     int T, n_leaves;           // positions in a row, micro-batches in an update

@@ -419,7 +419,7 @@ static inline json_t* chat_config_(char path[PATH_BYTES], const char* folder) {
     return config;
 }
 
-// Of a folder with this config, "" where there is none: its template, to be freed, and in path the file that has it; NULL:
+// Of a folder with this config, "" where there is none: its template, to be freed, and in path its file; NULL:
 // it has none
 static inline char* chat_template_find_(char path[PATH_BYTES], size_t* n_bytes, const char* folder,
                                         const json_t* config) {
