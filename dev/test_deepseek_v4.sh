@@ -464,7 +464,7 @@ released() {
         test "$(shapes grown | grep '^mtp' | grep ' F32 ' | grep -vcE 'hc_|attn_sink|gate\.bias') $(shapes grown | grep '^mtp' | cut -d' ' -f2 | sort -u | xargs)" = "0 BF16 F32"
     mv release elsewhere && refuse "... without the folder that it began with" "--export-dtype: as-read takes what has not learnt from release, with which the run began, and that is \
 not there: put it back, or give --export-dtype bf16" --run legs --resume --export-hf as_read
-    mv elsewhere release && refuse "... over that folder" "--export-hf: is the folder of the model that is read: choose another" --run legs --resume --export-hf release
+    mv elsewhere release && refuse "... over that folder" "--export-hf: release: holds a model that this program did not write: choose another folder" --run legs --resume --export-hf release
     rm -rf legs as_read && go "${start[@]:2}" --from release --steps 2 --run legs && go --run legs --resume --steps 4 --freeze '*experts*' --export-hf as_read --export-dtype as-read
     verdict $? "... experts that are frozen now alone" "$(<err)"
     check "... are bf16, for they have learnt before" test "$(shapes as_read | grep experts | cut -d' ' -f2 | sort -u)" = BF16
