@@ -70,8 +70,8 @@ static inline int layer_channels_(const Activations* acts, size_t field, int l) 
 }
 
 // of a norm whose gain is 1 + its weight, which is computed next
-static inline const float* layer_gain_(const Activations* acts, size_t field, int l, const Device* dev) {
-    rmsnorm_gain(acts->gain, layer_vector(acts, field, l), layer_channels_(acts, field, l), dev);
+static inline const float* layer_gain_(const Activations* acts, size_t field, int l, int C, const Device* dev) {
+    rmsnorm_gain(acts->gain, layer_vector(acts, field, l), C, dev);
     return acts->gain;
 }
 
@@ -79,7 +79,7 @@ static inline void layer_rmsnorm_forward(const Activations* acts, floatX* out, f
                                          size_t field, int l, int N, const Device* dev) {
     const int C = layer_channels_(acts, field, l);
     if (acts->centred > 0) {
-        rmsnorm_forward(out, rstd, inp, layer_gain_(acts, field, l, dev), acts->eps, N, C, dev);
+        rmsnorm_forward(out, rstd, inp, layer_gain_(acts, field, l, C, dev), acts->eps, N, C, dev);
     } else {
         rmsnorm_forward(out, rstd, inp, layer_vector(acts, field, l), acts->eps, N, C, dev);
     }
@@ -89,6 +89,7 @@ static inline void layer_rmsnorm_forward(const Activations* acts, floatX* out, f
 static inline void layer_residual_rmsnorm_forward(const Activations* acts, floatX* residual, floatX* out, float* rstd,
                                                   const floatX* left, const floatX* right, size_t field, int l, int N,
                                                   const Device* dev) {
+    assert(acts->centred == 0);
     residual_rmsnorm_forward(residual, out, rstd, left, right, layer_vector(acts, field, l), acts->eps, N,
                              layer_channels_(acts, field, l), dev);
 }
@@ -99,7 +100,7 @@ static inline void layer_rmsnorm_backward(const Activations* acts, floatX* dinp,
     float* dgain = layer_vector_gradient(acts, field, l);
     const int C = layer_channels_(acts, field, l);
     if (acts->centred > 0) {
-        rmsnorm_backward(dinp, dgain, dout, inp, layer_gain_(acts, field, l, dev), rstd, add, N, C, dev);
+        rmsnorm_backward(dinp, dgain, dout, inp, layer_gain_(acts, field, l, C, dev), rstd, add, N, C, dev);
     } else {
         rmsnorm_backward(dinp, dgain, dout, inp, layer_vector(acts, field, l), rstd, add, N, C, dev);
     }
