@@ -106,7 +106,7 @@ mutation "gemm: k descends" test_matmul "gemm shapes" gemm.h:gemm_vectors_ \
     'vfloat bk' 'const int last = 2 * (left + k - gemm_min_(left, GEMM_PREFETCH_K)) - K - 1; vfloat bk' \
     'v_load\(b \+ v' 'v_load(b + last * TILE_N + v' 'v_fill\(a\[m\]\)' 'v_fill(a[m + last * TILE_M])'
 mutation "gemm: a rim tile leaves out its last vector" test_matmul "gemm shapes" gemm.h:gemm_tile_ \
-    '2 \* VLANES\)' '3 * VLANES)'
+    'N > VLANES\)' 'N > 2 * VLANES)'
 mutation "gemm: a product rounds before it is added" test_matmul rounding gemm.h:gemm_vectors_ \
     'v_madd\(am, bk\[v\], sum\[m\]\[v\]\)' 'am * bk[v] + sum[m][v]'
 mutation "thin gemm: terms beyond the first visit begin anew" test_matmul "gemm thin" thin_gemm.h:thin_tile_ \

@@ -360,14 +360,14 @@ hello() {
     check "the run of make run comes to its end" test $? = 0
     until grep -qs final_step "$work/leg/summary.json"; do
         option=("${whole[@]:1}" "$work/leg")
-        compgen -G "$work/leg/step_*/manifest.json" >/dev/null && option=(--run "$work/leg" --resume)
+        compgen -G "$work/leg/step_*[0-9]/manifest.json" >/dev/null && option=(--run "$work/leg" --resume)
         "$hello" "${option[@]}" >"$work/out" 2>"$work/err" </dev/null &
         pid=$!
         seconds=$((n < kills ? RANDOM % 15 + 2 : 3600))
         timeout $seconds tail --pid=$pid -f /dev/null
         kill -KILL $pid 2>/dev/null && n=$((n + 1))
         { wait $pid; } 2>/dev/null
-        age=$(($(date +%s) - $(stat -c %Y "$work"/leg/step_*/manifest.json 2>/dev/null | sort -n | tail -n 1 | grep . || stat -c %Y "$work/leg" 2>/dev/null || date +%s)))
+        age=$(($(date +%s) - $(stat -c %Y "$work"/leg/step_*[0-9]/manifest.json 2>/dev/null | sort -n | tail -n 1 | grep . || stat -c %Y "$work/leg" 2>/dev/null || date +%s)))
         lost=$((n > 0 && age > lost && seconds < 3600 ? age : lost))
     done
     check "make run, $n times kill -9, each time resumed: at most $lost s of work were lost each time" test $lost -lt 120
