@@ -21,16 +21,13 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
+#include "llmc/models/gqa_layer.h"    // GqaPass, gqa_layer_forward: attention of a layer
 #include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
 #include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_weight: routers kept busy, each by itself
-#include "llmc/models/linear.h"       // LinearChain, linear_forward, linear_backward
+#include "llmc/models/linear.h"       // linear_room_elements, linear_layer_sends: scratch, what ranks send
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
-#include "llmc/models/rotary_attention.h"  // rotary_attention_pass: RoPE and attention, document by document
-                                           // or text by text
-#include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
-#include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
@@ -46,21 +43,26 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *norm1, *q, *k, *v, *new_k, *new_v, *attention, *norm2,
-        *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv;
+    floatX *encoded, *norm1, *norm2, *norm, *logits, *branch, *dresidual, *dbranch;
     Stream residual2, residual3;
+    GqaTensors attention;
     ExpertTensors experts;
-    floatX* key_part;  // with --tp, of keys and values that ranks share
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
-    float *norm1_rstd, *att_max, *att_inv, *norm2_rstd, *norm_rstd, *losses;
+    float *norm1_rstd, *norm2_rstd, *norm_rstd, *losses;
+    GqaStatistics attention;
     ExpertStatistics experts;
 } Statistics;
 
 static RouterShape router_shape(const Config* c) {
     const RouterShape s = {c->E, c->k, ROUTER_SOFTMAX, c->k > 1, 1.0f, 1, 1};  // one expert's share would always be 1
+    return s;
+}
+
+static GqaSizes attention_sizes(const Config* c) {
+    const GqaSizes s = {c->NH, c->NKV, c->HS, c->HS, 0, 0, NULL, NULL};  // all channels turn, in all layers
     return s;
 }
 
@@ -76,37 +78,33 @@ typedef struct {
 
 // scratch that all layers share
 static void size_scratch(Activations* acts, const Moe* moe, int B, int T) {
-    const Config* c = &moe->config;
     const Model* m = &moe->model;
     const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
     const int trains = acts->purpose == TO_TRAIN, N_last = acts->purpose == TO_GENERATE ? N_head : 1;
-    const size_t products = tp_larger(linear_room_elements(m, N), shared_keys_elements(m, c->NH, c->HS, N, trains));
+    const GqaSizes attention = attention_sizes(&moe->config);
+    const size_t products = tp_larger(linear_room_elements(m, N), gqa_room_elements(&attention, m, N, trains));
     acts->parallel.n = tp_larger(products, vocabulary_room_elements(m, N, N_head, N_last));
-    acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);
+    acts->keys.n = gqa_keys_elements(&attention, m, B * T, trains, acts->how.cp);
 }
 
 // B rows of T positions; generation keeps logits of the last position of each
 static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config c = moe->config;
-    const int D = c.D, HQ = c.NH * c.HS, HK = c.NKV * c.HS;
-    const int N = activations_positions(how, B, T, purpose), N_new = purpose == TO_GENERATE ? N : 0;
+    const int D = c.D, HQ = c.NH * c.HS;
+    const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
     const int L_norms = activations_kept(how, c.L, purpose, RECOMPUTE_NORMS);
     const int L_experts = activations_kept(how, c.L, purpose, RECOMPUTE_MLPS);
     const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c.L : 0;
-    const int L_cache = purpose == TO_GENERATE ? c.L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
-    const int N_head = activations_head_rows(how, B, N, purpose), N_train = purpose == TO_TRAIN ? N : 0;
+    const int N_head = activations_head_rows(how, B, N, purpose);
     const RankGroup* tp = &moe->model.tp;
+    const GqaSizes attention = attention_sizes(&c);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, D);         // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),      L_norms, N, D);
-    *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = cached_activation(FIELD(k), L_cache, N_keys, HK);  // in generation k and v are kept for what comes
-    *t++ = cached_activation(FIELD(v), L_cache, N_keys, HK);
-    *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
-    *t++ = activation(FIELD(new_v),      0, N_new, HK);
-    *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
+    t = gqa_tensor_rows(t, offsetof(ActivationTensors, attention), &attention, &moe->model, B, T, N, c.L, L_block,
+                        purpose);
     t = stream_rows(t, FIELD(residual2), L_block, N, D, purpose, tp);  // after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what router and experts read
     t = expert_tensor_rows(t, offsetof(ActivationTensors, experts), &experts, N, L_experts, purpose);
@@ -116,10 +114,6 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
     *t++ = activation(FIELD(branch),     0, N, D);             // a block's output before it joins the stream
     *t++ = activation(FIELD(dresidual),  0, N_train, D);
     *t++ = activation(FIELD(dbranch),    0, N_train, D > HQ ? D : HQ);  // gradient of a norm's or attention's output
-    *t++ = activation(FIELD(dq),         0, N_train, HQ);
-    *t++ = activation(FIELD(dk),         0, N_train, HK);
-    *t++ = activation(FIELD(dv),         0, N_train, HK);
-    *t++ = activation(FIELD(key_part),   0, N, keys_part(&moe->model, c.HS));  // of shared keys, values, gradients
 #undef FIELD
     return (int)(t - table);
 }
@@ -127,12 +121,12 @@ static int activation_table(Tensor* table, const Moe* moe, int B, int T, Purpose
 static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const int N = activations_positions(how, B, T, purpose);
     const int L_block = activations_kept(how, c.L, purpose, RECOMPUTE_BLOCKS);
+    const GqaSizes attention = attention_sizes(&c);
     const ExpertSizes experts = expert_sizes(&c, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
-    *t++ = activation(FIELD(att_max),    L_block, N, c.NH);  // (B, NH, T)
-    *t++ = activation(FIELD(att_inv),    L_block, N, c.NH);  // (B, NH, T)
+    t = gqa_statistic_rows(t, offsetof(Statistics, attention), &attention, N, L_block);
     *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
     t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose);
     *t++ = activation(FIELD(norm_rstd),  0, N, 1);
@@ -169,6 +163,7 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
 
 #define AT(name) offsetof(Parameters, name)
 
+static const GqaFields ATTENTION = {AT(wq), NO_BIAS, AT(wk), NO_BIAS, AT(wv), NO_BIAS, AT(wo), NO_BIAS, 0, 0};
 static const ExpertFields EXPERTS = {AT(router), AT(gate_up), AT(down)};
 
 static ActivationTensors layer_activations(const Activations* acts, int l) {
@@ -183,15 +178,11 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-static RotaryAttention rotary_attention(const Moe* moe, const Activations* acts, int l) {
-    const Config* c = &moe->config;
+static GqaPass attention_pass(const Moe* moe, const Activations* acts, int l, int N) {
+    const GqaSizes size = attention_sizes(&moe->config);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, acts->keys.at,
-                                              &moe->model.keys, acts->parallel.at);
-    x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
-    x.of.max = s.att_max, x.of.inv = s.att_inv;
-    return x;
+    return layer_gqa(acts, ATTENTION, &size, &a.attention, &s.attention, a.norm1, l, N);
 }
 
 // router and experts of layer l, without gradients
@@ -207,16 +198,10 @@ static ExpertPass expert_pass(const Moe* moe, Activations* acts, int l, int N) {
 // the first half of layer l, and the norm behind it: N positions, whose stream comes in as `residual`
 static void attention_block_forward(const Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                     const Device* dev) {
-    const TokenBatch* batch = &acts->batch;
     const ActivationTensors a = layer_activations(acts, l);
-    floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
-    const RotaryAttention attention = rotary_attention(moe, acts, l);
+    const GqaPass attention = attention_pass(moe, acts, l, N);
     layer_rmsnorm_forward(acts, a.norm1, layer_statistics(acts, l).norm1_rstd, residual, AT(norm1), l, N, dev);
-    linear_forward(a.q, a.norm1, layer_linear(acts, AT(wq), l), N, dev);
-    keys_forward(k, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &moe->model, N, dev);
-    keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &moe->model, N, dev);
-    rotary_attention_pass(&attention, k, v, batch, acts->T, dev);
-    linear_forward(a.branch, a.attention, layer_linear(acts, AT(wo), l), N, dev);
+    gqa_layer_forward(&attention, a.branch, dev);
     layer_residual_rmsnorm_forward(acts, a.residual2.x, a.norm2, layer_statistics(acts, l).norm2_rstd, residual,
                                    a.branch, AT(norm2), l, N, dev);
 }
@@ -332,21 +317,9 @@ static void experts_backward(Moe* moe, Activations* acts, int l, int N, const De
 // ... and then that before the layer, whose stream came in as `residual`
 static void attention_block_backward(Moe* moe, Activations* acts, int l, const floatX* residual, int N,
                                      const Device* dev) {
-    const Model* m = &moe->model;
-    const int HK = moe->config.NKV * moe->config.HS;
     const ActivationTensors a = layer_activations(acts, l);
-    const RotaryAttention attention = rotary_attention(moe, acts, l);
-    linear_backward(a.dbranch, a.dresidual, a.attention, layer_linear(acts, AT(wo), l),
-                    layer_gradients(acts, AT(wo), l), 0, N, dev);
-    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
-    LinearChain chain = linear_chain(a.dbranch);  // through all three
-    linear_chain_backward(&chain, a.dq, a.norm1, layer_linear(acts, AT(wq), l), layer_gradients(acts, AT(wq), l), N,
-                          dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, a.dk, m, HK, N, dev), a.norm1, layer_linear(acts, AT(wk), l),
-                          layer_gradients(acts, AT(wk), l), N, dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, HK, N, dev), a.norm1, layer_linear(acts, AT(wv), l),
-                          layer_gradients(acts, AT(wv), l), N, dev);
-    linear_chain_end(&chain, N, dev);
+    const GqaPass attention = attention_pass(moe, acts, l, N);
+    gqa_layer_backward(&attention, a.dbranch, a.dresidual, dev);
     layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, layer_statistics(acts, l).norm1_rstd, AT(norm1), l,
                            1, N, dev);
 }
@@ -566,9 +539,10 @@ static void moe_box(const Run* r) {
 // with --tp: what the products of layer l need of other ranks
 static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = &workplace(r)->moe.config;
+    const GqaSizes attention = attention_sizes(c);
     const int N = run_positions(r), replays = again && decoder_recomputes(r);
     return linear_layer_sends(r->model, NULL, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N) +
-           shared_keys_sends(r->model, c->NH, c->HS, N, 1 + replays, is_back);
+           gqa_layer_sends(&attention, ATTENTION, r->model, l, 1 + replays, is_back, N);
 }
 
 // with --cp: what its attention and its router do

@@ -18,18 +18,14 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
-#include "llmc/models/gathered.h"     // heads_sends, heads_room_elements: norms of heads with --tp
+#include "llmc/models/gqa_layer.h"    // GqaPass, gqa_layer_forward: attention of a layer
 #include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
-#include "llmc/models/linear.h"       // LinearChain, linear_forward, linear_backward
+#include "llmc/models/linear.h"       // linear_room_elements, linear_layer_sends: scratch, what ranks send
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
-#include "llmc/models/rotary_attention.h"  // rotary_attention_pass: RoPE and attention, document by document
-                                           // or text by text
-#include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
-#include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
@@ -45,15 +41,16 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
-    floatX *encoded, *norm1, *q_proj, *k_proj, *q, *k, *v, *new_k, *new_v, *attention, *norm2,
-        *gate_up, *hidden, *norm, *logits, *branch, *dresidual, *dbranch, *dq, *dk, *dv, *dproj, *dhidden, *key_part;
+    floatX *encoded, *norm1, *norm2, *gate_up, *hidden, *norm, *logits, *branch, *dresidual, *dbranch, *dhidden;
     Stream residual2, residual3;
+    GqaTensors attention;
     ExpertTensors experts;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
-    float *norm1_rstd, *q_rstd, *k_rstd, *att_max, *att_inv, *norm2_rstd, *norm_rstd, *losses;
+    float *norm1_rstd, *norm2_rstd, *norm_rstd, *losses;
+    GqaStatistics attention;
     ExpertStatistics experts;
 } Statistics;
 
@@ -69,6 +66,11 @@ static RouterShape router_shape(const Config* c) {
     return s;
 }
 
+static GqaSizes attention_sizes(const Config* c) {
+    const GqaSizes s = {c->NH, c->NKV, c->HS, c->HS, c->qk_norm, 0, NULL, NULL};  // all channels turn, in all layers
+    return s;
+}
+
 static ExpertSizes expert_sizes(const Qwen* qwen, const Tradeoffs* how) {
     const Config* c = &qwen->config;
     ExpertSizes s = activations_experts(how, c->D, c->FE, router_shape(c), c->L);
@@ -77,45 +79,38 @@ static ExpertSizes expert_sizes(const Qwen* qwen, const Tradeoffs* how) {
     return s;
 }
 
-// scratch that all layers share; with --tp for the gradient of a norm of heads, too: those of all ranks
+// scratch that all layers share
 static void size_scratch(Activations* acts, const Qwen* qwen, int B, int T) {
     const Config* c = &qwen->config;
     const Model* m = &qwen->model;
     const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
     const int trains = acts->purpose == TO_TRAIN, N_last = acts->purpose == TO_GENERATE ? N_head : 1;
-    const size_t shared = shared_keys_elements(m, c->NH, c->HS, N, trains);
-    const size_t norms = trains && c->qk_norm ? heads_room_elements(N, qwen->whole.NH, c->HS, &m->tp) : 0;
-    const size_t products = tp_larger(linear_room_elements(m, N), tp_larger(shared, norms));
+    const GqaSizes attention = attention_sizes(c);
+    const size_t products = tp_larger(linear_room_elements(m, N), gqa_room_elements(&attention, m, N, trains));
     acts->adapter.n = adapter_scratch_elements(&qwen->adapters, m, N, N * c->k);
     acts->rounded.n = linear_rounded_elements(m, N, N * c->k);
     acts->parallel.n = tp_larger(products, vocabulary_room_elements(m, N, N_head, N_last));
-    acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);
+    acts->keys.n = gqa_keys_elements(&attention, m, B * T, trains, acts->how.cp);
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
 static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
-    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS, F = config_has_mlps(c) ? c->F : 0;
-    const int N = activations_positions(how, B, T, purpose), N_new = purpose == TO_GENERATE ? N : 0;
+    const int D = c->D, HQ = c->NH * c->HS, F = config_has_mlps(c) ? c->F : 0;
+    const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
     const int L_norms = activations_kept(how, c->L, purpose, RECOMPUTE_NORMS);
     const int L_mlps = activations_kept(how, c->L, purpose, RECOMPUTE_MLPS);
     const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS), L_out = purpose == TO_TRAIN ? c->L : 0;
-    const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
-    const int N_head = activations_head_rows(how, B, N, purpose), N_train = purpose == TO_TRAIN ? N : 0;
+    const int N_head = activations_head_rows(how, B, N, purpose);
     const RankGroup* tp = &qwen->model.tp;
+    const GqaSizes attention = attention_sizes(c);
     const ExpertSizes experts = expert_sizes(qwen, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, D);         // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),      L_norms, N, D);
-    *t++ = activation(FIELD(q_proj),     L_block, c->qk_norm * N, HQ);  // before the norm of its heads
-    *t++ = activation(FIELD(k_proj),     L_block, c->qk_norm * N, HK);
-    *t++ = activation(FIELD(q),          L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = cached_activation(FIELD(k), L_cache, N_keys, HK);  // in generation k and v are kept for what comes
-    *t++ = cached_activation(FIELD(v), L_cache, N_keys, HK);
-    *t++ = activation(FIELD(new_k),      0, N_new, HK);        // on their way there
-    *t++ = activation(FIELD(new_v),      0, N_new, HK);
-    *t++ = activation(FIELD(attention),  L_block, N, HQ);      // its output before the projection
+    t = gqa_tensor_rows(t, offsetof(ActivationTensors, attention), &attention, &qwen->model, B, T, N, c->L, L_block,
+                        purpose);
     t = stream_rows(t, FIELD(residual2), L_block, N, D, purpose, tp);  // after attention
     *t++ = activation(FIELD(norm2),      L_norms, N, D);       // what MLP, router and experts read
     *t++ = kind_activation(c->kinds, "M", FIELD(gate_up), L_mlps, N, 2 * F);  // then its gradient
@@ -127,12 +122,7 @@ static int activation_table(Tensor* table, const Qwen* qwen, int B, int T, Purpo
     *t++ = activation(FIELD(branch),     0, N, D);             // a block's output before it joins the stream
     *t++ = activation(FIELD(dresidual),  0, N_train, D);
     *t++ = activation(FIELD(dbranch),    0, N_train, D > HQ ? D : HQ);  // gradient of a norm's or attention's output
-    *t++ = activation(FIELD(dq),         0, N_train, HQ);
-    *t++ = activation(FIELD(dk),         0, N_train, HK);
-    *t++ = activation(FIELD(dv),         0, N_train, HK);
-    *t++ = activation(FIELD(dproj),      0, c->qk_norm * N_train, HQ);  // of q or k before the norm of its heads
     *t++ = activation(FIELD(dhidden),    0, N_train, F);
-    *t++ = activation(FIELD(key_part),   0, N, keys_part(&qwen->model, c->HS));  // of shared keys, values, gradients
 #undef FIELD
     return (int)(t - table);
 }
@@ -141,14 +131,12 @@ static int statistic_table(Tensor* table, const Qwen* qwen, int B, int T, Purpos
     const Config* c = &qwen->config;
     const int N = activations_positions(how, B, T, purpose);
     const int L_block = activations_kept(how, c->L, purpose, RECOMPUTE_BLOCKS);
+    const GqaSizes attention = attention_sizes(c);
     const ExpertSizes experts = expert_sizes(qwen, how);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
-    *t++ = activation(FIELD(q_rstd),     L_block, c->qk_norm * N, c->NH);
-    *t++ = activation(FIELD(k_rstd),     L_block, c->qk_norm * N, c->NKV);
-    *t++ = activation(FIELD(att_max),    L_block, N, c->NH);  // (B, NH, T)
-    *t++ = activation(FIELD(att_inv),    L_block, N, c->NH);  // (B, NH, T)
+    t = gqa_statistic_rows(t, offsetof(Statistics, attention), &attention, N, L_block);
     *t++ = activation(FIELD(norm2_rstd), L_block, N, 1);
     if (c->E > 0) { t = expert_statistic_rows(t, offsetof(Statistics, experts), &experts, N, L_block, purpose); }
     *t++ = activation(FIELD(norm_rstd),  0, N, 1);
@@ -189,6 +177,8 @@ static double activations_layout(const Model* m, Activations* acts, int B, int T
 
 #define AT(name) offsetof(Parameters, name)
 
+static const GqaFields ATTENTION = {AT(wq), AT(bq), AT(wk), AT(bk), AT(wv), AT(bv), AT(wo), AT(bo), AT(q_norm),
+                                    AT(k_norm)};
 static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
 static ActivationTensors layer_activations(const Activations* acts, int l) {
@@ -203,15 +193,13 @@ static Statistics layer_statistics(const Activations* acts, int l) {
     return s;
 }
 
-static RotaryAttention rotary_attention(const Qwen* qwen, const Activations* acts, int l) {
-    const Config* c = &qwen->config;
+static GqaPass attention_pass(const Qwen* qwen, const Activations* acts, int l, int N) {
+    const GqaSizes size = attention_sizes(&qwen->config);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, config_window(c, l), &acts->rope, acts->how.cp,
-                                              acts->keys.at, &qwen->model.keys, acts->parallel.at);
-    x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
-    x.of.max = s.att_max, x.of.inv = s.att_inv;
-    return x;
+    GqaPass p = layer_gqa(acts, ATTENTION, &size, &a.attention, &s.attention, a.norm1, l, N);
+    p.attention.of.window = config_window(&qwen->config, l);
+    return p;
 }
 
 // router and experts of layer l, without gradients
@@ -234,30 +222,14 @@ static MlpPass mlp_pass(const Qwen* qwen, const Activations* acts, int l, int N)
 
 // ---- forward ----
 
-// the norm of each head of q or k; without one the projection's output is already there
-static void heads_norm(const Qwen* qwen, const Activations* acts, floatX* out, float* rstd, const floatX* proj,
-                       size_t field, int l, int heads, int N, const Device* dev) {
-    if (qwen->config.qk_norm) { layer_rmsnorm_forward(acts, out, rstd, proj, field, l, N * heads, dev); }
-}
-
 // the first half of layer l, and the norm behind it: N positions, whose stream comes in as `residual`
 static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, const floatX* residual, int N,
                                     const Device* dev) {
-    const Config* c = &qwen->config;
-    const TokenBatch* batch = &acts->batch;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention attention = rotary_attention(qwen, acts, l);
-    floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
+    const GqaPass attention = attention_pass(qwen, acts, l, N);
     layer_rmsnorm_forward(acts, a.norm1, s.norm1_rstd, residual, AT(norm1), l, N, dev);
-    linear_forward(c->qk_norm ? a.q_proj : a.q, a.norm1, layer_linear_biased(acts, AT(wq), AT(bq), l), N, dev);
-    heads_norm(qwen, acts, a.q, s.q_rstd, a.q_proj, AT(q_norm), l, c->NH, N, dev);
-    keys_forward(c->qk_norm ? a.k_proj : k, a.key_part, a.norm1, layer_linear_biased(acts, AT(wk), AT(bk), l),
-                 &qwen->model, N, dev);
-    heads_norm(qwen, acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, c->NKV, N, dev);
-    keys_forward(v, a.key_part, a.norm1, layer_linear_biased(acts, AT(wv), AT(bv), l), &qwen->model, N, dev);
-    rotary_attention_pass(&attention, k, v, batch, acts->T, dev);
-    linear_forward(a.branch, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l), N, dev);
+    gqa_layer_forward(&attention, a.branch, dev);
     layer_residual_rmsnorm_forward(acts, a.residual2.x, a.norm2, s.norm2_rstd, residual, a.branch, AT(norm2), l, N,
                                    dev);
 }
@@ -394,49 +366,13 @@ static void experts_backward(Qwen* qwen, Activations* acts, int l, int N, const 
     expert_backward(&p, a.dbranch, a.dresidual, layer_numbers(acts, config_expert_layers(c), c->E), balance, 0.0f, dev);
 }
 
-// From the gradient of q or k, turned back, to that of the projection's output; returns where that lies: in dproj, or,
-// where heads have no norm, in dheads. x: the ranks that share the heads
-static const floatX* heads_backward(const Qwen* qwen, const Activations* acts, floatX* dproj, const floatX* dheads,
-                                    const floatX* proj, const float* rstd, size_t field, int l, int heads,
-                                    const RankGroup* x, int N, const Device* dev) {
-    if (!qwen->config.qk_norm) { return dheads; }
-    layer_heads_backward(acts, dproj, dheads, proj, rstd, field, l, heads, x, N, dev);
-    return dproj;
-}
-
-// from dresidual, the gradient of the stream behind the attention of layer l, to that of its input, dbranch
-static void attention_block_backward(Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const Model* m = &qwen->model;
-    const RankGroup key_heads = model_key_heads(m);
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention attention = rotary_attention(qwen, acts, l);
-    linear_backward(a.dbranch, a.dresidual, a.attention, layer_linear_biased(acts, AT(wo), AT(bo), l),
-                    layer_gradients_biased(acts, AT(wo), AT(bo), l), 0, N, dev);
-    rotary_attention_backward(a.dq, a.dk, a.dv, a.dbranch, &attention, &acts->batch.segments, &acts->batch.rows, dev);
-    LinearChain chain = linear_chain(a.dbranch);  // through all three
-    const floatX* dq =
-        heads_backward(qwen, acts, a.dproj, a.dq, a.q_proj, s.q_rstd, AT(q_norm), l, c->NH, &m->tp, N, dev);
-    linear_chain_backward(&chain, dq, a.norm1, layer_linear_biased(acts, AT(wq), AT(bq), l),
-                          layer_gradients_biased(acts, AT(wq), AT(bq), l), N, dev);
-    const floatX* dk =
-        heads_backward(qwen, acts, a.dproj, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, c->NKV, &key_heads, N, dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, dk, m, c->NKV * c->HS, N, dev), a.norm1,
-                          layer_linear_biased(acts, AT(wk), AT(bk), l), layer_gradients_biased(acts, AT(wk), AT(bk), l),
-                          N, dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, c->NKV * c->HS, N, dev), a.norm1,
-                          layer_linear_biased(acts, AT(wv), AT(bv), l), layer_gradients_biased(acts, AT(wv), AT(bv), l),
-                          N, dev);
-    linear_chain_end(&chain, N, dev);
-}
-
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
 static void block_backward(Model* m, Activations* acts, int l, const floatX* residual, int N, const Device* dev) {
     Qwen* qwen = (Qwen*)m;
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
+    const GqaPass attention = attention_pass(qwen, acts, l, N);
     if (c->kinds[l] == 'M') {
         const MlpPass p = mlp_pass(qwen, acts, l, N);
         mlp_backward(&p, a.dbranch, a.dresidual, a.norm2, 0, dev);
@@ -444,7 +380,7 @@ static void block_backward(Model* m, Activations* acts, int l, const floatX* res
         experts_backward(qwen, acts, l, N, dev);
     }
     layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, a.residual2.x, s.norm2_rstd, AT(norm2), l, 1, N, dev);
-    attention_block_backward(qwen, acts, l, N, dev);
+    gqa_layer_backward(&attention, a.dbranch, a.dresidual, dev);
     layer_rmsnorm_backward(acts, a.dresidual, a.dbranch, residual, s.norm1_rstd, AT(norm1), l, 1, N, dev);
 }
 
@@ -582,15 +518,11 @@ static void qwen_box(const Run* r) {
 static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Qwen* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
-    const Config* c = config_of(r);
+    const GqaSizes attention = attention_sizes(&qwen->config);
     const int N = run_positions(r), replays = again && decoder_recomputes(r);
-    const RankGroup key_heads = model_key_heads(m);
-    double n = linear_layer_sends(m, &qwen->adapters, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, c->D, N);
-    n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + replays, is_back);
-    if (is_back) {
-        n += heads_sends(m, AT(q_norm), l, c->NH, c->HS, &m->tp, N);
-        n += heads_sends(m, AT(k_norm), l, c->NKV, c->HS, &key_heads, N);
-    }
+    return linear_layer_sends(m, &qwen->adapters, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, qwen->config.D, N) +
+           gqa_layer_sends(&attention, ATTENTION, m, l, 1 + replays, is_back, N);
+}
     return n;
 }
 

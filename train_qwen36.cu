@@ -22,6 +22,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/delta_layer.h"  // DeltaPass, delta_layer_forward: the linear mixer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/gathered.h"     // heads_sends, swiglu_backward_gathered: sums over what ranks of --tp share
+#include "llmc/models/gqa_layer.h"    // GqaPass, gqa_layer_forward: attention of a full layer
 #include "llmc/models/image_splice.h" // image_splice_take, image_splice_forward: images in the text
 #include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
@@ -30,14 +31,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
-#include "llmc/models/rotary_attention.h"  // rotary_attention_pass: RoPE and attention, document by document
-                                           // or text by text
-#include "llmc/models/shared_keys.h"  // keys_forward, keys_own: more ranks of --tp than heads of keys
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/text_sight.h"   // TextSight: what a text that is generated has seen
 #include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
-#include "llmc/ops/head_gate.h"       // head_gate_split, head_gate_forward: the output gate of attention
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/row_gate.h"        // row_gate_forward, row_gate_add: the weight of the shared expert
 #include "llmc/ops/swiglu.h"          // swiglu_forward
@@ -60,19 +57,19 @@ typedef struct {
     floatX *encoded, *norm1, *norm2, *shared_logit, *shared_gate_up, *shared_hidden, *shared_out, *norm, *logits,
         *branch;
     Stream residual2, residual3;
-    floatX *q_proj, *k_proj, *heads, *q, *k, *v, *new_k, *new_v, *attention, *gated_attention,
-        *key_part;  // of full layers
-    DeltaTensors delta;  // of linear ones
+    GqaTensors attention;  // of full layers
+    DeltaTensors delta;    // of linear ones
     ExpertTensors experts;
     MtpTensors mtp;
-    floatX *dresidual, *dbranch, *dattention, *dq, *dk, *dv, *dheads, *dshared_hidden, *dshared_logit;
+    floatX *dresidual, *dbranch, *dshared_hidden, *dshared_logit;
 } ActivationTensors;
 
 // what must not lose digits, always float
 typedef struct {
-    float *norm1_rstd, *q_rstd, *k_rstd, *att_max, *att_inv, *norm2_rstd, *shared_weight, *dshared_weight,
+    float *norm1_rstd, *norm2_rstd, *shared_weight, *dshared_weight,
         *norm_rstd, *losses;
     MtpStatistics mtp;
+    GqaStatistics attention;
     DeltaStatistics delta;
     ExpertStatistics experts;
 } Statistics;
@@ -109,6 +106,12 @@ static ExpertSizes expert_sizes(const Qwen36* qwen, Purpose purpose, const Trade
     return s;
 }
 
+// of layers with attention, the MTP module's too
+static GqaSizes attention_sizes(const Config* c) {
+    const GqaSizes s = {c->NH, c->NKV, c->HS, c->rotated, 1, 1, c->kinds, "F"};
+    return s;
+}
+
 static DeltaSizes delta_sizes(const Config* c, const RankGroup* cp) {
     const DeltaSizes s = {c->Hk, c->Hv, c->DK, c->DV, c->K, c->eps, c->L, c->kinds, cp};
     return s;
@@ -117,57 +120,28 @@ static DeltaSizes delta_sizes(const Config* c, const RankGroup* cp) {
 // of rows of T positions those of this rank
 static int own_T(const Tradeoffs* how, int T) { return T / (how->cp ? how->cp->size : 1); }
 
-// a line for the layers with attention
-static Tensor full_activation(const Config* c, const char* name, size_t field, int layers, int rows, int columns) {
-    return kind_activation(c->kinds, "F", name, field, layers, rows, columns);
-}
-
-// lines of the layers with attention behind t; returns the end
-static Tensor* full_rows(Tensor* t, const Qwen36* qwen, int B, int T, int N, int L_block, Purpose purpose) {
-    const Config* c = &qwen->config;
-    const int HQ = c->NH * c->HS, HK = c->NKV * c->HS, N_new = purpose == TO_GENERATE ? N : 0;
-    const int L_cache = purpose == TO_GENERATE ? c->L : L_block, N_keys = purpose == TO_GENERATE ? B * T : N;
-#define FIELD(name) #name, offsetof(ActivationTensors, name)
-    *t++ = full_activation(c, FIELD(q_proj), L_block, N, 2 * HQ);  // of each head q and its gate; then its gradient
-    *t++ = full_activation(c, FIELD(k_proj), L_block, N, HK);      // before the norm of its heads
-    *t++ = full_activation(c, FIELD(heads),  0, N, HQ);            // q before the norm of its heads
-    *t++ = full_activation(c, FIELD(q),      L_block, N, HQ);      // turned by RoPE, as k
-    *t++ = full_activation(c, FIELD(k),      L_cache, N_keys, HK); // in generation k and v are kept for what comes
-    t[-1].is_cache = 1;
-    *t++ = full_activation(c, FIELD(v),      L_cache, N_keys, HK);
-    t[-1].is_cache = 1;
-    *t++ = full_activation(c, FIELD(new_k),  0, N_new, HK);        // on their way there
-    *t++ = full_activation(c, FIELD(new_v),  0, N_new, HK);
-    *t++ = full_activation(c, FIELD(attention), L_block, N, HQ);   // before its gate
-    *t++ = full_activation(c, FIELD(gated_attention), 0, N, HQ);
-    *t++ = activation(FIELD(key_part), 0, N, keys_part(&qwen->model, c->HS));  // of shared keys, values, gradients
-#undef FIELD
-    return t;
-}
-
 // scratch that all layers share; with --tp of products, and of what sums over heads or channels of all ranks
 static void size_scratch(Activations* acts, const Qwen36* qwen, int B, int T) {
     const Config *c = &qwen->config, *whole = &qwen->whole;
     const Model* m = &qwen->model;
     const int N = acts->N, N_head = activations_head_rows(&acts->how, B, N, acts->purpose);
+    const GqaSizes attention = attention_sizes(c);
     const int trains = acts->purpose == TO_TRAIN, N_last = acts->purpose == TO_GENERATE ? N_head : 1;
     const int N_train = trains ? N : 0, has_full = config_layers(c, FULL_LAYER) + acts->has_mtp > 0;
-    const size_t norms = tp_larger(heads_room_elements(N_train, whole->NH, c->HS, &m->tp),
+    const size_t norms = tp_larger(gqa_room_elements(&attention, m, N, trains),
                                    delta_room_elements(N_train, whole->Hv, c->DV, &m->tp));
     const size_t back = tp_larger(norms, swiglu_room_elements(N_train, whole->FS, &m->tp));
     const size_t head = vocabulary_room_elements(m, N, N_head, N_last);
-    const size_t shared = shared_keys_elements(m, c->NH, c->HS, N, trains);
     acts->adapter.n = adapter_scratch_elements(&qwen->adapters, m, N, N * c->k);
     acts->rounded.n = linear_rounded_elements(m, N, N * c->k);
-    acts->parallel.n = tp_larger(tp_larger(back, shared), tp_larger(head, linear_room_elements(m, N)));
-    if (!has_full) { return; }
-    acts->keys.n = segment_room_elements(B * T, c->NH * m->keys.size, c->NKV, c->HS, trains, acts->how.cp);
+    acts->parallel.n = tp_larger(back, tp_larger(head, linear_room_elements(m, N)));
+    acts->keys.n = has_full ? gqa_keys_elements(&attention, m, B * T, trains, acts->how.cp) : 0;
 }
 
 // B rows of T positions; generation keeps logits of the last position of each. qwen must outlive the table
 static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Purpose purpose, const Tradeoffs* how) {
     const Config* c = &qwen->config;
-    const int D = c->D, HQ = c->NH * c->HS, HK = c->NKV * c->HS;
+    const int D = c->D, HQ = c->NH * c->HS;
     const int N = activations_positions(how, B, T, purpose), N_train = purpose == TO_TRAIN ? N : 0;
     const int L = mtp_layers(&qwen->model, c->L, purpose), mtp = mtp_on_rank(&qwen->model, purpose);
     const int L_norms = activations_kept(how, L, purpose, RECOMPUTE_NORMS);
@@ -176,12 +150,16 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     const int N_head = activations_head_rows(how, B, N, purpose);
     const RankGroup* tp = &qwen->model.tp;
     const ExpertSizes experts = expert_sizes(qwen, purpose, how);
+    const GqaSizes attention = attention_sizes(c);
     const DeltaSizes delta = delta_sizes(c, how->cp);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(ActivationTensors, name)
     *t++ = input_activation(FIELD(encoded), N, D);             // of a later stage: the stream of the one before
     *t++ = activation(FIELD(norm1),          L_norms, N, D);   // what a mixer reads
-    if (config_layers(c, FULL_LAYER) + mtp > 0) { t = full_rows(t, qwen, B, T, N, L_block, purpose); }
+    if (config_layers(c, FULL_LAYER) + mtp > 0) {
+        t = gqa_tensor_rows(t, offsetof(ActivationTensors, attention), &attention, &qwen->model, B, T, N, c->L, L_block,
+                            purpose);
+    }
     if (config_layers(c, LINEAR_LAYER) > 0) {
         t = delta_tensor_rows(t, offsetof(ActivationTensors, delta), &delta, B, N, L_block, purpose);
     }
@@ -198,12 +176,7 @@ static int activation_table(Tensor* table, const Qwen36* qwen, int B, int T, Pur
     *t++ = activation(FIELD(branch),         0, N, D);         // a block's output before it joins the stream
     if (mtp) { t = mtp_tensor_rows(t, offsetof(ActivationTensors, mtp), N, D); }
     *t++ = activation(FIELD(dresidual),      0, N_train, D);
-    *t++ = activation(FIELD(dbranch),        0, N_train, D);   // gradient of what a norm gives, norm1 or norm2
-    *t++ = activation(FIELD(dattention),     0, N_train, HQ);  // behind its gate, then before it
-    *t++ = activation(FIELD(dq),             0, N_train, HQ);
-    *t++ = activation(FIELD(dk),             0, N_train, HK);
-    *t++ = activation(FIELD(dv),             0, N_train, HK);
-    *t++ = activation(FIELD(dheads),         0, N_train, HQ);  // of q or k before the norm of its heads
+    *t++ = activation(FIELD(dbranch),        0, N_train, D > HQ ? D : HQ);  // of what a norm or attention gives
     *t++ = activation(FIELD(dshared_hidden), 0, N_train, c->FS);  // where its weight is 1
     *t++ = activation(FIELD(dshared_logit),  0, N_train, 1);
 #undef FIELD
@@ -216,15 +189,13 @@ static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purp
     const int mtp = mtp_on_rank(&qwen->model, purpose);
     const int L_block = activations_kept(how, mtp_layers(&qwen->model, c->L, purpose), purpose, RECOMPUTE_BLOCKS);
     const ExpertSizes experts = expert_sizes(qwen, purpose, how);
+    const GqaSizes attention = attention_sizes(c);
     const DeltaSizes delta = delta_sizes(c, how->cp);
     Tensor* t = table;
 #define FIELD(name) #name, offsetof(Statistics, name)
     *t++ = activation(FIELD(norm1_rstd), L_block, N, 1);
     if (config_layers(c, FULL_LAYER) + mtp > 0) {
-        *t++ = full_activation(c, FIELD(q_rstd),  L_block, N, c->NH);
-        *t++ = full_activation(c, FIELD(k_rstd),  L_block, N, c->NKV);
-        *t++ = full_activation(c, FIELD(att_max), L_block, N, c->NH);  // (B, NH, T)
-        *t++ = full_activation(c, FIELD(att_inv), L_block, N, c->NH);  // (B, NH, T)
+        t = gqa_statistic_rows(t, offsetof(Statistics, attention), &attention, N, L_block);
     }
     if (config_layers(c, LINEAR_LAYER) > 0) {
         t = delta_statistic_rows(t, offsetof(Statistics, delta), &delta, B, own_T(how, T), N, L_block, purpose);
@@ -245,6 +216,8 @@ static int statistic_table(Tensor* table, const Qwen36* qwen, int B, int T, Purp
 
 #define AT(name) offsetof(Parameters, name)  // a field of the table
 
+static const GqaFields ATTENTION = {AT(wq), NO_BIAS, AT(wk), NO_BIAS, AT(wv), NO_BIAS, AT(wo), NO_BIAS, AT(q_norm),
+                                    AT(k_norm)};
 static const ExpertFields EXPERTS = {AT(router), AT(expert_gate_up), AT(expert_down)};
 
 // Sizes only: what a run will need is known before anything is allocated. Takes the adapters; NULL: there are none.
@@ -295,17 +268,13 @@ static Statistics layer_statistics(const Activations* acts, int l) {
 // has the batch at hand, or one of the texts that are generated, images?
 static int has_images(const Qwen36* qwen) { return qwen->images.N > 0; }
 
-static RotaryAttention rotary_attention(const Qwen36* qwen, const Activations* acts, int l) {
-    const Config* c = &qwen->config;
+static GqaPass attention_pass(const Qwen36* qwen, const Activations* acts, int l, int N) {
+    const GqaSizes size = attention_sizes(&qwen->config);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
-    RotaryAttention x = rotary_attention_init(c->NH, c->NKV, c->HS, 0, &acts->rope, acts->how.cp, acts->keys.at,
-                                              &qwen->model.keys, acts->parallel.at);
-    x.rotated = c->rotated;
-    if (has_images(qwen)) { x.rope = &qwen->images.rope, x.by_position = 1; }
-    x.of.q = a.q, x.of.k = a.k, x.of.v = a.v, x.of.out = a.attention;
-    x.of.max = s.att_max, x.of.inv = s.att_inv;
-    return x;
+    GqaPass p = layer_gqa(acts, ATTENTION, &size, &a.attention, &s.attention, a.norm1, l, N);
+    if (has_images(qwen)) { p.attention.rope = &qwen->images.rope, p.attention.by_position = 1; }
+    return p;
 }
 
 // the linear mixer of layer l, without gradients
@@ -349,25 +318,6 @@ static ExpertPass expert_pass(const Qwen36* qwen, Activations* acts, int l, int 
 
 // ---- forward ----
 
-// attention of layer l with its output gate: from norm1 to branch
-static void gated_attention_forward(const Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const TokenBatch* batch = &acts->batch;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention attention = rotary_attention(qwen, acts, l);
-    floatX *k = batch->n_texts > 0 ? a.new_k : a.k, *v = batch->n_texts > 0 ? a.new_v : a.v;
-    linear_forward(a.q_proj, a.norm1, layer_linear(acts, AT(wq), l), N, dev);
-    head_gate_split(a.heads, a.q_proj, N, c->NH, c->HS, dev);
-    layer_rmsnorm_forward(acts, a.q, s.q_rstd, a.heads, AT(q_norm), l, N * c->NH, dev);
-    keys_forward(a.k_proj, a.key_part, a.norm1, layer_linear(acts, AT(wk), l), &qwen->model, N, dev);
-    layer_rmsnorm_forward(acts, k, s.k_rstd, a.k_proj, AT(k_norm), l, N * c->NKV, dev);
-    keys_forward(v, a.key_part, a.norm1, layer_linear(acts, AT(wv), l), &qwen->model, N, dev);
-    rotary_attention_pass(&attention, k, v, batch, acts->T, dev);
-    head_gate_forward(a.gated_attention, a.attention, a.q_proj, N, c->NH, c->HS, dev);
-    linear_forward(a.branch, a.gated_attention, layer_linear(acts, AT(wo), l), N, dev);
-}
-
 // The first half of layer l: N positions, whose stream comes in as `residual`. replay: they have been here before, and
 // what goes along rows is there
 static void mixer_forward(const Qwen36* qwen, Activations* acts, int l, const floatX* residual, int replay, int N,
@@ -380,7 +330,8 @@ static void mixer_forward(const Qwen36* qwen, Activations* acts, int l, const fl
         if (replay) { p.line.before = p.line.behind = NULL; }
         delta_layer_forward(&p, a.branch, dev);
     } else {
-        gated_attention_forward(qwen, acts, l, N, dev);
+        const GqaPass p = attention_pass(qwen, acts, l, N);
+        gqa_layer_forward(&p, a.branch, dev);
     }
     residual_forward(a.residual2.x, residual, a.branch, (size_t)N * c->D, dev);
 }
@@ -486,14 +437,12 @@ static LmHead lm_head(const Model* m, const Activations* acts) {
 
 // what the mixer of layer l never keeps
 static void mixer_again(const Qwen36* qwen, const Activations* acts, int l, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const ActivationTensors a = layer_activations(acts, l);
-    if (c->kinds[l] == LINEAR_LAYER) {
+    if (qwen->config.kinds[l] == LINEAR_LAYER) {
         const DeltaPass p = delta_pass(qwen, acts, l, N);
         delta_layer_again(&p, dev);
     } else {
-        head_gate_split(a.heads, a.q_proj, N, c->NH, c->HS, dev);
-        head_gate_forward(a.gated_attention, a.attention, a.q_proj, N, c->NH, c->HS, dev);
+        const GqaPass p = attention_pass(qwen, acts, l, N);
+        gqa_layer_again(&p, dev);
     }
 }
 
@@ -555,40 +504,15 @@ static void experts_backward(Qwen36* qwen, Activations* acts, int l, int N, cons
 }
 
 // from dresidual, the gradient of the stream behind the mixer of layer l, to that of norm1, dbranch
-static void gated_attention_backward(Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
-    const Config* c = &qwen->config;
-    const Model* m = &qwen->model;
-    const RankGroup key_heads = model_key_heads(m);
-    const int NH = c->NH, NKV = c->NKV, HS = c->HS;
-    const ActivationTensors a = layer_activations(acts, l);
-    const Statistics s = layer_statistics(acts, l);
-    const RotaryAttention attention = rotary_attention(qwen, acts, l);
-    linear_backward(a.dattention, a.dresidual, a.gated_attention, layer_linear(acts, AT(wo), l),
-                    layer_gradients(acts, AT(wo), l), 0, N, dev);
-    head_gate_backward(a.dattention, a.q_proj, a.dattention, a.attention, a.q_proj, N, NH, HS, dev);
-    rotary_attention_backward(a.dq, a.dk, a.dv, a.dattention, &attention, &acts->batch.segments, &acts->batch.rows,
-                              dev);
-    LinearChain chain = linear_chain(a.dbranch);  // through all three
-    layer_heads_backward(acts, a.dheads, a.dq, a.heads, s.q_rstd, AT(q_norm), l, NH, &m->tp, N, dev);
-    head_gate_join(a.q_proj, a.dheads, N, NH, HS, dev);
-    linear_chain_backward(&chain, a.q_proj, a.norm1, layer_linear(acts, AT(wq), l), layer_gradients(acts, AT(wq), l), N,
-                          dev);
-    layer_heads_backward(acts, a.dheads, a.dk, a.k_proj, s.k_rstd, AT(k_norm), l, NKV, &key_heads, N, dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, a.dheads, m, NKV * HS, N, dev), a.norm1,
-                          layer_linear(acts, AT(wk), l), layer_gradients(acts, AT(wk), l), N, dev);
-    linear_chain_backward(&chain, keys_own(a.key_part, a.dv, m, NKV * HS, N, dev), a.norm1,
-                          layer_linear(acts, AT(wv), l), layer_gradients(acts, AT(wv), l), N, dev);
-    linear_chain_end(&chain, N, dev);
-}
-
 static void mixer_backward(Qwen36* qwen, Activations* acts, int l, int N, const Device* dev) {
     const ActivationTensors a = layer_activations(acts, l);
-    if (qwen->config.kinds[l] == FULL_LAYER) {
-        gated_attention_backward(qwen, acts, l, N, dev);
-        return;
+    if (qwen->config.kinds[l] == LINEAR_LAYER) {
+        const DeltaPass p = delta_pass_back(qwen, acts, l, N);
+        delta_layer_backward(&p, a.dbranch, a.dresidual, dev);
+    } else {
+        const GqaPass p = attention_pass(qwen, acts, l, N);
+        gqa_layer_backward(&p, a.dbranch, a.dresidual, dev);
     }
-    const DeltaPass p = delta_pass_back(qwen, acts, l, N);
-    delta_layer_backward(&p, a.dbranch, a.dresidual, dev);
 }
 
 // dresidual goes from the stream behind layer l to the one before it, which came in as `residual`
@@ -1126,15 +1050,13 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     const Qwen36* qwen = &workplace(r)->qwen;
     const Model* m = r->model;
     const Config* c = config_of(r);
-    const RankGroup key_heads = model_key_heads(m);
+    const GqaSizes attention = attention_sizes(&qwen->config);
     const int N = run_positions(r), is_linear = c->kinds[l] == LINEAR_LAYER, replays = again && decoder_recomputes(r);
     const size_t once_more = !replays ? TENSOR_NO_FIELD : is_linear ? AT(out) : AT(wo);
     double n = linear_layer_sends(m, &qwen->adapters, l, once_more, is_linear ? 4 : 3, c->D, N);
-    if (!is_linear) { n += shared_keys_sends(m, qwen->config.NH, c->HS, N, 1 + replays, is_back); }
+    if (!is_linear) { n += gqa_layer_sends(&attention, ATTENTION, m, l, 1 + replays, is_back, N); }
     if (is_back) {
         n += swiglu_sends(N, c->FS, &m->tp);
-        n += heads_sends(m, AT(q_norm), l, c->NH, c->HS, &m->tp, N);
-        n += heads_sends(m, AT(k_norm), l, c->NKV, c->HS, &key_heads, N);
         n += heads_sends(m, AT(o_norm), l, c->Hv, c->DV, &m->tp, N);
     }
     return l < c->L ? n : n + mtp_module_sends(m, c->D, N);

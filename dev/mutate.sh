@@ -228,8 +228,10 @@ mutation "grouped: an expert without rows keeps its gradient" test_grouped_matmu
     grouped_matmul.h:grouped_add_ 'k < K \|\| k == 0' 'k < K'
 mutation "grouped: the panel of another part is taken" test_grouped_matmul "rows forward" gemm.h:gemm_block_ \
     'gemm_columns_\(p->b, n, n_end, p->K\)' 'gemm_columns_(block->part->b, n, n_end, p->K)'
+if grep -qm1 avx512f /proc/cpuinfo; then  # else panels are whole tiles: it would change nothing
 mutation "gemm: a panel ends where the next one has begun" test_matmul "gemm shapes" gemm.h:gemm_block_ \
     'n_end = gemm_panel_begin_\(block, panel \+ 1\)' 'n_end = gemm_min_(n + TILE_N, block->N)'
+fi
 mutation "grouped: a tile that is stored past the caches leaves out its last vector" test_grouped_matmul past \
     gemm.h:gemm_vectors_ 'if \(past\) \{ v_store_past' 'if (past) { if (v + 1 < V) v_store_past'
 mutation "grouped: a product that goes on begins at 0" test_lora "experts forward" grouped_matmul.h:grouped_add_ \
@@ -591,8 +593,8 @@ mutation "MTP guesses from one document about another" test_documents "the token
     'after\[first - 2\] = -1;' ''
 mutation "MTP guesses about the document behind a row" test_documents "the token after the next" mtp_tokens.h:mtp_tokens \
     'is_last \|\| is_other' 'is_last'
-mutation "qwen36: all channels of a head turn" test_qwen36 "golden text" train_qwen36.cu:rotary_attention \
-    'x\.rotated = c->rotated;' 'x.rotated = c->HS;'
+mutation "qwen36: all channels of a head turn" test_qwen36 "golden text" gqa_layer.h:layer_gqa \
+    'rotated = size->rotated;' 'rotated = size->HS;'
 mutation "qwen36: the shared expert weighs 1 in backward" test_qwen36 "golden text" train_qwen36.cu:shared_backward \
     's\.shared_weight, N, FS' 'NULL, N, FS'
 mutation "qwen36: keys of the linear layers have the convolution of the queries" test_qwen36 "golden text, forward" \
@@ -604,7 +606,7 @@ mutation "qwen36: documents share a state" test_qwen36 documents delta_layer.h:d
 mutation "qwen36: what is never kept is not made again" test_qwen36 recompute train_qwen36.cu:recompute_block \
     'mixer_again\(qwen, acts, l, N, dev\);' ''
 mutation "qwen36: the gradient of the gate is that of the query" test_qwen36 "golden text" \
-    train_qwen36.cu:gated_attention_backward 'head_gate_join\(a\.q_proj, a\.dheads, N, NH, HS, dev\);' ''
+    gqa_layer.h:gqa_queries_backward_ 'head_gate_join\(p->a\.q_proj, dq, p->N, s->NH, s->HS, dev\);' ''
 mutation "images: rows are resized first, whatever the shape" test_image "resize Pillow" image_resize.h:image_resize_columns_first \
     'out_height < height &&' '0 \&\&'
 mutation "images: weights of a shrinking image look at four pixels" test_image "resize Pillow" image_resize.h:image_resize_weights \
