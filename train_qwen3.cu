@@ -523,8 +523,6 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
     return linear_layer_sends(m, &qwen->adapters, l, replays ? AT(wo) : TENSOR_NO_FIELD, 3, qwen->config.D, N) +
            gqa_layer_sends(&attention, ATTENTION, m, l, 1 + replays, is_back, N);
 }
-    return n;
-}
 
 // with --cp: what its attention and its router do
 static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
