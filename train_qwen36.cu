@@ -33,7 +33,6 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/qwen36.h"       // Config, Parameters, parameter_table
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/text_sight.h"   // TextSight: what a text that is generated has seen
-#include "llmc/models/token_batch.h"  // TokenBatch: tokens, targets and documents of a batch, on the device
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ops/row_gate.h"        // row_gate_forward, row_gate_add: the weight of the shared expert

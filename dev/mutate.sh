@@ -228,7 +228,7 @@ mutation "grouped: an expert without rows keeps its gradient" test_grouped_matmu
     grouped_matmul.h:grouped_add_ 'k < K \|\| k == 0' 'k < K'
 mutation "grouped: the panel of another part is taken" test_grouped_matmul "rows forward" gemm.h:gemm_block_ \
     'gemm_columns_\(p->b, n, n_end, p->K\)' 'gemm_columns_(block->part->b, n, n_end, p->K)'
-if grep -qm1 avx512f /proc/cpuinfo; then  # else panels are whole tiles: it would change nothing
+if [ $places = 1 ] || grep -qm1 avx512f /proc/cpuinfo; then  # else panels are whole tiles: it would change nothing
 mutation "gemm: a panel ends where the next one has begun" test_matmul "gemm shapes" gemm.h:gemm_block_ \
     'n_end = gemm_panel_begin_\(block, panel \+ 1\)' 'n_end = gemm_min_(n + TILE_N, block->N)'
 fi
@@ -594,7 +594,7 @@ mutation "MTP guesses from one document about another" test_documents "the token
 mutation "MTP guesses about the document behind a row" test_documents "the token after the next" mtp_tokens.h:mtp_tokens \
     'is_last \|\| is_other' 'is_last'
 mutation "qwen36: all channels of a head turn" test_qwen36 "golden text" gqa_layer.h:layer_gqa \
-    'rotated = size->rotated;' 'rotated = size->HS;'
+    'size->rotated, &acts->rope' 'size->HS, \&acts->rope'
 mutation "qwen36: the shared expert weighs 1 in backward" test_qwen36 "golden text" train_qwen36.cu:shared_backward \
     's\.shared_weight, N, FS' 'NULL, N, FS'
 mutation "qwen36: keys of the linear layers have the convolution of the queries" test_qwen36 "golden text, forward" \

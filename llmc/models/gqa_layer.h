@@ -28,7 +28,7 @@ Source: Ainslie et al. 2023, arXiv:2305.13245
 typedef struct {
     int NH, NKV, HS;       // heads of queries, of keys; channels of each
     int rotated;           // channels of a head that turn
-    int norms, gates;      // heads of queries and keys have a norm; those of what attention gives a gate
+    int norms, gates;      // heads of queries and keys have a norm; then those of what attention gives may have a gate
     const char *kinds, *kind;  // of each layer its kind, and that of those with this attention; NULL: all have it
 } GqaSizes;
 
@@ -71,7 +71,7 @@ static inline Tensor* gqa_tensor_rows(Tensor* t, size_t at, const GqaSizes* s, c
     t[-1].is_cache = 1;
     *t++ = gqa_row_(s, FIELD(attention), L_block, N, HQ);
     *t++ = activation(FIELD(key_part),   0, N, keys_part(m, s->HS));
-    *t++ = activation(FIELD(heads),      0, N, s->gates && s->norms ? HQ : 0);
+    *t++ = activation(FIELD(heads),      0, N, s->gates * HQ);
     *t++ = activation(FIELD(gated_attention), 0, N, s->gates * HQ);
     *t++ = activation(FIELD(new_k),      0, N_new, HK);
     *t++ = activation(FIELD(new_v),      0, N_new, HK);
@@ -131,10 +131,10 @@ typedef struct {
 static inline GqaPass layer_gqa(const Activations* acts, GqaFields fields, const GqaSizes* size, const GqaTensors* a,
                                 const GqaStatistics* s, const floatX* inp, int l, int N) {
     GqaPass p = {*size, fields, *a, *s, inp,
-                 rotary_attention_init(size->NH, size->NKV, size->HS, 0, &acts->rope, acts->how.cp, acts->keys.at,
-                                       &acts->model->keys, acts->parallel.at),
+                 rotary_attention_init(size->NH, size->NKV, size->HS, size->rotated, &acts->rope, acts->how.cp,
+                                       acts->keys.at, &acts->model->keys, acts->parallel.at),
                  acts, l, N};
-    p.attention.rotated = size->rotated;
+    assert(size->norms || !size->gates);
     p.attention.of.q = a->q, p.attention.of.k = a->k, p.attention.of.v = a->v, p.attention.of.out = a->attention;
     p.attention.of.max = s->att_max, p.attention.of.inv = s->att_inv;
     return p;
@@ -146,7 +146,7 @@ static inline Linear gqa_linear_(const GqaPass* p, size_t weight, size_t bias) {
 
 // heads of queries as RoPE will turn them, but for their norm
 static inline floatX* gqa_heads_(const GqaPass* p) {
-    return !p->size.norms ? p->a.q : p->size.gates ? p->a.heads : p->a.q_proj;
+    return p->size.gates ? p->a.heads : p->size.norms ? p->a.q_proj : p->a.q;
 }
 
 static inline void gqa_queries_forward_(const GqaPass* p, const Device* dev) {
@@ -189,7 +189,7 @@ static inline void gqa_layer_forward(const GqaPass* p, floatX* out, const Device
 
 static inline void gqa_layer_again(const GqaPass* p, const Device* dev) {
     if (!p->size.gates) { return; }
-    if (p->size.norms) { head_gate_split(p->a.heads, p->a.q_proj, p->N, p->size.NH, p->size.HS, dev); }
+    head_gate_split(p->a.heads, p->a.q_proj, p->N, p->size.NH, p->size.HS, dev);
     gqa_gate_forward_(p, dev);
 }
 

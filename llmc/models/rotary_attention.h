@@ -26,18 +26,18 @@ typedef struct {
                       // 0: of a segment, from 0 on
 } RotaryAttention;
 
-// NH heads of HS channels, of which NH / NKV read the same keys; q (N, NH*HS), k, v (N, NKV*HS). All channels turn, or
-// those for which the caller sets `rotated`. keys, shared_room: SegmentAttention's
-static inline RotaryAttention rotary_attention_init(int NH, int NKV, int HS, int window, const RopeTable* rope,
+// NH heads of HS channels, of which NH / NKV read the same keys; q (N, NH*HS), k, v (N, NKV*HS). A position sees all
+// before it, or a window that the caller sets. keys, shared_room: SegmentAttention's
+static inline RotaryAttention rotary_attention_init(int NH, int NKV, int HS, int rotated, const RopeTable* rope,
                                                     const RankGroup* cp, floatX* room, const RankGroup* keys,
                                                     floatX* shared_room) {
     RotaryAttention x;
     memset(&x, 0, sizeof x);
-    x.of.NH = NH, x.of.NKV = NKV, x.of.HS = HS, x.of.window = window;
+    x.of.NH = NH, x.of.NKV = NKV, x.of.HS = HS;
     x.of.q_row = (size_t)(NH * HS), x.of.kv_row = (size_t)(NKV * HS);
     x.of.cp = cp, x.of.room = room;
     x.of.keys = keys, x.of.shared_room = shared_room;
-    x.rotated = HS;
+    x.rotated = rotated;
     x.rope = rope;
     return x;
 }
