@@ -42,6 +42,8 @@ steps() {  # RUN: how many its records have
     echo "${n:-0}"
 }
 
+whole_checkpoints() { compgen -G 'run/step_*[0-9]/manifest.json' | wc -l; }  # how many `run` has
+
 grows() {  # RUN: does it go on?
     local n
     n=$(steps "$1")
@@ -213,7 +215,7 @@ pid=$!
 kill -HUP $pid
 timeout 60 tail --pid=$pid -f /dev/null
 wait $pid
-check "SIGHUP, of a terminal that is gone, saves a checkpoint" test $? = 0 -a "$(ls -d run/step_*[0-9]/manifest.json | wc -l)" = 1
+check "SIGHUP, of a terminal that is gone, saves a checkpoint" test "$? $(whole_checkpoints)" = "0 1"
 
 rm -rf run
 (
@@ -263,7 +265,7 @@ check "but not with a text that has changed since" test $status = 2 -a "$(grep -
 
 rm -rf run
 begin "${start[@]}" --steps 100000000 --run run --save-minutes 0.005
-for _ in $(seq 600); do compgen -G 'run/step_*[0-9]/manifest.json' >/dev/null && break; sleep 0.05; done
+for _ in $(seq 600); do [ "$(whole_checkpoints)" = 0 ] || break; sleep 0.05; done
 kill -9 $! && wait $! 2>/dev/null
 run 60 --resume --run run --steps 1 --dry-run
 check "--save-minutes saves by time: a killed run goes on" test $status = 0
@@ -642,8 +644,6 @@ run 30 "${start[@]}" --steps 2 --run run --continue --dry-run
 check "--continue --dry-run makes no folder" test $status = 0 -a ! -e run
 
 # ---- readers, limits and launchers that end ----
-whole_checkpoints() { compgen -G 'run/step_*[0-9]/manifest.json' | wc -l; }
-
 rm -rf run
 timeout 60 "$trainer" "${start[@]}" --steps 100000000 --run run 2>err </dev/null | (while [ "$(steps run)" -lt 3 ]; do sleep 0.05; done)
 check "a run whose standard output is gone saves a checkpoint and ends with status 0" \
