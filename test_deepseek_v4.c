@@ -25,7 +25,7 @@ static Model* layout(Subject* s) {
     Config c;
     ErrorText error;
     if (!config_parse(&c, s->file.config, &error)) { fail_run("%s: %s", s->file.set.path, error.text); }
-    deepseek_v4_layout(&of(s)->v4, &c, NULL, c.mtp, c.indexer != INDEXER_OFF);
+    deepseek_v4_layout(&of(s)->v4, &c, NULL, c.aux.mtp, c.aux.indexer != INDEXER_OFF);
     return &of(s)->v4.model;  // what does not learn has no gradient and no decay, and so stays
 }
 
@@ -80,7 +80,8 @@ static float loss_beside(void* subject) { return more_loss(&((V4Subject*)subject
 
 static void updated(void* subject) {
     V4Subject* x = (V4Subject*)subject;
-    level_biases(&x->v4, NULL, &x->d.s.dev);
+    const Config* c = &x->v4.config;
+    levelled_biases(&x->v4.model, AT(router), AT(router_bias), c->aux.bias_rate, 0, NULL, c->E, &x->d.s.dev);
 }
 
 static Tolerances tolerances(const Subject* s) {

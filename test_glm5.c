@@ -25,7 +25,7 @@ static Model* layout(Subject* s) {
     Config c;
     ErrorText error;
     if (!config_parse(&c, s->file.config, &error)) { fail_run("%s: %s", s->file.set.path, error.text); }
-    glm5_layout(&of(s)->glm, &c, NULL, c.mtp, c.indexer != INDEXER_OFF);
+    glm5_layout(&of(s)->glm, &c, NULL, c.aux.mtp, c.aux.indexer != INDEXER_OFF);
     return &of(s)->glm.model;
 }
 
@@ -80,7 +80,8 @@ static float loss_beside(void* subject) { return more_loss(&((GlmSubject*)subjec
 
 static void updated(void* subject) {
     GlmSubject* x = (GlmSubject*)subject;
-    level_biases(&x->glm, NULL, &x->d.s.dev);
+    const Config* c = &x->glm.config;
+    levelled_biases(&x->glm.model, AT(router), AT(router_bias), c->aux.bias_rate, 0, NULL, c->E, &x->d.s.dev);
 }
 
 static Tolerances tolerances(const Subject* s) {
@@ -246,7 +247,7 @@ static void test_counts(Test* t) {
     Config c = config_preset("glm-5.2", 154880);
     const Counted all = counted(&c);
     check(t, all.tensors == 59585 && all.elements == 753329940480u, "GLM-5.2: %d tensors, %zu elements", all.tensors, all.elements);
-    c.mtp = 0;
+    c.aux.mtp = 0;
     const Counted trunk = counted(&c);
     check(t, trunk.elements == 743377000704u + 19200u, "without MTP: %zu", trunk.elements);
     ErrorText error;

@@ -19,17 +19,18 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/auxiliary.h"    // auxiliary_loss: what is learnt beside the next token
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/deepseek_v4.h"  // Config, Parameters, parameter_table
 #include "llmc/models/entry_attention.h"  // EntryPass, entry_attention_forward: attention of a layer
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
-#include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_balance: routers kept busy, each by itself
+#include "llmc/models/levelled_routers.h"  // levelled_bias, levelled_weight: routers kept busy, each by itself
 #include "llmc/models/linear.h"       // Linear, linear_forward, linear_backward
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp_module.h"   // mtp_head, mtp_losses: the token after the next
-#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
+#include "llmc/models/other_losses.h"  // other_losses_layout
 #include "llmc/models/stream.h"       // Stream: streams, where backward asks for them
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/hyper_connections.h"  // hyper_site_forward, hyper_expand_forward
@@ -38,12 +39,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/auxiliary_run.h"  // auxiliary_options, auxiliary_choose: what is learnt beside the next token
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
-#include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
-#include "llmc/models/levelled_run.h" // levelled_options, levelled_choose: --bias-rate, --seq-balance
-#include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
-#include "llmc/models/router_log.h"   // what routers have counted, for the log
+#include "llmc/models/router_log.h"   // router_log_keys, router_log_summary: what routers have counted
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -102,7 +101,7 @@ static ExpertSizes expert_sizes(const DeepseekV4* v4, int B, Purpose purpose, co
     ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), mtp_layers(&v4->model, c->L, purpose));
     s.adapter = adapters_widest_expert(&v4->adapters);
     s.limit = c->limit;
-    s.sequences = c->balance > 0.0f ? B : 0;
+    s.sequences = c->aux.balance > 0.0f ? B : 0;
     return s;
 }
 
@@ -250,7 +249,7 @@ static void deepseek_v4_layout(DeepseekV4* v4, const Config* c, const Adapters* 
     Model* m = &v4->model;
     const int n = adapters_place(&v4->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
     v4->config = v4->whole = *c;
-    v4->indexer = c->indexer;
+    v4->indexer = c->aux.indexer;
     m->learns_mtp = learns_mtp;
     m->learns_index = trains_index, m->index_ratio = c->csa;
     model_layout(m, n + parameter_table(m->table + n, &v4->whole));
@@ -599,7 +598,7 @@ static void experts_backward(DeepseekV4* v4, Activations* acts, int l, int N, co
     ExpertPass p = expert_pass(v4, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
     const int is_balanced = v4->config.routers[l] == CHOICE_LAYER && l < v4->config.L;  // not that of the MTP module
-    const float balance = levelled_weight(&v4->model, v4->config.balance, acts->experts.size.sequences);
+    const float balance = levelled_weight(&v4->model, v4->config.aux.balance, acts->experts.size.sequences);
     expert_backward_router(&p, a.dnorm, a.dbranch, NULL, is_balanced ? balance : 0.0f, 0.0f, dev);
     mlp_backward(&shared, a.dnorm, a.dbranch, a.norm2, 1, dev);
     expert_backward_rows(&p, a.dnorm, dev);
@@ -702,7 +701,7 @@ static void mtp_leaf(DeepseekV4* v4, Activations* acts, const floatX* X, int N, 
     device_copy(a.dhidden, a.dstreams, n_bytes, dev);
     acts->numbers = dp_numbers(&v4->model.dp);  // with --pp what all other layers have counted is there already
     mtp_forward(v4, acts, X, N, dev);
-    mtp_losses(&head, acts, v4->config.mtp_weight, 1, N, dev);
+    mtp_losses(&head, acts, v4->config.aux.mtp_weight, 1, N, dev);
     mtp_backward(v4, acts, N, dev);
     acts->numbers = counted;
     device_copy(a.dstreams, a.dhidden, n_bytes, dev);
@@ -726,22 +725,10 @@ static const DecoderPasses PASSES = {activations_layout, streams,      embed_for
 
 // ---- of an update, once model_reduce is back ----
 
-static float balance(const DeepseekV4* v4) {
-    return levelled_balance(&v4->model, AT(router), AT(router_bias), v4->config.E);
-}
-
-// what is added to the loss: the MTP module's, and the balance. What indexers lose is no part of it: they share no
-// parameter with the rest
+// what is added to the loss
 static float more_loss(const DeepseekV4* v4) {
     const Config* c = &v4->config;
-    const float of_balance = c->balance > 0.0f ? c->balance * balance(v4) : 0.0f;
-    return v4->model.learns_mtp ? c->mtp_weight * mtp_loss(&v4->model) + of_balance : of_balance;
-}
-
-// stays (layers): those that --freeze keeps
-static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
-    const Config* c = &v4->config;
-    levelled_biases(&v4->model, AT(router), AT(router_bias), c->bias_rate, 0, stays, c->E, dev);
+    return auxiliary_loss(&v4->model, &c->aux, AT(router), AT(router_bias), c->E);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -751,13 +738,13 @@ static void level_biases(DeepseekV4* v4, const char* stays, const Device* dev) {
 typedef struct {
     DeepseekV4 v4;            // first
     Adapted adapted;          // activations, adapters, and options of both
-    MtpOptions mtp;
-    IndexerOptions indexer;
-    LevelledOptions balance;
+    AuxiliaryOptions aux;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 static const Config* config_of(const Run* r) { return &workplace(r)->v4.whole; }
+
+static const AuxiliaryRows AUXILIARY = {AT(router), AT(router_bias), parameter_is_index, parameter_is_mtp};
 
 // the linear layers of attention, but for those that make entries. PEFT runs an adapter of o_a_proj in one group alone
 #define LORA_TARGETS(o_a) ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_proj|" o_a "o_b_proj)"
@@ -765,9 +752,7 @@ static const Config* config_of(const Run* r) { return &workplace(r)->v4.whole; }
 static void deepseek_v4_options(Run* r) {
     Workplace* w = workplace(r);
     decoder_options(r, DECODER_RECOMPUTE("the experts' first products too"), "1024", 1, 0);
-    indexer_options(r, &w->indexer);
-    levelled_options(r, &w->balance);
-    mtp_options(r, &w->mtp);
+    auxiliary_options(r, &w->aux);
     options_reword(r->table, r->n_options, "cp", "share the positions of every row among groups of C ranks, for rows "
                    "that are too long for one: each has a chunk, and all entries. Needs a multiple of C ranks, and "
                    "rows of a multiple of C times as many positions as make whole entries of both kinds of layers: "
@@ -796,14 +781,6 @@ static void deepseek_v4_options(Run* r) {
                    "your own: doc/deepseek_v4.md lists its keys");
 }
 
-// what was typed instead of what config.json says
-static void choose_training(Run* r, Config* c) {
-    Workplace* w = workplace(r);
-    mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
-    indexer_typed(r, &w->indexer, &c->indexer);
-    levelled_typed(r, &w->balance, &c->bias_rate, &c->balance);
-}
-
 // a chunk of a row has whole entries of every layer. What is too much for an int fits no row
 static int chunk_unit(const Config* c, int n_ranks) {
     const int csa = config_layers(c, CSA_LAYER) > 0 ? c->csa : 1, hca = config_layers(c, HCA_LAYER) > 0 ? c->hca : 1;
@@ -828,15 +805,13 @@ static void deepseek_v4_choose(Run* r) {
         adapted_base(r, &set);
         safeset_close(&set);
     }
-    choose_training(r, &c);
+    auxiliary_typed(r, &w->aux, &c.aux);
     if (c.G == 1) { w->adapted.targets = LORA_TARGETS("o_a_proj|"); }
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
-    const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
-    const int trains_index = indexer_choose(r, &w->indexer, c.indexer, config_layers(&c, CSA_LAYER) > 0, is_adapter);
     const int chooses = config_hash_layers(&c) < c.L;
-    levelled_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
-                    w->indexer.alone);
-    deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
+    const int has_indexers = config_layers(&c, CSA_LAYER) > 0;
+    const AuxiliaryLearns learns = auxiliary_choose(r, &w->aux, &c.aux, has_indexers, chooses, is_adapter);
+    deepseek_v4_layout(&w->v4, &c, is_adapter ? &adapters : NULL, learns.mtp, learns.index);
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
@@ -851,14 +826,11 @@ static void deepseek_v4_choose(Run* r) {
 
 // tables of choices do not learn
 static void deepseek_v4_freeze(Run* r) {
-    Workplace* w = workplace(r);
     Model* m = r->model;
-    levelled_freeze(&w->balance, m, AT(router_bias));
+    auxiliary_freeze(r, &workplace(r)->aux, &AUXILIARY);
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
-        const Tensor* t = &m->table[i];
-        if (t->whole_below > 0 || indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
+        if (m->table[i].whole_below > 0) { model_freeze(m, &m->table[i]); }
     }
-    mtp_freeze(m, parameter_is_mtp);
 }
 
 // indexers learn from entries of a row, and what they have learnt shows where they leave some out
@@ -870,7 +842,7 @@ static void check_indexers(const Run* r) {
         options_fail("seq-len", "expected at least the %d tokens of an entry, among which indexers learn to choose, "
                      "found %d: give more, or --indexer off", c->csa, r->T);
     }
-    if (workplace(r)->indexer.alone && r->o.early_stop > 0 && entries <= c->topk) {
+    if (workplace(r)->aux.indexer.alone && r->o.early_stop > 0 && entries <= c->topk) {
         options_fail("early-stop", "with --indexer-alone no validation gets better in rows of %d positions: all of "
                      "their %d entries are chosen (index_topk is %d): leave it out, or give more --seq-len", r->T,
                      entries, c->topk);
@@ -891,7 +863,7 @@ static int trunk_rows(const Run* r) {
 
 static void box_attention(const Run* r, const Config* c) {
     const int n_csa = config_layers(c, CSA_LAYER), n_hca = config_layers(c, HCA_LAYER);
-    const char* learns = c->indexer == INDEXER_DENSE ? ", now all, and learns" : " and learns";
+    const char* learns = c->aux.indexer == INDEXER_DENSE ? ", now all, and learns" : " and learns";
     box_row("  attention", "%d head%s of %d, one of keys, %d channels turn, a window of %d", c->H, c->H > 1 ? "s" : "",
             c->d, c->rotated, c->window);
     if (n_csa > 0) {
@@ -912,8 +884,8 @@ static void deepseek_v4_box(const Run* r) {
     box_row("experts", "%d in a layer, %d wide, a token takes %d and one for all", c->E, c->F, c->k);
     if (n_hash > 0) { box_row("  by token", "in %d layer%s", n_hash, n_hash > 1 ? "s" : ""); }
     experts_box(r, c->E);
-    mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    levelled_box(r, &workplace(r)->balance, c->bias_rate, c->balance);
+    mtp_box(r, &workplace(r)->aux.mtp, parameter_is_mtp);
+    levelled_box(r, &workplace(r)->aux.balance, c->aux.bias_rate, c->aux.balance);
     decoder_active_box(r, workplace(r)->v4.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
@@ -925,7 +897,7 @@ static void leave_rest(const Run* r, SafeSet* set) { config_leave_rest(config_of
 static void deepseek_v4_load(Run* r, const SliceSink* sink) {
     const Workplace* w = workplace(r);
     adapted_load(r, sink);
-    mtp_load_model(r, &w->mtp, sink, w->v4.adapters.n_table, parameter_is_mtp, leave_rest);
+    mtp_load_model(r, &w->aux.mtp, sink, w->v4.adapters.n_table, parameter_is_mtp, leave_rest);
 }
 
 // with --tp: what layer l needs of other ranks; the MTP module the next tokens, and the head
@@ -967,7 +939,7 @@ static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = config_of(r);
     const EntrySizes s = entry_sizes(&workplace(r)->v4, TO_TRAIN, &r->model->cp);
     const int scores = entry_scores(&s, r->T, TO_TRAIN), learns = entry_learns(&s, r->T, TO_TRAIN);
-    const int replays = again && decoder_recomputes(r), sequences = c->balance > 0.0f ? r->o.batch_size : 0;
+    const int replays = again && decoder_recomputes(r), sequences = c->aux.balance > 0.0f ? r->o.batch_size : 0;
     double n = layer_halos_sent(r, l, scores) + layer_entries_sent(r, l, scores);
     n += replays * layer_halos_sent(r, l, learns) + (again + is_back) * layer_entries_sent(r, l, learns);
     return n + experts_count_sent(r, c->E, sequences);
@@ -979,7 +951,7 @@ static double entries_before(int r, int T) { return T < r ? 0.0 : 0.5 * (T + 1.0
 // ... and those that it sees in layer l; of what an indexer chooses all of them while that learns so
 static double entries_seen(const Run* r, int l) {
     const Config* c = config_of(r);
-    const int ratio = config_ratio(c, l), is_dense = c->indexer == INDEXER_DENSE && r->model->learns_index;
+    const int ratio = config_ratio(c, l), is_dense = c->aux.indexer == INDEXER_DENSE && r->model->learns_index;
     const double all = ratio == 0 ? 0.0 : entries_before(ratio, r->T), full = (double)c->topk * ratio;
     if (c->kinds[l] != CSA_LAYER || is_dense || r->T <= full) { return all; }
     return c->topk * (1.0 - 0.5 * full / r->T);
@@ -1040,18 +1012,8 @@ static float losses_beside(Run* r, float* grads) {
 }
 
 static void deepseek_v4_stepped(Run* r, const Step* s) {
-    Workplace* w = workplace(r);
-    const Model* m = r->model;
     const Config* c = config_of(r);
-    const Routing now = routing_read(m, c->L, c->E);
-    const int n_chosen = c->L - config_hash_layers(c);
-    router_log_step(r, n_chosen > 0 ? balance(&w->v4) / (float)n_chosen : 1.0f, 0.0f, now.load, now.idle);
-    if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
-        save_let_change(r);
-        level_biases(&w->v4, w->balance.stays, &r->dev);
-    }
-    mtp_log(r);
-    indexer_log(r);
+    auxiliary_stepped(r, s, &workplace(r)->aux, &c->aux, &AUXILIARY, c->L, c->L - config_hash_layers(c), c->E);
 }
 
 static json_t* deepseek_v4_summary(const Run* r) {

@@ -16,29 +16,28 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
+#include "llmc/models/auxiliary.h"    // auxiliary_loss: what is learnt beside the next token
 #include "llmc/models/decoder_passes.h"  // DecoderPasses: the way through the layers
 #include "llmc/models/expert_layer.h" // ExpertPass: router and experts of a layer; experts on other ranks
 #include "llmc/models/glm5.h"         // Config, Parameters, parameter_table
 #include "llmc/models/latent_layer.h" // LatentPass, latent_layer_forward: attention of a layer
 #include "llmc/models/layer.h"        // layer_linear, layer_rmsnorm_forward: operands of a layer of a pass
-#include "llmc/models/levelled_routers.h"  // levelled_biases, levelled_balance: routers kept busy, each by itself
+#include "llmc/models/levelled_routers.h"  // levelled_bias, levelled_weight: routers kept busy, each by itself
 #include "llmc/models/linear.h"       // linear_room_elements, linear_sends: scratch, what ranks send
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
 #include "llmc/models/mtp_module.h"   // MtpModule, mtp_module_leaf: the token after the next
-#include "llmc/models/other_losses.h"  // other_losses_layout, mtp_loss
+#include "llmc/models/other_losses.h"  // other_losses_layout
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/models/vocabulary.h"   // vocabulary_rows, vocabulary_embedding_backward
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/adapted_run.h"  // Adapted, adapted_trainer: an adapter or all of the model learns
+#include "llmc/models/auxiliary_run.h"  // auxiliary_options, auxiliary_choose: what is learnt beside the next token
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
-#include "llmc/models/indexer_run.h"  // indexer_options, indexer_choose: --indexer
-#include "llmc/models/levelled_run.h" // levelled_options, levelled_choose: --bias-rate, --seq-balance
-#include "llmc/models/mtp_run.h"      // mtp_options, mtp_choose: the module for the token after the next
-#include "llmc/models/router_log.h"   // what routers have counted, for the log
+#include "llmc/models/router_log.h"   // router_log_keys, router_log_summary: what routers have counted
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -92,7 +91,7 @@ static ExpertSizes expert_sizes(const Glm5* glm, int B, Purpose purpose, const T
     ExpertSizes s = activations_experts(how, c->D, c->F, router_shape(c), mtp_layers(&glm->model, c->L, purpose));
     s.kinds = c->mlps;
     s.adapter = adapters_widest_expert(&glm->adapters);
-    s.sequences = c->balance > 0.0f ? B : 0;
+    s.sequences = c->aux.balance > 0.0f ? B : 0;
     return s;
 }
 
@@ -200,7 +199,7 @@ static void glm5_layout(Glm5* glm, const Config* c, const Adapters* adapters, in
     Model* m = &glm->model;
     const int n = adapters_place(&glm->adapters, m->table, MAX_TENSORS - MAX_PARAMETERS, adapters);
     glm->config = glm->whole = *c;
-    glm->indexer = c->indexer;
+    glm->indexer = c->aux.indexer;
     memset(glm->given, 0, sizeof glm->given);
     m->learns_mtp = learns_mtp;
     m->learns_index = trains_index, m->index_ratio = 1;  // every position is an entry
@@ -453,7 +452,7 @@ static void experts_backward(Glm5* glm, Activations* acts, int l, int N, const D
     ExpertPass p = expert_pass(glm, acts, l, N);
     layer_experts_back(&p, acts, EXPERTS, l);
     const int is_balanced = l < glm->config.L;  // not the router of the MTP module
-    const float balance = levelled_weight(&glm->model, glm->config.balance, acts->experts.size.sequences);
+    const float balance = levelled_weight(&glm->model, glm->config.aux.balance, acts->experts.size.sequences);
     expert_backward_router(&p, a.dbranch, a.dresidual, NULL, is_balanced ? balance : 0.0f, 0.0f, dev);
     mlp_backward(&shared, a.dbranch, a.dresidual, a.norm2, 1, dev);
     expert_backward_rows(&p, a.dbranch, dev);
@@ -509,7 +508,7 @@ static MtpModule mtp_module(const Model* m, const Activations* acts) {
     x.head = lm_head(m, acts);
     x.behind = a.residual3.x;
     x.room = a.branch, x.dbranch = a.dbranch, x.dresidual = a.dresidual;
-    x.weight = c->mtp_weight, x.is_apart = c->mtp_detach;
+    x.weight = c->aux.mtp_weight, x.is_apart = c->mtp_detach;
     x.C = c->D;
     return x;
 }
@@ -533,22 +532,10 @@ static const DecoderPasses PASSES = {activations_layout, streams,      embed_for
 
 // ---- of an update, once model_reduce is back ----
 
-static float balance(const Glm5* glm) {
-    return levelled_balance(&glm->model, AT(router), AT(router_bias), glm->config.E);
-}
-
-// what is added to the loss: the MTP module's, and the balance. What indexers lose is no part of it: they share no
-// parameter with the rest
+// what is added to the loss
 static float more_loss(const Glm5* glm) {
     const Config* c = &glm->config;
-    const float of_balance = c->balance > 0.0f ? c->balance * balance(glm) : 0.0f;
-    return glm->model.learns_mtp ? c->mtp_weight * mtp_loss(&glm->model) + of_balance : of_balance;
-}
-
-// stays (layers): those that --freeze keeps
-static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
-    const Config* c = &glm->config;
-    levelled_biases(&glm->model, AT(router), AT(router_bias), c->bias_rate, 0, stays, c->E, dev);
+    return auxiliary_loss(&glm->model, &c->aux, AT(router), AT(router_bias), c->E);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -558,14 +545,14 @@ static void level_biases(Glm5* glm, const char* stays, const Device* dev) {
 typedef struct {
     Glm5 glm;                 // first
     Adapted adapted;          // activations, adapters, and options of both
-    MtpOptions mtp;
+    AuxiliaryOptions aux;
     const char* inject;
-    IndexerOptions indexer;
-    LevelledOptions balance;
 } Workplace;
 
 static Workplace* workplace(const Run* r) { return (Workplace*)r->model; }
 static const Config* config_of(const Run* r) { return &workplace(r)->glm.whole; }
+
+static const AuxiliaryRows AUXILIARY = {AT(router), AT(router_bias), parameter_is_index, parameter_is_mtp};
 
 #define LORA_TARGETS ".*\\.self_attn\\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
 
@@ -581,9 +568,7 @@ static void glm5_options(Run* r) {
     };
     run_add_options(r, own, sizeof own);
     decoder_options(r, DECODER_RECOMPUTE("the first products of MLPs and experts too"), "1024", 1, 0);
-    indexer_options(r, &w->indexer);
-    levelled_options(r, &w->balance);
-    mtp_options(r, &w->mtp);
+    auxiliary_options(r, &w->aux);
     options_reword(r->table, r->n_options, "pp", "cut the layers into P stages, each on ranks of its own, through "
                    "which micro-batches go one after the other: needs a multiple of P ranks, P layers with an indexer, "
                    "for a stage begins with one, and --grad-accum of a few times the ranks to keep them busy. The "
@@ -607,14 +592,6 @@ static void glm5_options(Run* r) {
                    "it: 1 of glm-5 and glm-5.2");
     options_reword(r->table, r->n_options, "config", "random start from a config.json of GLM-5, with sizes of your "
                    "own: doc/glm5.md lists its keys");
-}
-
-// what was typed instead of what config.json says
-static void choose_training(Run* r, Config* c) {
-    Workplace* w = workplace(r);
-    mtp_typed(r, &w->mtp, &c->mtp, &c->mtp_weight);
-    indexer_typed(r, &w->indexer, &c->indexer);
-    levelled_typed(r, &w->balance, &c->bias_rate, &c->balance);
 }
 
 // a stage has the layers that see a choice, and the one that makes it
@@ -644,14 +621,11 @@ static void glm5_choose(Run* r) {
         adapted_base(r, &set);
         safeset_close(&set);
     }
-    choose_training(r, &c);
+    auxiliary_typed(r, &w->aux, &c.aux);
     const int is_adapter = adapted_choose(r, &adapters, base, parameter_table(base, &c));
-    const int learns_mtp = mtp_choose(r, &w->mtp, c.mtp, c.mtp_weight, is_adapter);
-    const int trains_index = indexer_choose(r, &w->indexer, c.indexer, 1, is_adapter);
     const int chooses = tensor_kinds(c.mlps, 0, c.L, EXPERT_LAYER) > 0;
-    levelled_choose(r, &w->balance, c.bias_rate, c.balance, chooses || learns_mtp, chooses, is_adapter,
-                    w->indexer.alone);
-    glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns_mtp, trains_index);
+    const AuxiliaryLearns learns = auxiliary_choose(r, &w->aux, &c.aux, 1, chooses, is_adapter);
+    glm5_layout(&w->glm, &c, is_adapter ? &adapters : NULL, learns.mtp, learns.index);
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
@@ -659,22 +633,13 @@ static void glm5_choose(Run* r) {
     begin_ranks(r, &c);
 }
 
-static void glm5_freeze(Run* r) {
-    Workplace* w = workplace(r);
-    Model* m = r->model;
-    levelled_freeze(&w->balance, m, AT(router_bias));
-    for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
-        const Tensor* t = &m->table[i];
-        if (indexer_freezes(&w->indexer, m, parameter_is_index(t))) { model_freeze(m, t); }
-    }
-    mtp_freeze(m, parameter_is_mtp);
-}
+static void glm5_freeze(Run* r) { auxiliary_freeze(r, &workplace(r)->aux, &AUXILIARY); }
 
 static void glm5_check(Run* r) {
     Workplace* w = workplace(r);
     const Config* c = config_of(r);
     options_refuse(*w->inject && !*r->o.probe, "inject", "is for --probe");
-    options_refuse(w->indexer.alone && r->o.early_stop > 0 && r->T <= c->topk, "early-stop",
+    options_refuse(w->aux.indexer.alone && r->o.early_stop > 0 && r->T <= c->topk, "early-stop",
                    "with --indexer-alone no validation gets better in rows of which all positions are chosen: leave it "
                    "out, or give more --seq-len");
     adapted_check(r);
@@ -709,7 +674,7 @@ static void glm5_box(const Run* r) {
             c->H > 1 ? "s" : "", c->dn + c->dr, c->dr, c->dv, c->r);
     box_row("  indexers", "in %d layer%s, of %d head%s, choose %d positions%s", n_full, n_full > 1 ? "s" : "", c->nI,
             c->nI > 1 ? "s" : "", c->topk,
-            !indexer_learns(r) ? "" : c->indexer == INDEXER_DENSE ? ", now all, and learn" : " and learn");
+            !indexer_learns(r) ? "" : c->aux.indexer == INDEXER_DENSE ? ", now all, and learn" : " and learn");
     if (n_experts < c->L) {
         box_row("mlp", "%d wide, in %d layer%s", c->FD, c->L - n_experts, c->L - n_experts > 1 ? "s" : "");
     }
@@ -718,8 +683,8 @@ static void glm5_box(const Run* r) {
                 c->FS);
         experts_box(r, c->E);
     }
-    mtp_box(r, &workplace(r)->mtp, parameter_is_mtp);
-    if (n_experts > 0) { levelled_box(r, &workplace(r)->balance, c->bias_rate, c->balance); }
+    mtp_box(r, &workplace(r)->aux.mtp, parameter_is_mtp);
+    if (n_experts > 0) { levelled_box(r, &workplace(r)->aux.balance, c->aux.bias_rate, c->aux.balance); }
     decoder_active_box(r, workplace(r)->glm.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d", c->V, c->Vp);
     adapted_box(r, 0);
@@ -731,7 +696,7 @@ static void leave_rest(const Run* r, SafeSet* set) { config_leave_rest(config_of
 static void glm5_load(Run* r, const SliceSink* sink) {
     const Workplace* w = workplace(r);
     adapted_load(r, sink);
-    mtp_load_model(r, &w->mtp, sink, w->glm.adapters.n_table, parameter_is_mtp, leave_rest);
+    mtp_load_model(r, &w->aux.mtp, sink, w->glm.adapters.n_table, parameter_is_mtp, leave_rest);
 }
 
 // with --tp: what layer l needs of other ranks
@@ -751,7 +716,7 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
 static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = config_of(r);
     const LatentSizes s = latent_sizes(&workplace(r)->glm, TO_TRAIN, &r->model->cp);
-    const int sequences = c->balance > 0.0f ? r->o.batch_size : 0;
+    const int sequences = c->aux.balance > 0.0f ? r->o.batch_size : 0;
     return latent_keys_sent(&s, l, is_back, again, r->o.batch_size, r->T) +
            (has_experts(c, l) ? experts_count_sent(r, c->E, sequences) : 0.0);
 }
@@ -759,7 +724,7 @@ static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
 // positions that one sees, on average; of what an indexer chooses all of them while that learns so
 static double positions_seen(const Run* r) {
     const Config* c = config_of(r);
-    const int is_dense = c->indexer == INDEXER_DENSE && r->model->learns_index;
+    const int is_dense = c->aux.indexer == INDEXER_DENSE && r->model->learns_index;
     const double T = r->T, K = c->topk;
     return is_dense || T <= K ? 0.5 * (T + 1.0) : K - 0.5 * K * (K - 1.0) / T;
 }
@@ -855,20 +820,9 @@ static void glm5_open(Run* r, Purpose purpose, int B, int T) {
 }
 
 static void glm5_stepped(Run* r, const Step* s) {
-    Workplace* w = workplace(r);
-    const Model* m = r->model;
     const Config* c = config_of(r);
     const int n = tensor_kinds(c->mlps, 0, c->L, EXPERT_LAYER);
-    if (n > 0) {
-        const Routing now = routing_read(m, n, c->E);
-        router_log_step(r, balance(&w->glm) / (float)n, 0.0f, now.load, now.idle);
-    }
-    if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
-        save_let_change(r);
-        level_biases(&w->glm, w->balance.stays, &r->dev);
-    }
-    mtp_log(r);
-    indexer_log(r);
+    auxiliary_stepped(r, s, &workplace(r)->aux, &c->aux, &AUXILIARY, n, n, c->E);
 }
 
 static json_t* glm5_summary(const Run* r) {

@@ -208,7 +208,7 @@ static ExpertPass expert_pass(const Qwen* qwen, Activations* acts, int l, int N)
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     ExpertPass p = layer_experts(acts, EXPERTS, &a.experts, &s.experts, a.norm2, l, N);
-    p.numbers = layer_numbers(acts, tensor_kinds(c->kinds, 0, l, 'E'), c->E);
+    p.numbers = layer_numbers(acts, tensor_kinds(c->kinds, 0, l, EXPERT_LAYER), c->E);
     return p;
 }
 
@@ -236,7 +236,7 @@ static void attention_block_forward(const Qwen* qwen, Activations* acts, int l, 
 
 // the first product of the MLP of layer l, or of its experts, once their rows are found
 static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
-    if (qwen->config.kinds[l] == 'M') {
+    if (qwen->config.kinds[l] == MLP_LAYER) {
         const MlpPass p = mlp_pass(qwen, acts, l, N);
         mlp_up(&p, layer_activations(acts, l).norm2, dev);
     } else {
@@ -247,7 +247,7 @@ static void gate_up_forward(const Qwen* qwen, Activations* acts, int l, int N, c
 
 // the second half up to the products that are kept for backward. replay: these positions have chosen their experts
 static void branch_up(const Qwen* qwen, Activations* acts, int l, int replay, int N, const Device* dev) {
-    if (qwen->config.kinds[l] == 'E') {
+    if (qwen->config.kinds[l] == EXPERT_LAYER) {
         const ExpertPass p = expert_pass(qwen, acts, l, N);
         expert_choose(&p, replay, dev);
         expert_gather(&p, dev);
@@ -259,7 +259,7 @@ static void branch_up(const Qwen* qwen, Activations* acts, int l, int replay, in
 static void branch_down(const Qwen* qwen, Activations* acts, int l, int N, const Device* dev) {
     const Config* c = &qwen->config;
     const ActivationTensors a = layer_activations(acts, l);
-    if (c->kinds[l] == 'M') {
+    if (c->kinds[l] == MLP_LAYER) {
         const MlpPass p = mlp_pass(qwen, acts, l, N);
         mlp_down(&p, a.branch, dev);
     } else {
@@ -333,8 +333,8 @@ static void recompute_block(const Model* m, Activations* acts, int l, const floa
     const Qwen* qwen = (const Qwen*)m;
     const Config* c = &qwen->config;
     const int level = acts->how.recompute;
-    const int is_last = tensor_kinds(c->kinds, l + 1, model_end_layer(m), 'E') == 0;
-    const int has_rows = c->kinds[l] == 'M' || (acts->fresh >= 0 && is_last);
+    const int is_last = tensor_kinds(c->kinds, l + 1, model_end_layer(m), EXPERT_LAYER) == 0;
+    const int has_rows = c->kinds[l] == MLP_LAYER || (acts->fresh >= 0 && is_last);
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     if (layer_is_fresh(acts, l)) { return; }
@@ -373,7 +373,7 @@ static void block_backward(Model* m, Activations* acts, int l, const floatX* res
     const ActivationTensors a = layer_activations(acts, l);
     const Statistics s = layer_statistics(acts, l);
     const GqaPass attention = attention_pass(qwen, acts, l, N);
-    if (c->kinds[l] == 'M') {
+    if (c->kinds[l] == MLP_LAYER) {
         const MlpPass p = mlp_pass(qwen, acts, l, N);
         mlp_backward(&p, a.dbranch, a.dresidual, a.norm2, 0, dev);
     } else {
@@ -496,7 +496,7 @@ static void qwen_box(const Run* r) {
             choice_name(MODEL_TYPES, c->type).s, c->L, c->L > 1 ? "s" : "", c->D, c->NH, c->NH > 1 ? "s" : "", c->HS,
             c->NKV, c->max_T);
     if (c->window > 0) {
-        const int slide = tensor_kinds(c->slides, 0, c->L, 'S');
+        const int slide = tensor_kinds(c->slides, 0, c->L, SLIDING_ATTENTION);
         box_row("  window", "%d positions, in %d layer%s", c->window, slide, slide == 1 ? "" : "s");
     }
     if (config_has_mlps(c)) { box_row("mlp", "%d wide", c->F); }
@@ -528,7 +528,7 @@ static double layer_parts_sent(const Run* r, int l, int is_back, int again) {
 static double layer_keys_sent(const Run* r, int l, int is_back, int again) {
     const Config* c = &workplace(r)->qwen.config;
     return cp_layer_sent(r, c->NH, c->NKV, c->HS, is_back, again && decoder_recomputes(r)) +
-           (c->kinds[l] == 'E' ? experts_count_sent(r, c->E, 0) : 0.0);
+           (c->kinds[l] == EXPERT_LAYER ? experts_count_sent(r, c->E, 0) : 0.0);
 }
 
 static double qwen_flops_per_token(const Run* r) {
@@ -562,7 +562,7 @@ static void qwen_stepped(Run* r, const Step* s) {
 
 static json_t* qwen_summary(const Run* r) {
     const Config* c = config_of(r);
-    return router_log_summary(r, c->kinds, 'E', c->L, c->E);
+    return router_log_summary(r, c->kinds, EXPERT_LAYER, c->L, c->E);
 }
 
 static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {

@@ -7,6 +7,8 @@ Pieces of Hugging Face's config.json that more than one model has.
                          back
     config_check_quantized   weights in fp8 with a scale for each block of 128 x 128 are read, no other quantized ones
     config_padded        of V tokens the rows that embedding and output matrix have
+    MLP_LAYER, EXPERT_LAYER   letters of layers
+    MTP_WEIGHT           of the loss of the token after the next, where nobody says another one
     config_part_keys     heads of keys of one of so many ranks, with --tp: of fewer than ranks, one
     config_parse_balance, config_put_balance   the weight of the routers' balance in the loss (pooled_routers.h)
 Errors: 0 with the reason.
@@ -17,6 +19,11 @@ Errors: 0 with the reason.
 #include "../core/fp8.h"       // FP8_BLOCK
 #include "../core/jsonfile.h"  // json_switch, json_number, error_set
 #include "../core/print.h"     // shortest_double
+
+#define MTP_WEIGHT 0.1f
+
+// of models that have both
+enum { MLP_LAYER = 'M', EXPERT_LAYER = 'E' };
 
 // a multiple of 128, as in llm.c
 static inline int config_padded(int V) { return (V + 127) / 128 * 128; }

@@ -33,6 +33,7 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/rope.h"         // RopeYarn
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
+#include "auxiliary.h"           // Auxiliary
 #include "config_parts.h"        // config_padded, config_parse_kinds, config_check_quantized
 #include "entry_attention.h"     // WINDOW_LAYER, CSA_LAYER, HCA_LAYER
 
@@ -57,8 +58,6 @@ typedef struct {
     int nI, dI, topk;     // the indexer's heads, 64, channels of each, 128, entries that it chooses, 512
     int hc, iters;        // residual streams, 4; iterations of Sinkhorn, 20
     int E, k, F;          // experts, 256, of which a token takes 6; width of each and of the shared one, 2048
-    int mtp;              // there is a module that predicts the token after the next (MTP)
-    int indexer;          // IndexerTraining
     int names, fused;     // NameFamily; the files have the experts of a layer as one tensor
     int plain_scorer;     // NAMES_IN_MEMORY of transformers 5.8: indexer.weights_proj, not indexer.scorer.weights_proj
     int has_yarn;
@@ -67,9 +66,7 @@ typedef struct {
     float limit;          // of gates and ups of experts, 10
     double theta, entry_theta;  // RoPE's base of WINDOW_LAYERs, 1e4; of all others, 1.6e5, with
     RopeYarn yarn;
-    float mtp_weight;     // of its loss
-    float balance;        // weight of the balance of each sequence in the loss; 0: it is not in it
-    float bias_rate;      // how far the bias of a router moves in an update, 0: not at all
+    Auxiliary aux;        // what is learnt beside the next token
     char kinds[CONFIG_MAX_LAYERS + 2], routers[CONFIG_MAX_LAYERS + 2];  // of each layer; then of MTP's
 } Config;
 
@@ -107,25 +104,24 @@ static inline void config_place_kinds_(Config* c, char first, int hash) {
     config_end_kinds_(c);
 }
 
-#define MTP_WEIGHT 0.1f  // where nobody says another one
 #define DEEPSEEK_V4_PRESETS "tiny, small, deepseek-v4-flash or deepseek-v4-pro"
 
 typedef struct { const char* name; int hash; char first; Config c; } Preset;
 
 static inline Config config_preset(const char* name, int V) {
     static const Preset presets[] = {
-        {"tiny", 1, WINDOW_LAYER, {1024, 0, 0, 4, 64, 4, 32, 8, 32, 2, 16, 32, 4, 16, 8, 16, 16, 4, 20, 8, 2, 32, 0,
-          INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
-          MTP_WEIGHT, 0.0f, 1e-3f, "", ""}},
+        {"tiny", 1, WINDOW_LAYER, {1024, 0, 0, 4, 64, 4, 32, 8, 32, 2, 16, 32, 4, 16, 8, 16, 16, 4, 20, 8, 2, 32,
+          NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
+          {0, MTP_WEIGHT, INDEXER_OFF, 0.0f, 1e-3f}, "", ""}},
         {"small", 2, WINDOW_LAYER, {4096, 0, 0, 8, 512, 8, 64, 16, 192, 2, 192, 128, 4, 32, 8, 32, 32, 4, 20, 16, 4,
-          256, 0, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
-          MTP_WEIGHT, 0.0f, 1e-3f, "", ""}},
+          256, NAMES_OFFICIAL, 0, 0, 0, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5, {1.0f, 0, 0.0f, 0.0f},
+          {0, MTP_WEIGHT, INDEXER_OFF, 0.0f, 1e-3f}, "", ""}},
         {"deepseek-v4-flash", 3, WINDOW_LAYER, {1 << 20, 0, 0, 43, 4096, 64, 512, 64, 1024, 8, 1024, 128, 4, 128, 64,
-          128, 512, 4, 20, 256, 6, 2048, 1, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5,
-          {16.0f, 65536, 32.0f, 1.0f}, MTP_WEIGHT, 0.0f, 0.0f, "", ""}},
+          128, 512, 4, 20, 256, 6, 2048, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 1.5f, 10.0f, 1e4, 1.6e5,
+          {16.0f, 65536, 32.0f, 1.0f}, {1, MTP_WEIGHT, INDEXER_OFF, 0.0f, 0.0f}, "", ""}},
         {"deepseek-v4-pro", 3, HCA_LAYER, {1 << 20, 0, 0, 61, 7168, 128, 512, 64, 1536, 16, 1024, 128, 4, 128, 64, 128,
-          1024, 4, 20, 384, 6, 3072, 1, INDEXER_OFF, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 2.5f, 10.0f, 1e4, 1.6e5,
-          {16.0f, 65536, 32.0f, 1.0f}, MTP_WEIGHT, 0.0f, 0.0f, "", ""}},
+          1024, 4, 20, 384, 6, 3072, NAMES_OFFICIAL, 0, 0, 1, 1e-6f, 1e-6f, 2.5f, 10.0f, 1e4, 1.6e5,
+          {16.0f, 65536, 32.0f, 1.0f}, {1, MTP_WEIGHT, INDEXER_OFF, 0.0f, 0.0f}, "", ""}},
     };
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         if (strcmp(name, presets[i].name) != 0) { continue; }
@@ -402,23 +398,6 @@ static inline int config_parse_turn_(Config* c, const json_t* json, ErrorText* e
            config_choose_yarn_(c, sets, is_nested, error) && config_parse_rotated_(c, json, sets, error);
 }
 
-// keys of our own, and how many modules there are
-static inline int config_parse_training_(Config* c, const json_t* json, ErrorText* error) {
-    double weight = (double)MTP_WEIGHT, balance = 0.0, rate = 0.0;
-    int modules = 0;
-    const JsonInt mtp[] = {{"num_nextn_predict_layers", &modules, 0, 16}};
-    if ((!config_is_absent(json, mtp[0].key) && !json_ints(json, mtp, 1, error)) ||
-        !json_number(&weight, json, "mtp_weight", 0.0, 1e3, error) ||
-        !json_number(&balance, json, "seq_balance_coef", 0.0, 1e3, error) ||
-        !json_number(&rate, json, "bias_update_rate", 0.0, 1.0, error) ||
-        !json_choice(&c->indexer, json, "indexer_train", INDEXER_NAMES, error)) {
-        return 0;
-    }
-    c->mtp = modules > 0;
-    c->mtp_weight = (float)weight, c->balance = (float)balance, c->bias_rate = (float)rate;
-    return 1;
-}
-
 static inline int config_parse_numbers_(Config* c, const json_t* json, ErrorText* error) {
     double hc_eps = 1e-6, eps = 1e-6, factor = 1.5, limit = 10.0;
     if (!json_number(&hc_eps, json, "hc_eps", 0.0, 0.1, error) ||
@@ -467,7 +446,7 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     if (!config_check_sizes_(c, error) || !config_parse_layers_(c, json, error) ||
         !config_parse_index_(c, json, error) || !config_parse_rates_(c, json, error) ||
         !config_parse_turn_(c, json, error) || !config_parse_numbers_(c, json, error) ||
-        !config_parse_training_(c, json, error)) {
+        !auxiliary_parse(&c->aux, 16, json, error)) {
         return 0;
     }
     json_t* same = json_pack("{s:s, s:s, s:i, s:i, s:b, s:b, s:b, s:b, s:b, s:f}", "scoring_func", "sqrtsoftplus",
@@ -483,10 +462,9 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     "|intermediate_size|num_hash_layers|mlp_layer_types|layer_types|compress_ratios|compress_rates" \
     "|compress_rate_csa|compress_rate_hca|rope_theta|compress_rope_theta|rope_parameters" \
     "|rope_scaling|qk_rope_head_dim|partial_rotary_factor|rms_norm_eps|routed_scaling_factor" \
-    "|swiglu_limit|num_nextn_predict_layers|mtp_weight|seq_balance_coef|bias_update_rate" \
-    "|indexer_train|index_topk|index_n_heads|index_head_dim|quantization_config|scoring_func" \
+    "|swiglu_limit|index_topk|index_n_heads|index_head_dim|quantization_config|scoring_func" \
     "|hidden_act|num_key_value_heads|n_shared_experts|attention_bias|mlp_bias|tie_word_embeddings" \
-    "|output_router_logits|norm_topk_prob|attention_dropout"
+    "|output_router_logits|norm_topk_prob|attention_dropout" AUXILIARY_KEYS
 
 // is_drawn: start values are, so that no files say how many modules there are, and such a model has one at most
 static inline Config config_load(const char* path, int is_drawn) {
@@ -526,7 +504,7 @@ static inline void config_fit(Config* c, SafeSet* set) {
     c->names = safeset_has_some(set, "model.layers.0.attn.") ? NAMES_WRITTEN
              : safeset_has_some(set, "model.layers.0.") ? NAMES_IN_MEMORY : NAMES_OFFICIAL;
     c->fused = safeset_find(set, "model.layers.0.mlp.experts.gate_up_proj") != NULL;
-    c->mtp = safeset_has_some(set, MTP);
+    c->aux.mtp = safeset_has_some(set, MTP);
     for (int l = 0; l < c->L; l++) {
         char name[128];
         snprintf(name, sizeof name, "model.layers.%d.self_attn.compressor.indexer.weights_proj.weight", l);
@@ -543,7 +521,7 @@ static inline void config_leave_rest(const Config* c, SafeSet* set) {
         const char* name = set->by_name[i]->name;
         const int is_mtp = strncmp(name, "mtp.", 4) == 0, is_first = strncmp(name, MTP, sizeof MTP - 1) == 0;
         const int is_again = is_mtp && (strstr(name, "emb") || ends_with(name, "head.weight"));
-        if (!is_mtp || (is_first && c->mtp && !is_again)) { continue; }
+        if (!is_mtp || (is_first && c->aux.mtp && !is_again)) { continue; }
         set->used[i] = 1;
         n_first += is_first && !is_again;
         n_later += !is_first && !is_again;
@@ -600,11 +578,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
                                config_kinds_json(c->routers, c->L, ROUTER_NAMES, ROUTER_LETTERS), "compress_rates",
                                "compressed_sparse_attention", c->csa, "heavily_compressed_attention", c->hca,
                                "rope_parameters", config_turn_json_(c));
-    json_t* training = json_pack("{s:i, s:s, s:f, s:f}", "num_nextn_predict_layers", c->mtp, "indexer_train",
-                                 choice_name(INDEXER_NAMES, c->indexer).s, "seq_balance_coef",
-                                 shortest_double(c->balance), "bias_update_rate", shortest_double(c->bias_rate));
-    if (c->mtp) { json_object_set_new(training, "mtp_weight", json_real(shortest_double(c->mtp_weight))); }
-    json_t* const more[] = {sizes, numbers, layers, training};
+    json_t* const more[] = {sizes, numbers, layers, auxiliary_json(&c->aux)};
     for (int i = 0; i < 4; i++) {
         json_object_update(json, more[i]);
         json_decref(more[i]);
@@ -733,7 +707,8 @@ static inline Tensor* entry_rows_(Tensor* t, const Config* c) {
                     0.02f);
     tensor_in_kinds(&t[-1], c->kinds, "C");
     tensor_closed(&t[-1], IN "compressor.indexer.scorer.weights_proj");
-    for (; indexer < t && c->indexer == INDEXER_OFF; indexer++) { indexer->decay = NO_DECAY; }  // nothing trains them
+    // off: nothing trains them
+    for (; indexer < t && c->aux.indexer == INDEXER_OFF; indexer++) { indexer->decay = NO_DECAY; }
 #undef ON
 #undef IN
     return t;
@@ -841,7 +816,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
                   DECAY, AS_IS);
     t[-1].disk_rows = c->V;
     tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
-    if (c->mtp) { t = mtp_rows_(t, c); }
+    if (c->aux.mtp) { t = mtp_rows_(t, c); }
     return (int)(t - table);
 }
 

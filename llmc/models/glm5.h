@@ -28,14 +28,14 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
+#include "auxiliary.h"           // Auxiliary
 #include "config_parts.h"        // config_padded, config_parse_kinds, config_check_quantized
+#include "latent_layer.h"        // FULL_INDEXER, SHARED_INDEXER
 #include "rope_theta.h"          // rope_theta_parse
 
 // ---- 1. Config ----
 
 enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024, CONFIG_MOST_HEAD = 1024 };
-enum { FULL_INDEXER = 'F', SHARED_INDEXER = 'S' };  // Config.indexers
-enum { MLP_LAYER = 'M', EXPERT_LAYER = 'E' };       // Config.mlps
 #define TARGET_NAMES "group_average|source_layer"   // of what a choice that several layers see is taught by
 typedef enum { TARGET_GROUP, TARGET_SOURCE } IndexerTarget;
 
@@ -55,16 +55,13 @@ typedef struct {
     int biased;           // what makes both vectors, and the outputs, have a bias
     int halves;           // pairs of the indexer's channels that turn are x[i] and x[i + dr / 2], not neighbours
     int pad;              // the token that fills, whose row of the embedding does not learn; -1: none
-    int mtp, fused;       // there is a module that predicts the token after the next; the files have the experts of a
-                          // layer as one tensor
-    int mtp_detach;       // its loss reaches its own parameters alone
-    int indexer, target;  // IndexerTraining, IndexerTarget
+    int fused;            // the files have the experts of a layer as one tensor
+    int mtp_detach;       // the loss of the token after the next reaches parameters of its module alone
+    int target;           // IndexerTarget
     float eps, latent_eps;  // of all norms, 1e-5, but for those of both vectors
     float factor;         // of the weights that experts have, 2.5
     float index_weight;   // of the indexers' loss in their gradient
-    float mtp_weight;     // of the module's loss
-    float balance;        // weight of the balance of each sequence in the loss; 0: it is not in it
-    float bias_rate;      // how far the bias of a router moves in an update, 0: not at all
+    Auxiliary aux;        // what is learnt beside the next token
     double theta;         // RoPE's base, 8e6
     char indexers[CONFIG_MAX_LAYERS + 2], mlps[CONFIG_MAX_LAYERS + 2];  // of each layer; then of MTP's
     char mtp_prefix[32];  // what names of MTP's tensors begin with
@@ -104,7 +101,6 @@ static inline void config_place_mlps_(Config* c, int n_dense) {
     for (int l = 0; l < c->L; l++) { c->mlps[l] = l < n_dense ? MLP_LAYER : EXPERT_LAYER; }
 }
 
-#define MTP_WEIGHT 0.1f  // where nobody says another one
 #define GLM5_PRESETS "tiny, small, glm-5 or glm-5.2"
 
 typedef struct { const char* name; int freq, offset, n_dense; Config c; } Preset;
@@ -112,23 +108,23 @@ typedef struct { const char* name; int freq, offset, n_dense; Config c; } Preset
 static inline Config config_preset(const char* name, int V) {
     static const Preset presets[] = {
         {"tiny", 4, 2, 1, {.max_T = 1024, .L = 4, .D = 64, .H = 4, .rq = 48, .r = 32, .dn = 16, .dr = 8, .dv = 24,
-          .nI = 8, .dI = 16, .topk = 32, .FD = 128, .E = 8, .k = 2, .F = 32, .FS = 32, .bias_rate = 1e-3f,
+          .nI = 8, .dI = 16, .topk = 32, .FD = 128, .E = 8, .k = 2, .F = 32, .FS = 32, .aux.bias_rate = 1e-3f,
           .theta = 1e4}},
         {"small", 4, 3, 2, {.max_T = 4096, .L = 8, .D = 512, .H = 8, .rq = 256, .r = 128, .dn = 48, .dr = 16, .dv = 64,
           .nI = 16, .dI = 32, .topk = 256, .FD = 1024, .E = 16, .k = 4, .F = 256, .FS = 256,
-          .bias_rate = 1e-3f, .theta = 1e4}},
+          .aux.bias_rate = 1e-3f, .theta = 1e4}},
         {"glm-5", 1, 3, 3, {.max_T = 202752, .L = 78, .D = 6144, .H = 64, .rq = 2048, .r = 512, .dn = 192, .dr = 64,
           .dv = 256, .nI = 32, .dI = 128, .topk = 2048, .FD = 12288, .E = 256, .k = 8, .F = 2048, .FS = 2048,
-          .mtp = 1, .theta = 1e6}},
+          .aux.mtp = 1, .theta = 1e6}},
         {"glm-5.2", 4, 3, 3, {.max_T = 1 << 20, .L = 78, .D = 6144, .H = 64, .rq = 2048, .r = 512, .dn = 192, .dr = 64,
           .dv = 256, .nI = 32, .dI = 128, .topk = 2048, .FD = 12288, .E = 256, .k = 8, .F = 2048, .FS = 2048,
-          .mtp = 1, .theta = 8e6}},
+          .aux.mtp = 1, .theta = 8e6}},
     };
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         if (strcmp(name, presets[i].name) != 0) { continue; }
         Config c = presets[i].c;
         c.groups = c.top_groups = c.renormalize = 1, c.pad = -1, c.factor = 2.5f;
-        c.eps = c.latent_eps = 1e-5f, c.index_weight = 1.0f, c.mtp_weight = MTP_WEIGHT;
+        c.eps = c.latent_eps = 1e-5f, c.index_weight = 1.0f, c.aux.mtp_weight = MTP_WEIGHT;
         config_set_vocabulary_(&c, V);
         config_place_indexers_(&c, presets[i].freq, presets[i].offset);
         config_place_mlps_(&c, presets[i].n_dense);
@@ -219,21 +215,14 @@ static inline int config_parse_experts_(Config* c, const json_t* json, ErrorText
     return c->k <= most || error_set(error, "\"num_experts_per_tok\": expected at most %d, found %d", most, c->k);
 }
 
-// keys of our own, and how many modules there are
 static inline int config_parse_training_(Config* c, const json_t* json, ErrorText* error) {
-    double mtp = (double)MTP_WEIGHT, index = 1.0, balance = 0.0, rate = 0.0;
-    const JsonInt modules[] = {{"num_nextn_predict_layers", &c->mtp, 0, 1}};
-    if ((!config_is_absent(json, modules[0].key) && !json_ints(json, modules, 1, error)) ||
-        !json_number(&mtp, json, "mtp_weight", 0.0, 1e3, error) ||
-        !json_switch(&c->mtp_detach, json, "mtp_detach", error) ||
-        !json_choice(&c->indexer, json, "indexer_train", INDEXER_NAMES, error) ||
+    double index = 1.0;
+    if (!auxiliary_parse(&c->aux, 1, json, error) || !json_switch(&c->mtp_detach, json, "mtp_detach", error) ||
         !json_number(&index, json, "indexer_kl_coeff", 0.0, 1e3, error) ||
-        !json_choice(&c->target, json, "indexer_kl_target", TARGET_NAMES, error) ||
-        !json_number(&balance, json, "seq_balance_coef", 0.0, 1e3, error) ||
-        !json_number(&rate, json, "bias_update_rate", 0.0, 1.0, error)) {
+        !json_choice(&c->target, json, "indexer_kl_target", TARGET_NAMES, error)) {
         return 0;
     }
-    c->mtp_weight = (float)mtp, c->index_weight = (float)index, c->balance = (float)balance, c->bias_rate = (float)rate;
+    c->index_weight = (float)index;
     return 1;
 }
 
@@ -306,10 +295,9 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     "|pad_token_id|indexer_types|index_topk_pattern|index_topk_freq|index_skip_topk_offset" \
     "|indexer_rope_interleave|mlp_layer_types|first_k_dense_replace|n_routed_experts|num_experts" \
     "|num_local_experts|n_shared_experts|n_group|topk_group|norm_topk_prob|routed_scaling_factor" \
-    "|num_nextn_predict_layers|mtp_weight|mtp_detach|indexer_train|indexer_kl_coeff" \
-    "|indexer_kl_target|seq_balance_coef|bias_update_rate|quantization_config|scoring_func" \
+    "|mtp_detach|indexer_kl_coeff|indexer_kl_target|quantization_config|scoring_func" \
     "|topk_method|hidden_act|num_key_value_heads|qk_head_dim|moe_layer_freq|rope_interleave|mlp_bias" \
-    "|tie_word_embeddings|output_router_logits|attention_dropout"
+    "|tie_word_embeddings|output_router_logits|attention_dropout" AUXILIARY_KEYS
 
 static inline Config config_load(const char* path) {
     Config c;
@@ -325,7 +313,7 @@ static inline Config config_load(const char* path) {
 
 // published configs count an MTP module that files of transformers leave out
 static inline void config_fit(Config* c, const SafeSet* set) {
-    c->mtp = safeset_has_some(set, c->mtp_prefix);
+    c->aux.mtp = safeset_has_some(set, c->mtp_prefix);
     c->fused = 0;
     for (int i = 0; i < set->n_tensors; i++) {
         c->fused |= strstr(set->by_name[i]->name, ".mlp.experts.gate_up_proj") != NULL;
@@ -342,7 +330,7 @@ static inline void config_leave_rest(const Config* c, SafeSet* set) {
         if (strncmp(name, c->mtp_prefix, n_prefix) != 0) { continue; }
         const int is_again = strcmp(name + n_prefix, "embed_tokens.weight") == 0 ||
                              strcmp(name + n_prefix, "shared_head.head.weight") == 0;
-        if (c->mtp && !is_again) { continue; }
+        if (c->aux.mtp && !is_again) { continue; }
         set->used[i] = 1;
         n += !is_again;
     }
@@ -380,17 +368,11 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
     json_t* layers = json_pack("{s:o, s:o}", "indexer_types",
                                config_kinds_json(c->indexers, c->L, INDEXER_TYPES, INDEXER_LETTERS), "mlp_layer_types",
                                config_kinds_json(c->mlps, c->L, MLP_TYPES, MLP_LETTERS));
-    json_t* training = json_pack("{s:i, s:s, s:f, s:s, s:f, s:f}", "num_nextn_predict_layers", c->mtp, "indexer_train",
-                                 choice_name(INDEXER_NAMES, c->indexer).s, "indexer_kl_coeff",
-                                 shortest_double(c->index_weight), "indexer_kl_target",
-                                 choice_name(TARGET_NAMES, c->target).s, "seq_balance_coef",
-                                 shortest_double(c->balance), "bias_update_rate", shortest_double(c->bias_rate));
-    if (c->mtp) {
-        json_object_set_new(training, "mtp_weight", json_real(shortest_double(c->mtp_weight)));
-        json_object_set_new(training, "mtp_detach", json_boolean(c->mtp_detach));
-    }
-    json_t* const more[] = {sizes, experts, numbers, layers, training};
-    for (int i = 0; i < 5; i++) {
+    json_t* training = json_pack("{s:f, s:s}", "indexer_kl_coeff", shortest_double(c->index_weight),
+                                 "indexer_kl_target", choice_name(TARGET_NAMES, c->target).s);
+    if (c->aux.mtp) { json_object_set_new(training, "mtp_detach", json_boolean(c->mtp_detach)); }
+    json_t* const more[] = {sizes, experts, numbers, layers, auxiliary_json(&c->aux), training};
+    for (int i = 0; i < 6; i++) {
         json_object_update(json, more[i]);
         json_decref(more[i]);
     }
@@ -458,7 +440,7 @@ static inline Tensor* indexer_rows_(Tensor* t, const Config* c) {
     tensor_closed(&t[-1], ON "indexer.weights_proj");
     for (; first < t; first++) {
         tensor_in_kinds(first, c->indexers, "F");
-        if (c->indexer == INDEXER_OFF) { first->decay = NO_DECAY; }  // nothing trains them
+        if (c->aux.indexer == INDEXER_OFF) { first->decay = NO_DECAY; }  // nothing trains them
     }
     return t;
 }
@@ -544,7 +526,7 @@ static inline int parameter_table(Tensor* table, const Config* c) {
     *t++ = tensor("lm_head.weight", AT(head), 0, c->Vp, D, INIT_NORMAL, 0.02f, DECAY, AS_IS);
     t[-1].disk_rows = c->V;
     tensor_split(&t[-1], SPLIT_VOCABULARY, 0);
-    return (int)((c->mtp ? mtp_rows_(t, c) : t) - table);
+    return (int)((c->aux.mtp ? mtp_rows_(t, c) : t) - table);
 }
 
 // does row t belong to the MTP module? Rows of adapters have no field

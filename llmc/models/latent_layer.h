@@ -59,6 +59,7 @@ Source: DeepSeek-AI 2024, arXiv:2405.04434 (MLA); 2025, arXiv:2512.02556 (the ch
 
 #define LATENT_INDEX_EPS 1e-6f  // of the LayerNorm of an indexer's keys
 enum { LATENT_PLACES = 0 };     // the kind of EntryPlaces whose entries are positions
+enum { FULL_INDEXER = 'F', SHARED_INDEXER = 'S' };  // a layer chooses keys; it sees what the last full one has chosen
 
 typedef struct {
     int D, H, rq, r;            // channels; heads; of the vectors that queries are made of, and keys and values
@@ -69,7 +70,7 @@ typedef struct {
     int indexer, by_source;     // IndexerTraining; it is taught by its own layer alone
     int absorbs;                // in generation: short vectors are the cache
     int L;                      // layers that a pass goes through
-    const char* indexers;       // of each: 'F', it has one of its own
+    const char* indexers;       // of each: FULL_INDEXER or SHARED_INDEXER
     const RankGroup* cp;        // with --cp: who has which positions; NULL: a rank has whole rows
 } LatentSizes;
 
@@ -231,7 +232,7 @@ static inline double latent_layer_workspace_bytes(const LatentSizes* s, int N, i
 
 // with --tp, of layer l in training, for N positions in rows of T; is_back: backward goes through it
 static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back, int N, int T, const RankGroup* tp) {
-    const int teaches = latent_learns(s, TO_TRAIN) && latent_teaches_(s, s->indexers[l] == 'F');
+    const int teaches = latent_learns(s, TO_TRAIN) && latent_teaches_(s, s->indexers[l] == FULL_INDEXER);
     const int64_t keys = (int64_t)N * (s->cp ? s->cp->size : 1);
     return (is_back ? tp_chain_sends(keys, sizeof(float) * (double)s->dr, tp) : 0.0) +
            (teaches ? tp_chain_sends(N, sizeof(float) * (double)latent_chosen(s, T), tp) : 0.0);
@@ -240,7 +241,7 @@ static inline double latent_layer_sends(const LatentSizes* s, int l, int is_back
 // with --cp, of layer l in training, for B rows of T positions; is_back as before; again: what it needs has to be
 // brought once more
 static inline double latent_keys_sent(const LatentSizes* s, int l, int is_back, int again, int B, int T) {
-    const int is_full = s->indexers[l] == 'F', learns = is_full && latent_learns(s, TO_TRAIN);
+    const int is_full = s->indexers[l] == FULL_INDEXER, learns = is_full && latent_learns(s, TO_TRAIN);
     const int scores = is_full && latent_scores(s, T, TO_TRAIN);
     const double short_vectors = cp_sends(s->cp, B, T, sizeof(floatX) * (double)(s->r + s->dr));
     const double index = cp_sends(s->cp, B, T, sizeof(floatX) * (double)s->dI);

@@ -30,6 +30,7 @@ Source: Yang et al. 2024, arXiv:2412.15115 (Qwen2.5), 2025, arXiv:2505.09388 (Qw
 #define MODEL_TYPES "qwen2|qwen3|qwen3_moe|mistral|llama"
 typedef enum { QWEN2, QWEN3, QWEN3_MOE, MISTRAL, LLAMA } ModelType;
 enum { CONFIG_MAX_T = 1 << 24, CONFIG_MAX_LAYERS = 1024 };
+enum { FULL_ATTENTION = 'F', SLIDING_ATTENTION = 'S' };  // Config.slides
 
 typedef struct {
     int type;             // ModelType
@@ -48,11 +49,11 @@ typedef struct {
     float eps;            // RMSNorm's, 1e-6
     double theta;         // RoPE's base, 1e6
     float balance;        // weight of the balance loss (router_aux_loss_coef); 0: it is not in the loss
-    char kinds[CONFIG_MAX_LAYERS + 1];   // of each layer: E has experts, M an MLP
-    char slides[CONFIG_MAX_LAYERS + 1];  // S sees a window, F all before it
+    char kinds[CONFIG_MAX_LAYERS + 1];   // of each layer: MLP_LAYER or EXPERT_LAYER
+    char slides[CONFIG_MAX_LAYERS + 1];  // FULL_ATTENTION or SLIDING_ATTENTION, which sees a window
 } Config;
 
-static inline int config_expert_layers(const Config* c) { return tensor_kinds(c->kinds, 0, c->L, 'E'); }
+static inline int config_expert_layers(const Config* c) { return tensor_kinds(c->kinds, 0, c->L, EXPERT_LAYER); }
 static inline int config_has_mlps(const Config* c) { return config_expert_layers(c) < c->L; }
 
 // what one of `ranks` ranks has of heads, MLPs and the padded vocabulary, with --tp
@@ -63,7 +64,7 @@ static inline Config config_part(const Config* c, int ranks) {
 }
 
 // the window of a layer, 0: none
-static inline int config_window(const Config* c, int l) { return c->slides[l] == 'S' ? c->window : 0; }
+static inline int config_window(const Config* c, int l) { return c->slides[l] == SLIDING_ATTENTION ? c->window : 0; }
 
 static inline Config config_make(int type, int max_T, int V, int L, int D, int NH, int NKV, int HS, int F) {
     Config c;
@@ -76,14 +77,14 @@ static inline Config config_make(int type, int max_T, int V, int L, int D, int N
     c.qk_norm = type == QWEN3 || type == QWEN3_MOE;
     c.eps = 1e-6f;
     c.theta = 1e4;
-    memset(c.kinds, 'M', (size_t)L);
-    memset(c.slides, 'F', (size_t)L);
+    memset(c.kinds, MLP_LAYER, (size_t)L);
+    memset(c.slides, FULL_ATTENTION, (size_t)L);
     return c;
 }
 
 static inline void config_slide_all_(Config* c, int window) {
     c->window = window;
-    if (window > 0) { memset(c->slides, 'S', (size_t)c->L); }
+    if (window > 0) { memset(c->slides, SLIDING_ATTENTION, (size_t)c->L); }
 }
 
 #define QWEN_PRESETS "tiny, small, qwen2.5-0.5b, qwen3-0.6b, qwen3-8b, qwen3-30b-a3b or mistral-7b"
@@ -110,7 +111,7 @@ static inline Config config_preset(const char* name, int V) {
         }
         if (c.type == QWEN3_MOE) {
             c.E = 128, c.k = 8, c.FE = 768, c.renormalize = 1;
-            memset(c.kinds, 'E', (size_t)c.L);
+            memset(c.kinds, EXPERT_LAYER, (size_t)c.L);
         }
         return c;
     }
@@ -124,7 +125,7 @@ static inline Config config_preset(const char* name, int V) {
 // "layer_types" of qwen2 and qwen3
 static inline int config_parse_layer_types_(Config* c, const json_t* json, ErrorText* error) {
     return config_parse_kinds(c->slides, c->L, json, "layer_types", LAYER_TYPES, "FS", error) &&
-           (c->window > 0 || !strchr(c->slides, 'S') ||
+           (c->window > 0 || !strchr(c->slides, SLIDING_ATTENTION) ||
             error_set(error, "\"layer_types\": sliding_attention: expected \"use_sliding_window\" true and a "
                       "\"sliding_window\" beside it"));
 }
@@ -149,7 +150,7 @@ static inline int config_parse_windows_(Config* c, const json_t* json, ErrorText
     if (!config_is_absent(json, "layer_types")) { return config_parse_layer_types_(c, json, error); }
     if (W == 0) { return 1; }
     if (!json_ints(json, full, 1, error)) { return 0; }
-    for (int l = from; l < c->L; l++) { c->slides[l] = 'S'; }
+    for (int l = from; l < c->L; l++) { c->slides[l] = SLIDING_ATTENTION; }
     return 1;
 }
 
@@ -160,7 +161,7 @@ static inline int config_parse_kinds_(Config* c, const json_t* json, ErrorText* 
     const json_t *mlps = json_object_get(json, "mlp_only_layers"), *number;
     size_t i;
     if (!config_is_absent(json, "decoder_sparse_step") && !json_ints(json, steps, 1, error)) { return 0; }
-    for (int l = 0; l < c->L; l++) { c->kinds[l] = (l + 1) % step == 0 ? 'E' : 'M'; }
+    for (int l = 0; l < c->L; l++) { c->kinds[l] = (l + 1) % step == 0 ? EXPERT_LAYER : MLP_LAYER; }
     if (!config_is_absent(json, "mlp_only_layers") && !json_is_array(mlps)) {
         return json_refuse_value(error, "mlp_only_layers", "a list", mlps);
     }
@@ -169,7 +170,7 @@ static inline int config_parse_kinds_(Config* c, const json_t* json, ErrorText* 
         if (!json_is_integer(number) || l < 0 || l >= c->L) {
             return error_set(error, "\"mlp_only_layers\": expected numbers of layers, 0..%d", c->L - 1);
         }
-        c->kinds[l] = 'M';
+        c->kinds[l] = MLP_LAYER;
     }
     return 1;
 }
@@ -185,7 +186,7 @@ static inline int config_parse_experts_(Config* c, const json_t* json, ErrorText
         return json_refuse_value(error, "num_local_experts", "the number of \"num_experts\", or nothing", local);
     }
     if (!json_ints(json, count, 1, error) || !config_parse_kinds_(c, json, error)) { return 0; }
-    if (E == 0) { memset(c->kinds, 'M', (size_t)c->L); }
+    if (E == 0) { memset(c->kinds, MLP_LAYER, (size_t)c->L); }
     if (config_expert_layers(c) == 0) { return 1; }
     if (!json_ints(json, sizes, 2, error) || !json_switch(&c->renormalize, json, "norm_topk_prob", error) ||
         !config_parse_balance(&c->balance, json, error)) {
@@ -281,7 +282,7 @@ static inline void config_put_experts_(const Config* c, json_t* json) {
     }
     json_t* mlps = json_array();
     for (int l = 0; l < c->L; l++) {
-        if (c->kinds[l] == 'M') { json_array_append_new(mlps, json_integer(l)); }
+        if (c->kinds[l] == MLP_LAYER) { json_array_append_new(mlps, json_integer(l)); }
     }
     json_t* more = json_pack("{s:i, s:i, s:i, s:b, s:i, s:o}", "num_experts", c->E, "num_experts_per_tok", c->k,
                              "moe_intermediate_size", c->FE, "norm_topk_prob", c->renormalize, "decoder_sparse_step", 1,

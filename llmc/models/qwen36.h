@@ -95,7 +95,6 @@ static inline Config config_part(const Config* c, int ranks) {
 
 static inline void config_set_vocabulary_(Config* c, int V) { c->V = V, c->Vp = config_padded(V); }
 
-#define MTP_WEIGHT 0.1f  // where nobody says another one
 #define NO_VISION {0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, -1, -1, -1, -1
 #define QWEN36_PRESETS "tiny, small or qwen3.6-35b-a3b"
 
