@@ -70,6 +70,7 @@ help:
 	@echo "make run-glm5    a small GLM-5: short vectors and chosen bytes, two minutes"
 	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
+	@echo "                 each with options of yours: make run MORE='--steps 9000 --seed 2' RUN=runs/long"
 	@echo "make test        build and run every test: about seven minutes on 2 cores"
 	@echo "make test-all    the rest: compilers, sanitizers, ...: most of an hour"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
@@ -289,7 +290,8 @@ build/hello: $(HELLO)
 # OMP_WAIT_POLICY of yours counts instead
 SPIN = $(if $(OMP_WAIT_POLICY),,GOMP_SPINCOUNT=1000 )
 
-# the first steps: each has a run folder of its own. Recipes take RUN from the environment, as it is: its name may have blanks
+# the first steps: each has a run folder of its own. Recipes take RUN from the environment, as it is: its name may have blanks.
+# MORE: options behind those of its file, make run MORE="--steps 500 --seed 2"
 run: export RUN ?= runs/hello
 run: TRAINER = train_gpt2 --args dev/hello.txt
 run-mamba: export RUN ?= runs/hello-mamba
@@ -306,7 +308,7 @@ run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5: setup
 	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
 	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
 	@$(MAKE) --no-print-directory $(firstword $(TRAINER)) CPU=1
-	$(SPIN)./$(TRAINER) --run "$$RUN" --continue
+	$(SPIN)./$(TRAINER) --run "$$RUN" --continue $(MORE)
 	@$(MAKE) --no-print-directory plot
 
 # a base model, its answers, an adapter, its answers: two runs in the folder RUN, each of which goes on where it was
@@ -318,9 +320,9 @@ run-lora: setup
 	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
 	@if ! [ -e "$$RUN" -a -e build/questions ]; then $(PYTHON) dev/data/header_questions.py --out build/questions; fi
 	@$(MAKE) --no-print-directory train_qwen3 CPU=1
-	$(SPIN)./train_qwen3 --args dev/hello_qwen.txt --run "$$RUN/base" --continue
+	$(SPIN)./train_qwen3 --args dev/hello_qwen.txt --run "$$RUN/base" --continue $(MORE)
 	$(ANSWER) --generate-file $(QUESTIONS) --generate-out "$$RUN/before.jsonl"
-	$(SPIN)./train_qwen3 --args dev/hello_lora.txt --from "$$RUN/base" --run "$$RUN/adapter" --continue
+	$(SPIN)./train_qwen3 --args dev/hello_lora.txt --from "$$RUN/base" --run "$$RUN/adapter" --continue $(MORE)
 	$(ANSWER) --lora "$$RUN/adapter" --generate-file $(QUESTIONS) --generate-out "$$RUN/after.jsonl"
 	@$(PYTHON) dev/data/header_questions.py --show $(QUESTIONS) "$$RUN/before.jsonl" "$$RUN/after.jsonl"
 	@echo; echo "talk with it: ./train_qwen3 --from $$RUN/base --lora $$RUN/adapter --chat"
@@ -332,7 +334,7 @@ run-shapes: setup
 	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
 	@if ! [ -e "$$RUN" -a -e build/shapes ]; then $(PYTHON) dev/data/shapes.py --out build/shapes; fi
 	@$(MAKE) --no-print-directory train_qwen36 CPU=1
-	$(SPIN)./train_qwen36 --args dev/hello_shapes.txt --run "$$RUN/model" --continue
+	$(SPIN)./train_qwen36 --args dev/hello_shapes.txt --run "$$RUN/model" --continue $(MORE)
 	./train_qwen36 --from "$$RUN/model" --generate-file $(SHAPES) --generate-out "$$RUN/answers.jsonl" --temperature 0 --think 0
 	@$(PYTHON) dev/data/shapes.py --show $(SHAPES) "$$RUN/answers.jsonl" --picture "$$RUN/answers.png"
 	@RUN="$$RUN/model" $(MAKE) --no-print-directory plot
@@ -342,7 +344,7 @@ run-digits: RUN ?= runs/digits
 run-digits:
 	@dev/setup.sh examples
 	@$(MAKE) --no-print-directory train_mamba_hpn
-	@dev/examples/digits.sh $(RUN)
+	@dev/examples/digits.sh $(RUN) $(MORE)
 
 plot: export RUN ?= runs/hello
 plot:

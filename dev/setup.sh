@@ -2,7 +2,8 @@
 # Installs what is missing, and says so: one line per thing done. Nothing is missing: one line, in well under a second.
 #     dev/setup.sh           to build, run, test: C compiler, make, jansson, xxHash, PCRE2, zlib, libpng, libjpeg; NumPy and
 #                            matplotlib in .venv
-#     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers: what else .ci/run uses
+#     dev/setup.sh ci        also clang, g++, libomp, valgrind, Open MPI and, in .venv, tokenizers and scikit-learn: what else .ci/run
+#                            uses
 #     dev/setup.sh examples  as the first, and in .venv scikit-learn, which brings the images of `make run-digits`
 #     dev/setup.sh cuda      as the first, and in .venv cuBLAS and NCCL where nvcc finds none: `make cuda` (1 GB; nvcc itself
 #                            comes from NVIDIA: https://developer.nvidia.com/cuda-downloads). `ci` has them too where nvcc is
@@ -60,7 +61,7 @@ missing_packages() {
 }
 
 python_packages="numpy matplotlib"
-if [ "$wanted" = examples ]; then python_packages="$python_packages scikit-learn"; fi
+if [ "$wanted" = examples ] || [ "$wanted" = ci ]; then python_packages="$python_packages scikit-learn"; fi
 if [ "$wanted" = ci ] || [ "$wanted" = checks ]; then python_packages="$python_packages tokenizers==0.23.3"; fi  # ours has its Unicode tables
 if [ "$wanted" = checks ]; then python_packages="$python_packages torch==2.13.0 transformers safetensors pillow mambapy scikit-learn"; fi
 

@@ -247,6 +247,7 @@ rest() {
     build_shared train_bigram train_moe_faults train_glm5_faults
     part "ranks on several machines" dev/test_machines.sh
     part "train_bigram.c, as its page says" dev/test_example.sh
+    part "make run..., each to its end" dev/test_recipes.sh
     part "train_moe, every option and file" env KILLS=10 dev/test_moe.sh
     part "conversations: refusals, bits, resuming, answers" dev/test_sft.sh refused bits resume answers
     part "conversations: resuming, under sanitizers" env ASAN=1 dev/test_sft.sh resume

@@ -3,7 +3,8 @@
 # digit, cross entropy) and with hpn (a fixed place on the sphere for each digit, (1 - cosine to it)^2).
 #     dev/examples/digits.sh [RUN [OPTION...]]     writes RUN-ce and RUN-hpn, by default runs/digits-ce and runs/digits-hpn;
 #                                                  options go to both: --seed 2
-# Ends with the accuracy of both on the 359 validation images, and draws loss.png and embeddings.png into the run folders.
+# Ends with the accuracy of both on the 359 validation images, draws loss.png into the run folders, and beside them where the
+# images stand on the sphere: RUN-ce-embeddings.png, RUN-hpn-embeddings.png.
 set -eu
 cd "$(dirname "$0")/../.."
 run=${1-runs/digits}
@@ -27,10 +28,10 @@ done
 result=""
 for head in ce hpn; do
     out=$(./train_mamba_hpn --from "$run-$head" --task cls --val $data/digits_val.safetensors --batch-size 359 --eval-batches 1 \
-        --eval-only --embeddings-out "$run-$head/embeddings.safetensors")
+        --eval-only --embeddings-out "$run-$head-embeddings.safetensors")
     accuracy=$(sed -n 's/.*accuracy \([^ ]*\).*/\1/p' <<<"$out")
     result+=$(printf 'head %-4s %7s of the validation images are right' "$head" "$accuracy")$'\n'
     $python dev/tools/plot.py "$run-$head"
-    $python dev/tools/plot_embeddings.py "$run-$head/embeddings.safetensors"
+    $python dev/tools/plot_embeddings.py "$run-$head-embeddings.safetensors"
 done
 printf '%s' "$result"

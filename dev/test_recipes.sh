@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Every `make run...` of the README to its end: in a copy of the tree, a few steps in place of two minutes, and what each is
+# to leave behind. Then once more: a run that is there goes on.
+# Ends with "N passed, N failed".
+. "$(dirname "$0")/promises.sh"
+for name in train_gpt2 train_mamba_hpn train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5; do need_build trainer "" $name; done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
+    xargs -0 cp -a --parents -t "$work"
+mkdir "$work/build"  # of the tree's own; what the recipes make of texts and images is the copy's
+for file in build/*; do
+    case $file in build/hello | build/questions | build/shapes | build/digits) ;; *) ln -s "$root/$file" "$work/build/" ;; esac
+done
+[ ! -e .venv ] || ln -s "$root/.venv" "$work/.venv"
+commit=$(git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)  # the programs' own: nothing is built anew
+more="--steps 6 --warmup 2 --eval-every 3 --save-every 3 --eval-batches 2 --sample-every 0 --log-every 1"
+cd "$work" || exit 1
+
+# NAME FOLDER FILE...: these files of runs/FOLDER are there
+recipe() {
+    local name=$1 folder=$2 file missing=""
+    shift 2
+    timeout 300 make "$name" COMMIT="$commit" MORE="$more" >out 2>err
+    local status=$?
+    for file in "$@"; do [ -s "runs/$folder$file" ] || missing+=" runs/$folder$file"; done
+    check "make $name: ends well, its files are there" test "$status:$missing" = 0:
+    ! grep -q "^gcc\|^cc\|^clang" out || check "make $name: nothing is built anew" false
+}
+
+recipe run hello /step_000006/model.safetensors /loss.png
+recipe run-mamba hello-mamba /step_000006/model.safetensors /loss.png
+recipe run-moe hello-moe /step_000006/model.safetensors /loss.png
+recipe run-qwen36 hello-qwen36 /step_000006/model.safetensors /loss.png
+recipe run-deepseek-v4 hello-deepseek-v4 /step_000006/model.safetensors /loss.png
+recipe run-glm5 hello-glm5 /step_000006/model.safetensors /loss.png
+recipe run-lora hello-lora /base/step_000006/model.safetensors /adapter/step_000006/adapter_model.safetensors /before.jsonl /after.jsonl
+recipe run-shapes hello-shapes /model/step_000006/model.safetensors /answers.jsonl /answers.png /model/loss.png
+if $python -c 'import sklearn' 2>/dev/null; then
+    recipe run-digits digits -ce/step_000006/model.safetensors -ce/loss.png -hpn/loss.png -ce-embeddings.png -hpn-embeddings.png
+    check "... with the accuracy of both" test "$(grep -c '^head [a-z]* .*% of the validation images are right' out)" = 2
+else
+    skip "make run-digits: needs scikit-learn"
+fi
+
+make run COMMIT="$commit" MORE="${more/--steps 6/--steps 9}" >out 2>err
+check "make run once more: the run goes on" test $? = 0 -a -e runs/hello/step_000009/model.safetensors -a "$(grep -c 'exists: it goes on' out)" = 1
+finish
