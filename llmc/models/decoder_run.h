@@ -118,7 +118,7 @@ static inline void decoder_choose_tied(Run* r, int typed, int* tied) {
 }
 
 static inline Option decoder_balance_option(float* weight) {
-    const Option row = {"model", "aux-alpha", "", OPTION_FLOAT, weight, "0", 0, 1e3, "F",
+    const Option row = {"experts", "aux-alpha", "", OPTION_FLOAT, weight, "0", 0, 1e3, "F",
                         "weight of the balance loss of experts (router_aux_loss_coef); 0: none. Where it is not typed, "
                         "config.json's, if output_router_logits is true there", 0};
     return row;

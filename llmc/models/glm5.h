@@ -108,17 +108,17 @@ typedef struct { const char* name; int freq, offset, n_dense; Config c; } Preset
 static inline Config config_preset(const char* name, int V) {
     static const Preset presets[] = {
         {"tiny", 4, 2, 1, {.max_T = 1024, .L = 4, .D = 64, .H = 4, .rq = 48, .r = 32, .dn = 16, .dr = 8, .dv = 24,
-          .nI = 8, .dI = 16, .topk = 32, .FD = 128, .E = 8, .k = 2, .F = 32, .FS = 32, .aux.bias_rate = 1e-3f,
+          .nI = 8, .dI = 16, .topk = 32, .FD = 128, .E = 8, .k = 2, .F = 32, .FS = 32, .aux = {.bias_rate = 1e-3f},
           .theta = 1e4}},
         {"small", 4, 3, 2, {.max_T = 4096, .L = 8, .D = 512, .H = 8, .rq = 256, .r = 128, .dn = 48, .dr = 16, .dv = 64,
           .nI = 16, .dI = 32, .topk = 256, .FD = 1024, .E = 16, .k = 4, .F = 256, .FS = 256,
-          .aux.bias_rate = 1e-3f, .theta = 1e4}},
+          .aux = {.bias_rate = 1e-3f}, .theta = 1e4}},
         {"glm-5", 1, 3, 3, {.max_T = 202752, .L = 78, .D = 6144, .H = 64, .rq = 2048, .r = 512, .dn = 192, .dr = 64,
           .dv = 256, .nI = 32, .dI = 128, .topk = 2048, .FD = 12288, .E = 256, .k = 8, .F = 2048, .FS = 2048,
-          .aux.mtp = 1, .theta = 1e6}},
+          .aux = {.mtp = 1}, .theta = 1e6}},
         {"glm-5.2", 4, 3, 3, {.max_T = 1 << 20, .L = 78, .D = 6144, .H = 64, .rq = 2048, .r = 512, .dn = 192, .dr = 64,
           .dv = 256, .nI = 32, .dI = 128, .topk = 2048, .FD = 12288, .E = 256, .k = 8, .F = 2048, .FS = 2048,
-          .aux.mtp = 1, .theta = 8e6}},
+          .aux = {.mtp = 1}, .theta = 8e6}},
     };
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         if (strcmp(name, presets[i].name) != 0) { continue; }
