@@ -274,6 +274,7 @@ rest() {
         # each kernel in both builds: as trainers ship, and as tests ask for bits
         part "trainers for sm_90, bf16" make -s -j"$jobs" cuda_trainers CUDA_ARCH=sm_90 NVCC_OPT=-O0
         finish_parts
+        half part "tables of doc/plan.md are what --plan says" $python dev/check_plans.py "$(make -s cuda_folder CUDA_ARCH=sm_90 NVCC_OPT=-O0)"
         exact=(CUDA_ARCH=sm_90 PRECISION=exact NVCC_OPT=-O0)
         part "tests for sm_90, exact" make -s -j"$jobs" "${exact[@]}" \
             $(printf "$(make -s cuda_folder "${exact[@]}")/%s " $(share 3 $(without test_simt $(make -s simt_tests))))
