@@ -292,59 +292,86 @@ SPIN = $(if $(OMP_WAIT_POLICY),,GOMP_SPINCOUNT=1000 )
 
 # the first steps: each has a run folder of its own. Recipes take RUN from the environment, as it is: its name may have blanks.
 # MORE: options behind those of its file, make run MORE="--steps 500 --seed 2"
+# $(call train,PROGRAM,FOLDER,OPTIONS): a run begins with OPTIONS, or goes on with those that it has
+train = $(if $(findstring --run,$(MORE)),$(error MORE: --run is said by RUN=FOLDER)) \
+	@if $(call begun,$(2)); then set -- --resume; else set -- $(3) --continue; fi; \
+	echo ./$(1) "$$@" --run "$(2)" $(MORE); $(SPIN)./$(1) "$$@" --run "$(2)" $(MORE)
+begun = ls -d "$(1)"/step_*[0-9] >/dev/null 2>&1
+# $(call say_begun,FOLDER); $(call data,FOLDER,TARGET): what a run that begins reads
+say_begun = @if $(call begun,$(1)); then echo "$(1) exists: it goes on (another: make $@ RUN=runs/another)"; fi
+data = @if ! { $(call begun,$(1)) && [ -e $(2) ]; }; then $(MAKE) --no-print-directory $(2); fi
+# $(call draw,FOLDER): not of a run that has only said what it would do
+draw = @if [ -e "$(1)/metrics.jsonl" ]; then RUN="$(1)" $(MAKE) --no-print-directory plot; fi
+
 run: export RUN ?= runs/hello
-run: TRAINER = train_gpt2 --args dev/hello.txt
+run: TRAINER = train_gpt2
+run: OPTIONS = dev/hello.txt
 run-mamba: export RUN ?= runs/hello-mamba
-run-mamba: TRAINER = train_mamba_hpn --args dev/hello_mamba.txt
+run-mamba: TRAINER = train_mamba_hpn
+run-mamba: OPTIONS = dev/hello_mamba.txt
 run-moe: export RUN ?= runs/hello-moe
-run-moe: TRAINER = train_moe --args dev/hello_moe.txt
+run-moe: TRAINER = train_moe
+run-moe: OPTIONS = dev/hello_moe.txt
 run-qwen36: export RUN ?= runs/hello-qwen36
-run-qwen36: TRAINER = train_qwen36 --args dev/hello_qwen36.txt
+run-qwen36: TRAINER = train_qwen36
+run-qwen36: OPTIONS = dev/hello_qwen36.txt
 run-deepseek-v4: export RUN ?= runs/hello-deepseek-v4
-run-deepseek-v4: TRAINER = train_deepseek_v4 --args dev/hello_deepseek_v4.txt
+run-deepseek-v4: TRAINER = train_deepseek_v4
+run-deepseek-v4: OPTIONS = dev/hello_deepseek_v4.txt
 run-glm5: export RUN ?= runs/hello-glm5
-run-glm5: TRAINER = train_glm5 --args dev/hello_glm5.txt
+run-glm5: TRAINER = train_glm5
+run-glm5: OPTIONS = dev/hello_glm5.txt
 run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5: setup
-	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
-	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
-	@$(MAKE) --no-print-directory $(firstword $(TRAINER)) CPU=1
-	$(SPIN)./$(TRAINER) --run "$$RUN" --continue $(MORE)
-	@$(MAKE) --no-print-directory plot
+	$(call say_begun,$$RUN)
+	$(call data,$$RUN,build/hello)
+	@$(MAKE) --no-print-directory $(TRAINER) CPU=1
+	$(call train,$(TRAINER),$$RUN,--args $(OPTIONS))
+	$(call draw,$$RUN)
 
 # a base model, its answers, an adapter, its answers: two runs in the folder RUN, each of which goes on where it was
 run-lora: export RUN ?= runs/hello-lora
 run-lora: QUESTIONS = build/questions/prompts.jsonl
 run-lora: ANSWER = ./train_qwen3 --from "$$RUN/base" --chat-template chatml --temperature 0 --max-new-tokens 40
 run-lora: setup
-	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
-	@if ! [ -e "$$RUN" -a -e build/hello ]; then $(MAKE) --no-print-directory build/hello; fi
-	@if ! [ -e "$$RUN" -a -e build/questions ]; then $(PYTHON) dev/data/header_questions.py --out build/questions; fi
+	$(call say_begun,$$RUN/base)
+	$(call data,$$RUN/base,build/hello)
+	$(call data,$$RUN/adapter,build/questions)
 	@$(MAKE) --no-print-directory train_qwen3 CPU=1
-	$(SPIN)./train_qwen3 --args dev/hello_qwen.txt --run "$$RUN/base" --continue $(MORE)
+	$(call train,train_qwen3,$$RUN/base,--args dev/hello_qwen.txt)
+	@rm -f "$$RUN/before.jsonl" "$$RUN/after.jsonl"  # of another step, if the run has gone on
 	$(ANSWER) --generate-file $(QUESTIONS) --generate-out "$$RUN/before.jsonl"
-	$(SPIN)./train_qwen3 --args dev/hello_lora.txt --from "$$RUN/base" --run "$$RUN/adapter" --continue $(MORE)
+	$(call train,train_qwen3,$$RUN/adapter,--args dev/hello_lora.txt --from "$$RUN/base")
 	$(ANSWER) --lora "$$RUN/adapter" --generate-file $(QUESTIONS) --generate-out "$$RUN/after.jsonl"
+	$(call draw,$$RUN/base)
+	$(call draw,$$RUN/adapter)
 	@$(PYTHON) dev/data/header_questions.py --show $(QUESTIONS) "$$RUN/before.jsonl" "$$RUN/after.jsonl"
 	@echo; echo "talk with it: ./train_qwen3 --from $$RUN/base --lora $$RUN/adapter --chat"
+
+build/questions:
+	@$(PYTHON) dev/data/header_questions.py --out $@
 
 # images, a model that learns to name them, its answers to others, counted and drawn
 run-shapes: export RUN ?= runs/hello-shapes
 run-shapes: SHAPES = build/shapes/prompts.jsonl
 run-shapes: setup
-	@if [ -e "$$RUN" ]; then echo "$$RUN exists: it goes on (another: make $@ RUN=runs/another)"; fi
-	@if ! [ -e "$$RUN" -a -e build/shapes ]; then $(PYTHON) dev/data/shapes.py --out build/shapes; fi
+	$(call say_begun,$$RUN/model)
+	$(call data,$$RUN/model,build/shapes)
 	@$(MAKE) --no-print-directory train_qwen36 CPU=1
-	$(SPIN)./train_qwen36 --args dev/hello_shapes.txt --run "$$RUN/model" --continue $(MORE)
+	$(call train,train_qwen36,$$RUN/model,--args dev/hello_shapes.txt)
+	@rm -f "$$RUN/answers.jsonl"  # of another step, if the run has gone on
 	./train_qwen36 --from "$$RUN/model" --generate-file $(SHAPES) --generate-out "$$RUN/answers.jsonl" --temperature 0 --think 0
 	@$(PYTHON) dev/data/shapes.py --show $(SHAPES) "$$RUN/answers.jsonl" --picture "$$RUN/answers.png"
-	@RUN="$$RUN/model" $(MAKE) --no-print-directory plot
+	$(call draw,$$RUN/model)
 	@echo; echo "show it others: ./train_qwen36 --from $$RUN/model --chat --think 0, then /image build/shapes/images/val_00000.png"
 
-run-digits: RUN ?= runs/digits
+build/shapes:
+	@$(PYTHON) dev/data/shapes.py --out $@
+
+run-digits: export RUN ?= runs/digits
 run-digits:
 	@dev/setup.sh examples
 	@$(MAKE) --no-print-directory train_mamba_hpn
-	@dev/examples/digits.sh $(RUN) $(MORE)
+	@dev/examples/digits.sh "$$RUN" $(MORE)
 
 plot: export RUN ?= runs/hello
 plot:
@@ -467,6 +494,6 @@ bench: setup
 clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
-.PHONY: help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
+.PHONY: build/questions build/shapes help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
     setup-cuda cuda cuda_programs cuda_trainers cuda_folder cuda_names cuda_syntax ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests simt_long_tests
 .DELETE_ON_ERROR:

@@ -14,7 +14,7 @@ for file in build/*; do
 done
 [ ! -e .venv ] || ln -s "$root/.venv" "$work/.venv"
 commit=$(git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)  # the programs' own: nothing is built anew
-more="--steps 6 --warmup 2 --eval-every 3 --save-every 3 --eval-batches 2 --sample-every 0 --log-every 1"
+more="--steps 6 --eval-every 3 --save-every 3 --eval-batches 2 --sample-every 0 --log-every 1"
 cd "$work" || exit 1
 
 # NAME FOLDER FILE...: these files of runs/FOLDER are there
@@ -34,7 +34,8 @@ recipe run-moe hello-moe /step_000006/model.safetensors /loss.png
 recipe run-qwen36 hello-qwen36 /step_000006/model.safetensors /loss.png
 recipe run-deepseek-v4 hello-deepseek-v4 /step_000006/model.safetensors /loss.png
 recipe run-glm5 hello-glm5 /step_000006/model.safetensors /loss.png
-recipe run-lora hello-lora /base/step_000006/model.safetensors /adapter/step_000006/adapter_model.safetensors /before.jsonl /after.jsonl
+recipe run-lora hello-lora /base/step_000006/model.safetensors /base/loss.png /adapter/step_000006/adapter_model.safetensors \
+    /adapter/loss.png /before.jsonl /after.jsonl
 recipe run-shapes hello-shapes /model/step_000006/model.safetensors /answers.jsonl /answers.png /model/loss.png
 if $python -c 'import sklearn' 2>/dev/null; then
     recipe run-digits digits -ce/step_000006/model.safetensors -ce/loss.png -hpn/loss.png -ce-embeddings.png -hpn-embeddings.png
@@ -43,6 +44,29 @@ else
     skip "make run-digits: needs scikit-learn"
 fi
 
-make run COMMIT="$commit" MORE="${more/--steps 6/--steps 9}" >out 2>err
-check "make run once more: the run goes on" test $? = 0 -a -e runs/hello/step_000009/model.safetensors -a "$(grep -c 'exists: it goes on' out)" = 1
+# a run that is there goes on, as it was begun: with its own steps, or with more
+again() {  # NAME FOLDER STEPS
+    local steps=${3:+--steps $3}
+    timeout 300 make "$1" COMMIT="$commit" MORE="$steps" >out 2>err
+    check "make $1${3:+ with more steps}: the run goes on" test $? = 0 -a -e "runs/$2/step_00000${3:-6}/model.safetensors" \
+        -a ! -e "runs/$2/step_001500" -a "$(grep -c 'exists: it goes on' out)" = 1
+}
+again run hello 9
+again run-moe hello-moe ""
+again run-shapes hello-shapes/model 9
+again run-lora hello-lora/base ""
+refused() {  # PROMISE TEXT NAME VARIABLE...
+    local promise=$1 text=$2
+    shift 2
+    ! make "$@" COMMIT="$commit" >out 2>err
+    check "$promise" test $? = 0 -a "$(cat out err | grep -cF -- "$text")" -ge 1
+}
+refused "--run in MORE: it is RUN's" "MORE: --run is said by RUN=FOLDER" run MORE="--run x"
+make run COMMIT="$commit" RUN="runs/a b'c" MORE="--dry-run" >out 2>err
+check "a name with blanks, and a dry run: nothing is drawn" test $? = 0 -a ! -e "runs/a b'c/loss.png"
+if $python -c 'import sklearn' 2>/dev/null; then
+    make run-digits COMMIT="$commit" RUN="runs/d 3" MORE="$more" >out 2>err
+    check "make run-digits: a name with blanks" test $? = 0 -a -s "runs/d 3-hpn-embeddings.png"
+    refused "make run-digits: heads are its own" "--head: heads and runs are its own to say" run-digits RUN=runs/other MORE="--head ce"
+fi
 finish

@@ -5,6 +5,7 @@
 #                                                  options go to both: --seed 2
 # Ends with the accuracy of both on the 359 validation images, draws loss.png into the run folders, and beside them where the
 # images stand on the sphere: RUN-ce-embeddings.png, RUN-hpn-embeddings.png.
+# A run that has begun goes on.
 set -eu
 cd "$(dirname "$0")/../.."
 run=${1-runs/digits}
@@ -12,16 +13,20 @@ shift $(($# > 0))
 python=.venv/bin/python
 [ -x $python ] || python=python3
 data=build/digits
-for head in ce hpn; do
-    if [ -e "$run-$head" ]; then echo "$run-$head exists already: make run-digits RUN=runs/another, or remove it" >&2; exit 2; fi
+for word in "$@"; do
+    case $word in --head* | --run*) echo "digits.sh: $word: heads and runs are its own to say: leave it out" >&2; exit 2 ;; esac
 done
 export GOMP_SPINCOUNT=10000  # a thread that waits soon sleeps: other programs cannot stall the rest
 
 $python dev/data/digits.py --nudge --out $data
 for head in ce hpn; do
     echo "--- head $head"
-    ./train_mamba_hpn --args dev/examples/digits.txt --train $data/digits_train.safetensors --val $data/digits_val.safetensors \
-        --head $head --run "$run-$head" "$@"
+    if ls -d "$run-$head"/step_*[0-9] >/dev/null 2>&1; then
+        ./train_mamba_hpn --run "$run-$head" --resume "$@"
+    else
+        ./train_mamba_hpn --args dev/examples/digits.txt --train $data/digits_train.safetensors --val $data/digits_val.safetensors \
+            --head $head --run "$run-$head" --continue "$@"
+    fi
 done
 
 # all validation images in one batch, by the checkpoints that were written last
