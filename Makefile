@@ -294,14 +294,14 @@ SPIN = $(if $(OMP_WAIT_POLICY),,GOMP_SPINCOUNT=1000 )
 # MORE: options behind those of its file, make run MORE="--steps 500 --seed 2"
 # $(call train,PROGRAM,FOLDER,OPTIONS): a run begins with OPTIONS, or goes on with those that it has
 train = $(if $(findstring --run,$(MORE)),$(error MORE: --run is said by RUN=FOLDER)) \
-	@if $(call begun,$(2)); then set -- --resume; else set -- $(3) --continue; fi; \
+	if $(call begun,$(2)); then set -- --resume; else set -- $(3) --continue; fi; \
 	echo ./$(1) "$$@" --run "$(2)" $(MORE); $(SPIN)./$(1) "$$@" --run "$(2)" $(MORE)
 begun = ls -d "$(1)"/step_*[0-9] >/dev/null 2>&1
 # $(call say_begun,FOLDER); $(call data,FOLDER,TARGET): what a run that begins reads
 say_begun = @if $(call begun,$(1)); then echo "$(1) exists: it goes on (another: make $@ RUN=runs/another)"; fi
 data = @if ! { $(call begun,$(1)) && [ -e $(2) ]; }; then $(MAKE) --no-print-directory $(2); fi
 # $(call draw,FOLDER): not of a run that has only said what it would do
-draw = @if [ -e "$(1)/metrics.jsonl" ]; then RUN="$(1)" $(MAKE) --no-print-directory plot; fi
+draw = @if [ -e "$(1)/metrics.jsonl" ]; then $(PYTHON) dev/tools/plot.py "$(1)"; fi
 
 run: export RUN ?= runs/hello
 run: TRAINER = train_gpt2
@@ -325,7 +325,7 @@ run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5: setup
 	$(call say_begun,$$RUN)
 	$(call data,$$RUN,build/hello)
 	@$(MAKE) --no-print-directory $(TRAINER) CPU=1
-	$(call train,$(TRAINER),$$RUN,--args $(OPTIONS))
+	@$(call train,$(TRAINER),$$RUN,--args $(OPTIONS))
 	$(call draw,$$RUN)
 
 # a base model, its answers, an adapter, its answers: two runs in the folder RUN, each of which goes on where it was
@@ -337,10 +337,10 @@ run-lora: setup
 	$(call data,$$RUN/base,build/hello)
 	$(call data,$$RUN/adapter,build/questions)
 	@$(MAKE) --no-print-directory train_qwen3 CPU=1
-	$(call train,train_qwen3,$$RUN/base,--args dev/hello_qwen.txt)
+	@$(call begun,$$RUN/adapter) || { $(call train,train_qwen3,$$RUN/base,--args dev/hello_qwen.txt); }  # an adapter is beside that one
 	@rm -f "$$RUN/before.jsonl" "$$RUN/after.jsonl"  # of another step, if the run has gone on
 	$(ANSWER) --generate-file $(QUESTIONS) --generate-out "$$RUN/before.jsonl"
-	$(call train,train_qwen3,$$RUN/adapter,--args dev/hello_lora.txt --from "$$RUN/base")
+	@$(call train,train_qwen3,$$RUN/adapter,--args dev/hello_lora.txt --from "$$RUN/base")
 	$(ANSWER) --lora "$$RUN/adapter" --generate-file $(QUESTIONS) --generate-out "$$RUN/after.jsonl"
 	$(call draw,$$RUN/base)
 	$(call draw,$$RUN/adapter)
@@ -357,7 +357,7 @@ run-shapes: setup
 	$(call say_begun,$$RUN/model)
 	$(call data,$$RUN/model,build/shapes)
 	@$(MAKE) --no-print-directory train_qwen36 CPU=1
-	$(call train,train_qwen36,$$RUN/model,--args dev/hello_shapes.txt)
+	@$(call train,train_qwen36,$$RUN/model,--args dev/hello_shapes.txt)
 	@rm -f "$$RUN/answers.jsonl"  # of another step, if the run has gone on
 	./train_qwen36 --from "$$RUN/model" --generate-file $(SHAPES) --generate-out "$$RUN/answers.jsonl" --temperature 0 --think 0
 	@$(PYTHON) dev/data/shapes.py --show $(SHAPES) "$$RUN/answers.jsonl" --picture "$$RUN/answers.png"

@@ -21,7 +21,7 @@ cd "$work" || exit 1
 recipe() {
     local name=$1 folder=$2 file missing=""
     shift 2
-    timeout 300 make "$name" COMMIT="$commit" MORE="$more" >out 2>err
+    timeout 300 make "$name" RUN="runs/$folder" COMMIT="$commit" MORE="$more" >out 2>err
     local status=$?
     for file in "$@"; do [ -s "runs/$folder$file" ] || missing+=" runs/$folder$file"; done
     check "make $name: ends well, its files are there" test "$status:$missing" = 0:
@@ -48,13 +48,13 @@ fi
 again() {  # NAME FOLDER STEPS
     local steps=${3:+--steps $3}
     timeout 300 make "$1" COMMIT="$commit" MORE="$steps" >out 2>err
-    check "make $1${3:+ with more steps}: the run goes on" test $? = 0 -a -e "runs/$2/step_00000${3:-6}/model.safetensors" \
+    check "make $1${3:+ with more steps}: the run goes on" test $? = 0 -a -d "runs/$2/step_00000${3:-6}" \
         -a ! -e "runs/$2/step_001500" -a "$(grep -c 'exists: it goes on' out)" = 1
 }
 again run hello 9
 again run-moe hello-moe ""
 again run-shapes hello-shapes/model 9
-again run-lora hello-lora/base ""
+again run-lora hello-lora/adapter 9
 refused() {  # PROMISE TEXT NAME VARIABLE...
     local promise=$1 text=$2
     shift 2
