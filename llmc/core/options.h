@@ -15,7 +15,8 @@ a text may be "-", but one that starts with "--" or is itself an option needs th
 after a blank begins a comment). A later value wins. Nothing else is accepted: no short forms, and words that are no
 options only by options_parse_words, for tools that take files; a switch then takes the next word only if it is 0 or 1.
 Numbers are read to their end: an integer is a sign and digits, a float is what strtof makes of digits, sign, point and
-exponent, finite. Both must lie in low..high; an end at or past INT_MIN, INT_MAX or FLT_MAX means "no limit" there.
+exponent, finite, and 0 of a 0 alone. Both lie in low..high; an end at or past INT_MIN, INT_MAX or FLT_MAX means "no
+limit" there.
 An amount is an integer, or a share of a total that the program knows later, as a percentage: 100 or 2%.
 A choice becomes the position of its name in the list (choice.h), which is the order of an enum; where the default is
 "", it may also be none of them, -1. Texts are heap copies owned by the table until options_free; a program changes one
@@ -34,6 +35,7 @@ dev/tools/launch or torchrun starts on a machine the first says it, or prints --
 #include <assert.h>
 #include <float.h>
 #include <jansson.h>
+#include <ctype.h>
 #include <limits.h>
 #include <math.h>
 
@@ -144,6 +146,13 @@ static inline void option_take_text_(const Option* o, const char* text, const ch
     *(const char**)o->value = copy;
 }
 
+// does a number that is not 0 become 0 as a float?
+static inline int option_underflows_(const char* text) {
+    char* end;
+    const int is_zero = strtof(text, &end) == 0.0f && end > text && *end == '\0';
+    return is_zero && isdigit((unsigned char)text[strcspn(text, "123456789eE")]);
+}
+
 // the whole of `text` as the option's number, inside its range; nothing is stored when that fails
 static inline int option_parse_number_(const Option* o, const char* text) {
     char* end;
@@ -154,6 +163,7 @@ static inline int option_parse_number_(const Option* o, const char* text) {
     if (o->type == OPTION_FLOAT) {
         float x = strtof(text, &end);
         if (*end || !isfinite(x) || x < (float)o->low || x > (float)o->high) { return 0; }  // (float): 0.1f > 0.1
+        if (option_underflows_(text)) { return 0; }
         *(float*)o->value = x;
     } else {
         long x = strtol(text, &end, 10);
@@ -200,6 +210,10 @@ static inline void option_store_(const Option* o, const char* text, const char* 
     else if (o->type == OPTION_CHOICE) { ok = option_parse_choice_(o, text); }
     else if (o->type == OPTION_AMOUNT) { ok = option_parse_amount_(o, text); }
     else { ok = option_parse_number_(o, text); }
+    if (!ok && o->type == OPTION_FLOAT && option_underflows_(text)) {
+        fail_input("%s--%s: expected 0, or a number that is not 0 as a float, found \"%s\"", where, o->name,
+                   format_text(text).s);
+    }
     if (!ok) {
         const ShortText expected = option_expected_(o, strtod(text, NULL) > INT_MAX);
         fail_input("%s--%s: expected %s, found \"%s\"", where, o->name, expected.s, format_text(text).s);
