@@ -42,7 +42,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/auxiliary_run.h"  // auxiliary_options, auxiliary_choose: what is learnt beside the next token
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
-#include "llmc/models/router_log.h"   // router_log_keys, router_log_summary: what routers have counted
+#include "llmc/models/router_log.h"   // router_log_levelled_keys, router_log_summary: what routers have counted
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -1037,7 +1037,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.usual_V = 129280;
     t.has_states = 1;
     t.options = deepseek_v4_options;
-    t.parsed = router_log_keys;
+    t.parsed = router_log_levelled_keys;
     t.choose = deepseek_v4_choose;
     t.freeze = deepseek_v4_freeze;
     t.check = deepseek_v4_check;

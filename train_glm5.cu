@@ -37,7 +37,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/auxiliary_run.h"  // auxiliary_options, auxiliary_choose: what is learnt beside the next token
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
-#include "llmc/models/router_log.h"   // router_log_keys, router_log_summary: what routers have counted
+#include "llmc/models/router_log.h"   // router_log_levelled_keys, router_log_summary: what routers have counted
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
 
@@ -629,7 +629,7 @@ static void glm5_choose(Run* r) {
     adapted_store(r, not_fp8, 3);
     r->V = r->classes = c.V;
     r->max_T = c.max_T;
-    if (routers_of(&w->glm) > 0) { router_log_keys(r); }
+    if (routers_of(&w->glm) > 0) { router_log_levelled_keys(r); }
     begin_ranks(r, &c);
 }
 

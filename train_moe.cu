@@ -574,11 +574,12 @@ static void moe_stepped(Run* r, const Step* s) {
     Workplace* w = workplace(r);
     const int L = w->moe.config.L;
     const Routing now = routing_read(r->model, L, w->moe.config.E);
+    const float z = now.z / (float)L;
     if (!s->skipped) {
         save_let_change(r);
         level_biases(&w->moe, w->bias_rate, w->stays, &r->dev);
     }
-    router_log_step(r, now.balance / (float)L, now.z / (float)L, now.load, now.idle);
+    router_log_step(r, now.balance / (float)L, &z, now.load, now.idle);
 }
 
 static json_t* moe_summary(const Run* r) {

@@ -557,7 +557,8 @@ static void qwen_stepped(Run* r, const Step* s) {
     (void)s;
     if (n == 0) { return; }
     const Routing now = routing_read(&qwen->model, n, c->E);
-    router_log_step(r, pooled_balance(&qwen->model, n, c->E), now.z / (float)n, now.load, now.idle);
+    const float z = now.z / (float)n;
+    router_log_step(r, pooled_balance(&qwen->model, n, c->E), &z, now.load, now.idle);
 }
 
 static json_t* qwen_summary(const Run* r) {

@@ -1089,8 +1089,9 @@ static void qwen36_stepped(Run* r, const Step* s) {
     const Model* m = r->model;
     const Config* c = config_of(r);
     const Routing now = routing_read(m, c->L, c->E);
+    const float z = now.z / (float)c->L;
     (void)s;
-    router_log_step(r, pooled_balance(m, c->L, c->E), now.z / (float)c->L, now.load, now.idle);
+    router_log_step(r, pooled_balance(m, c->L, c->E), &z, now.load, now.idle);
     mtp_log(r);
 }
 

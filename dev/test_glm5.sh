@@ -357,11 +357,12 @@ PYTHON
     verdict $? "--mtp 1 of a folder without, all else frozen: the same parameters and a module" "$(<err)"
     refuse "a new module in an export" "--mtp: 1 gives a new module to a model that is trained, all of it, with --mtp-weight above 0" --from with --mtp 1 --export-hf grown
     rm -rf with && go "${start[@]}" --config mtp.json --steps 8 --run with
-    check "loss = cross_entropy + 0.5 mtp_loss + 0.1 of a balance of three layers" "$python" -c 'import json
+    check "loss = cross_entropy + 0.5 mtp_loss + 0.1 of a balance of three layers, and no z-loss is spoken of" "$python" -c 'import json
 for r in map(json.loads, open("with/metrics.jsonl")):
     if r.get("loss") is not None:
         more = (r["loss"] - r["cross_entropy"] - 0.5 * r["mtp_loss"]) / 0.1
-        assert 2.7 < more < 6.0, (more, r)'
+        assert 2.7 < more < 6.0, (more, r)
+    assert "z" not in r, r'
     rm -rf with && tr -d ' ' <text >blanks && go "${start[@]}" --config other.json --steps 1 --weight-decay 0 --lr 1e-1 --run with && go --config other.json --export-hf begun
     check "pad_token_id: the row of the token that fills does not learn, others do" "$python" - begun/model.safetensors with/step_000001/model.safetensors <<'PYTHON'
 import json, struct, sys

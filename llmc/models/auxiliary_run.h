@@ -71,7 +71,7 @@ static inline void auxiliary_stepped(Run* r, const Step* s, const AuxiliaryOptio
     if (n_routers > 0) {
         const Routing now = routing_read(m, n_routers, E);
         const float sum = levelled_balance(m, rows->router, rows->bias, E);
-        router_log_step(r, n_levelled > 0 ? sum / (float)n_levelled : 1.0f, 0.0f, now.load, now.idle);
+        router_log_step(r, n_levelled > 0 ? sum / (float)n_levelled : 1.0f, NULL, now.load, now.idle);
     }
     if (!s->skipped && c->bias_rate > 0.0f && !model_is_adapter(m)) {
         save_let_change(r);

@@ -1,6 +1,7 @@
 /*
 What the routers of a model have counted in an update (Routing of expert_layer.h), for the log and for summary.json.
-    router_log_step      the keys of a step's line; their meanings: router_log_keys
+    router_log_step      the keys of a step's line; their meanings: router_log_keys, of routers that have no z-loss
+                         router_log_levelled_keys
     router_log_summary   when training has ended: how often the last update took each expert, a line for each layer
 */
 #ifndef LLMC_ROUTER_LOG_H
@@ -9,21 +10,25 @@ What the routers of a model have counted in an update (Routing of expert_layer.h
 #include "expert_layer.h"    // RouterLoad, router_load, router_statistics_length
 
 // what metrics.jsonl has beside the common keys
-static inline void router_log_keys(Run* r) {
+static inline void router_log_levelled_keys(Run* r) {
     log_add_key(&r->log, "cross_entropy", "training loss of the targets alone");
     log_add_key(&r->log, "balance", "mean over layers, before its weight: 1 if experts are equally busy, less if busy "
                 "ones score low");
-    log_add_key(&r->log, "z", "mean over layers of the z-loss before its weight");
     log_add_key(&r->log, "load", "busiest expert of all layers, as a multiple of its layer's mean");
     log_add_key(&r->log, "idle_experts", "experts that no token took");
 }
 
-// balance and z: means over layers
-static inline void router_log_step(Run* r, float balance, float z, float load, int idle) {
+static inline void router_log_keys(Run* r) {
+    router_log_levelled_keys(r);
+    log_add_key(&r->log, "z", "mean over layers of the z-loss before its weight");
+}
+
+// balance and *z: means over layers; z NULL: the routers have no such loss
+static inline void router_log_step(Run* r, float balance, const float* z, float load, int idle) {
     log_note(&r->log, "load %.2f", (double)load);
-    log_extra(&r->log, json_pack("{s:o, s:o, s:o, s:o, s:i}", "cross_entropy", json_finite((double)r->targets_loss),
-                                 "balance", json_finite((double)balance), "z", json_finite((double)z), "load",
-                                 json_finite((double)load), "idle_experts", idle));
+    log_extra(&r->log, json_pack("{s:o, s:o, s:o*, s:o, s:i}", "cross_entropy", json_finite((double)r->targets_loss),
+                                 "balance", json_finite((double)balance), "z", z ? json_finite((double)*z) : NULL,
+                                 "load", json_finite((double)load), "idle_experts", idle));
 }
 
 // loads: of the experts of layer l, as many as the line has room for, below each other from layer to layer
