@@ -766,8 +766,6 @@ static void deepseek_v4_options(Run* r) {
     options_reword(r->table, r->n_options, "tp", "share each matrix among groups of T ranks, which compute every "
                    "micro-batch together: needs a multiple of T ranks, in one machine, and T, a power of two, divides "
                    "the groups of heads (o_groups). The result does not depend on it, but for last digits in bf16");
-    options_reword(r->table, r->n_options, "mtp-weight", "weight of the loss of that module; 0: it stays as it is. "
-                   "Where it is not typed, config.json's mtp_weight or the preset's");
     options_reword(r->table, r->n_options, "lora-targets", "linear layers that get one: a regular expression of the "
                    "whole name, '.*\\.self_attn\\.(q_a_proj|q_b_proj)', or ends of names, 'q_a_proj,o_b_proj', but "
                    "never indexers; all-linear; empty: those of attention, without compressors and, in several groups, "

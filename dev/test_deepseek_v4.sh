@@ -146,8 +146,11 @@ options() {
     frozen tiny '*.attn.compressor.*' 'attn\.compressor|indexer|gate\.(bias|tid2eid)'
     frozen tiny '*.hc_*,*.attn_sink' 'layers.*hc_|attn_sink|indexer|gate\.(bias|tid2eid)'
     frozen tiny '*.experts.3.*,*shared*' 'experts\.3\.|shared|indexer|gate\.(bias|tid2eid)'
-    frozen taught 'mtp.*' '^mtp|tid2eid'
-    frozen taught '*.gate.bias' 'gate\.(bias|tid2eid)'
+    frozen taught 'mtp.*.ffn.*' '^mtp.*\.ffn\.|tid2eid'
+    frozen taught 'layers.*.gate.bias' '^layers.*gate\.bias|tid2eid'
+    refuse "every indexer frozen, while config.json has them learn" "--freeze: all indexers are frozen, which --indexer kl lets learn: leave some of them out, or give --indexer off" "${start[@]}" --config taught.json --freeze '*indexer*'
+    refuse "every bias frozen, while config.json moves them" "--freeze: the biases of all routers are frozen, which --bias-rate " "${start[@]}" --config taught.json --freeze '*.gate.bias'
+    refuse "all of the module frozen, while it is to learn" "--freeze: all of the module for the token after the next is frozen, which --mtp-weight " "${start[@]}" --config taught.json --freeze 'mtp.*'
     help_example() { go --help >/dev/null && tr -s ' \n' ' ' <out | grep -oE -- "--$1 [^']*'[^']*'" | sed "s/.*'\(.*\)'/\1/"; }  # OPTION
     frozen tiny "$(help_example freeze)" '^embed\.|layers\.0\.|experts\.3\.|indexer|gate\.(bias|tid2eid)'
     go "${start[@]:2}" --model tiny --lora-rank 3 --lora-rank-pattern "$(help_example lora-rank-pattern)" --steps 1 --run patterns

@@ -100,6 +100,9 @@ options() {
     refuse "--plan-card in a program for CPUs" "--plan-card: is for a build in bf16: make setup-cuda && make train_glm5 CUDA=1; no GPU is needed to plan" "${start[@]}" --plan 2 --plan-card H200 --plan-rate 0.5
     refuse "more positions than the model has" "--seq-len: expected at most the model's 48 positions, found 96" "${start[@]}" --seq-len 96
     refuse "an indexer alone that does not learn" "--indexer-alone: is for --indexer kl or dense, without an adapter" "${start[@]}" --indexer-alone 1
+    for i in bias-rate seq-balance; do
+        refuse "--$i beside indexers alone" "--$i: is not for --indexer-alone, beside which routers stay as they are" "${start[@]}" --indexer kl --indexer-alone 1 --$i 0.1
+    done
     refuse "a weight without a module" "--mtp-weight: is for a model with that module: --mtp 1" "${start[@]}" --mtp-weight 0.7
     refuse "... beside an adapter, where --mtp 1 would be refused" "--mtp-weight: is not for adapters, beside which the module stays as it is" "${start[@]}" --lora-rank 2 --mtp-weight 0.7
     for i in bias-rate seq-balance; do
@@ -169,10 +172,17 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)' "$trainer" 
     frozen tiny 'first:1' 'layers\.0\.|indexer|e_score_correction_bias'
     edit taught.json still.json bias_update_rate 0
     frozen still '*kv_b_proj*,*kv_a_layernorm*' 'kv_b_proj|kv_a_layernorm|e_score_correction_bias'
-    frozen still '*.indexer.*' 'indexer|e_score_correction_bias'
+    frozen still '*layers.0.*.indexer.*' 'layers\.0\..*indexer|e_score_correction_bias'
     frozen tiny '*.experts.3.*,*shared*' 'experts\.3\.|shared|indexer|e_score_correction_bias'
-    frozen still '*layers.4.*' 'layers\.4\.|e_score_correction_bias'
-    frozen taught '*e_score_correction_bias' 'e_score_correction_bias'
+    frozen still '*layers.4.mlp.*' 'layers\.4\.mlp|e_score_correction_bias'
+    frozen taught '*layers.[1-3].*e_score_correction_bias' 'layers\.[1-3]\..*e_score_correction_bias'
+    refuse "every indexer frozen, while config.json has them learn" "--freeze: all indexers are frozen, which --indexer kl lets learn: leave some of them out, or give --indexer off" "${start[@]}" --config taught.json --freeze '*indexer*'
+    refuse "every bias frozen, while config.json moves them" "--freeze: the biases of all routers are frozen, which --bias-rate 0.01 moves: leave some of them out, or give --bias-rate 0" "${start[@]}" --config taught.json --freeze '*e_score_correction_bias'
+    refuse "... but that of a module that does not learn" "--freeze: the biases of all routers are frozen" "${start[@]}" --config taught.json --mtp-weight 0 --freeze '*layers.[1-3].*e_score_correction_bias'
+    refuse "all of the module frozen, while it is to learn" "--freeze: all of the module for the token after the next is frozen, which --mtp-weight 0.5 lets learn: leave some of it out, or give --mtp-weight 0" "${start[@]}" --config taught.json --freeze '*layers.4.*'
+    refuse "all there is frozen" "--freeze: every tensor is frozen: nothing learns" "${start[@]}" --config taught.json --freeze '*'
+    rm -rf with && go "${start[@]}" --config taught.json --freeze '*indexer*,*e_score_correction_bias,*layers.4.*' --indexer off --bias-rate 0 --mtp-weight 0 --run with
+    check "... all three, with the remedies" test $status = 0
     help_example() { go --help >/dev/null && tr -s ' \n' ' ' <out | grep -oE -- "--$1 [^']*'[^']*'" | sed "s/.*'\(.*\)'/\1/"; }  # OPTION
     frozen tiny "$(help_example freeze)" 'embed_tokens|layers\.0\.|experts\.3\.|indexer|e_score_correction_bias'
     go "${start[@]:2}" --model tiny --lora-rank 3 --lora-rank-pattern "$(help_example lora-rank-pattern)" --steps 1 --run patterns

@@ -57,11 +57,12 @@ static inline AuxiliaryLearns auxiliary_choose(Run* r, AuxiliaryOptions* x, cons
 
 static inline void auxiliary_freeze(Run* r, AuxiliaryOptions* x, const AuxiliaryRows* rows) {
     Model* m = r->model;
-    levelled_freeze(&x->balance, m, rows->bias);
+    mtp_freeze(r, &x->mtp, rows->is_mtp);
+    indexer_check_freeze(r, &x->indexer, rows->is_index);
+    levelled_freeze(r, &x->balance, rows->bias);
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {
         if (indexer_freezes(&x->indexer, m, rows->is_index(&m->table[i]))) { model_freeze(m, &m->table[i]); }
     }
-    mtp_freeze(m, rows->is_mtp);
 }
 
 // E experts; n_routers of layers before the module's, of which n_levelled choose by a bias

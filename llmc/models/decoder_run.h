@@ -24,6 +24,7 @@ What trainers of decoders with RoPE tell a run in the same words, whether their 
     decoder_ranks_box        rows of the box: how ranks divide it
     decoder_active_box       a row of the box: parameters that a token uses
     decoder_count            parameters of some rows of the table
+    decoder_freezes_all      does --freeze keep all of these, of a model that learns?
 */
 #ifndef LLMC_DECODER_RUN_H
 #define LLMC_DECODER_RUN_H
@@ -435,6 +436,16 @@ static inline double decoder_count(const Model* m, int (*is_one)(const Tensor* t
 }
 
 // of all layers the widest input or output of a matrix, but for those of experts and of a stack before layer 0
+// of a training, in Trainer.freeze; where nothing else learns either, the run says that
+static inline int decoder_freezes_all(const Run* r, int (*is_one)(const Tensor* t)) {
+    const Model* m = r->model;
+    int learns = 0;
+    for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+        learns |= is_one(&m->table[i]) && slices_learn(m->frozen, slice, tensor_slices(&m->table[i]));
+    }
+    return run_is_training(r) && model_learns(m) && !learns;
+}
+
 static inline int decoder_widest_(const Model* m) {
     int wide = 0;
     for (int i = 0; i < m->n_table; i++) {

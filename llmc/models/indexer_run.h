@@ -5,7 +5,9 @@ words.
     indexer_options  rows of the table: --indexer, --indexer-alone
     indexer_typed    in Trainer.choose: what was typed instead of what config.json says
     indexer_choose   ... behind adapted_choose: do indexers learn? What excludes it is refused
-    indexer_freezes  in Trainer.freeze: does a row of the table stay as it is?
+    indexer_learns   ... behind these: in this process?
+    indexer_check_freeze   in Trainer.freeze: indexers that are to learn are not all frozen
+    indexer_freezes  ... does a row of the table stay as it is?
     indexer_forward  Trainer.forward
     indexer_log      in Trainer.stepped: what they lose, of an update
 */
@@ -14,7 +16,7 @@ words.
 #include "../core/choice.h"      // choice_name
 #include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../run/trainer.h"      // Run, run_is_typed
-#include "decoder_run.h"         // decoder_forward
+#include "decoder_run.h"         // decoder_forward, decoder_freezes_all
 #include "other_losses.h"        // index_losses_mean
 
 typedef struct {
@@ -59,6 +61,13 @@ static inline int indexer_choose(Run* r, const IndexerOptions* x, int training, 
 
 // for the box, of this process: an export learns nothing
 static inline int indexer_learns(const Run* r) { return r->model->learns_index && run_purpose(r) == TO_TRAIN; }
+
+static inline void indexer_check_freeze(const Run* r, const IndexerOptions* x, int (*is_index)(const Tensor* t)) {
+    if (r->model->learns_index && decoder_freezes_all(r, is_index)) {
+        options_fail("freeze", "all indexers are frozen, which --indexer %s lets learn: leave some of them out, or "
+                     "give --indexer off", choice_name(INDEXER_NAMES, x->training).s);
+    }
+}
 
 // is_index: the row is an indexer's
 static inline int indexer_freezes(const IndexerOptions* x, const Model* m, int is_index) {

@@ -5,7 +5,8 @@ meets it: what every trainer with such routers says of it in the same words (lev
     levelled_options  rows of the table: --bias-rate, --seq-balance
     levelled_typed    in Trainer.choose: what was typed instead of what config.json says
     levelled_choose   ... behind adapted_choose: what of it this run does. What excludes it is refused
-    levelled_freeze   in Trainer.freeze: biases follow counts alone, and those that --freeze keeps not even these
+    levelled_freeze   in Trainer.freeze: biases follow counts alone, and those that --freeze keeps not even these, which
+                      are not all
     levelled_box      its row of the box
 */
 #ifndef LLMC_LEVELLED_RUN_H
@@ -51,15 +52,28 @@ static inline void levelled_choose(Run* r, LevelledOptions* x, float bias_rate, 
                    "is for models whose layers choose experts");
     options_refuse(run_is_typed(r, "seq-balance") && x->loss > 0.0f && !has_loss, "seq-balance",
                    "is for models whose layers choose experts");
+    options_refuse(run_is_typed(r, "bias-rate") && x->bias_rate > 0.0f && stays, "bias-rate",
+                   "is not for --indexer-alone, beside which routers stay as they are");
+    options_refuse(run_is_typed(r, "seq-balance") && x->loss > 0.0f && stays, "seq-balance",
+                   "is not for --indexer-alone, beside which routers stay as they are");
     x->all_stay = stays;
     options_set(r->table, r->n_options, "bias-rate", format_float(moves ? bias_rate : 0.0f).s);
     options_set(r->table, r->n_options, "seq-balance", format_float(computes ? loss : 0.0f).s);
 }
 
-// bias: field of the biases
-static inline void levelled_freeze(LevelledOptions* x, Model* m, size_t bias) {
-    assert(tensors_layers_between(m->table, m->n_table, 1) <= LEVELLED_MOST_LAYERS);
-    if (!model_is_adapter(m)) { levelled_keep(m, bias, x->all_stay, x->stays); }
+// bias: field of the biases. Called while those of a module that does not learn are frozen already
+static inline void levelled_freeze(const Run* r, LevelledOptions* x, size_t bias) {
+    Model* m = r->model;
+    const int n_layers = tensors_layers_between(m->table, m->n_table, 1), learns = model_learns(m);
+    int moves = 0;
+    assert(n_layers <= LEVELLED_MOST_LAYERS);
+    if (model_is_adapter(m)) { return; }
+    levelled_keep(m, bias, x->all_stay, x->stays);
+    for (int l = 0; l < n_layers; l++) { moves |= !x->stays[l]; }
+    if (x->bias_rate > 0.0f && learns && !moves) {  // the table of settings has 0 where they have no reason to move
+        options_fail("freeze", "the biases of all routers are frozen, which --bias-rate %s moves: leave some of them "
+                     "out, or give --bias-rate 0", format_float(x->bias_rate).s);
+    }
 }
 
 static inline void levelled_box(const Run* r, const LevelledOptions* x, float bias_rate, float loss) {
