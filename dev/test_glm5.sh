@@ -204,12 +204,12 @@ configs() {
         tiny num_hidden_layers 8 indexer_types - index_topk_freq 4 index_skip_topk_offset 3 mlp_layer_types - first_k_dense_replace 2
     check "... layers 0, 1, 2 and 6 have one, the first two MLPs" test "$(kinds)" = "fffsssfs ddssssss"
     becomes "a pattern wins over the rule" 'index_topk": 5,' 1 tiny indexer_types - index_topk_freq 4 index_topk_pattern '"FSSF"'
-    check "... and a list over both" test "$(kinds; edit some.json again.json indexer_types '["full","full","full","shared"]'; rm -rf with; go "${start[@]}" --config again.json --steps 1 --run with; kinds)" = $'fssf dsss\nfffs dsss'
+    check "... beside which a list says the same" test "$(kinds; edit some.json again.json indexer_types '["full","shared","shared","full"]'; rm -rf with; go "${start[@]}" --config again.json --steps 1 --run with; kinds)" = $'fssf dsss\nfssf dsss'
     becomes "without any of them every layer has an indexer (GLM-5)" 'index_topk": 5,' 1 tiny indexer_types -
     check "... all of them" test "$(kinds)" = "ffff dsss"
     becomes "other keys for the number of experts" 'n_routed_experts": 6' 1 tiny n_routed_experts - num_local_experts 6
     becomes "what the published files say, and has one value here" 'n_routed_experts": 4,|head_dim": 4,' 2 tiny scoring_func '"sigmoid"' topk_method '"noaux_tc"' \
-        hidden_act '"silu"' num_key_value_heads 2 qk_head_dim 10 head_dim 192 moe_layer_freq 1 rope_interleave true ep_size 1 pretraining_tp 1 moe_router_dtype '"float32"'
+        hidden_act '"silu"' num_key_value_heads 2 qk_head_dim 10 head_dim 192 moe_layer_freq 1 first_k_dense_replace 1 num_experts 4 num_local_experts 4 index_topk_pattern '"FSFS"' rope_interleave true ep_size 1 pretraining_tp 1 moe_router_dtype '"float32"'
 
     echo "# mistakes in config.json"
     changed "another architecture" '"model_type": expected glm_moe_dsa, found "qwen3_moe"' model_type '"qwen3_moe"'
@@ -221,6 +221,12 @@ configs() {
     changed "indexers of other layers" '"indexer_types": expected a list of 4, one for each layer, found 1' indexer_types '["full"]'
     changed "a pattern of too few layers" '"index_topk_pattern": expected 4 letters F or S, one for each layer, found "FS"' indexer_types - index_topk_pattern '"FS"'
     changed "MLPs of another kind" '"mlp_layer_types": expected dense or sparse, found moe' mlp_layer_types '["moe","sparse","sparse","sparse"]'
+    changed "indexers unlike the pattern" '"indexer_types": expected full of layer 1, as "index_topk_pattern" says, found shared: leave one of them out' index_topk_pattern '"FFSS"'
+    changed "... unlike the rule" '"indexer_types": expected full of layer 1, as "index_topk_freq" says, found shared: leave one of them out' index_topk_freq 4
+    changed "MLPs unlike their number" '"mlp_layer_types": expected dense of layer 1, as "first_k_dense_replace" says, found sparse: leave one of them out' first_k_dense_replace 2
+    becomes "... of 3, which transformers writes beside any list" 'index_topk": 5,' 1 tiny first_k_dense_replace 3
+    changed "two numbers of experts" '"n_routed_experts": expected 8, as "num_experts" says, found 4: leave one of them out' num_experts 8
+    changed "... of another key" '"num_local_experts": expected 4, as "n_routed_experts" says, found 8: leave one of them out' num_local_experts 8
     changed "an odd number of channels that turn" '"qk_rope_head_dim": expected an even number up to "index_head_dim" 6, found 3' qk_rope_head_dim 3
     changed "more than an index head has" '"qk_rope_head_dim": expected an even number up to "index_head_dim" 6, found 8' qk_rope_head_dim 8
     changed "RoPE of another kind" '"rope_type": this trainer computes "default", found "yarn"' rope_parameters '{"rope_type":"yarn","rope_theta":10000,"factor":4}'

@@ -3,8 +3,9 @@ Pieces of Hugging Face's config.json that more than one model has.
     config_is_absent     a key that is not there, or null
     config_warn_of_near  a key that nobody reads, but for a letter one that may be left out and is: a mistake of typing.
                          Also in what is nested: RoPE's sets, quantization_config
+    config_parse_either  a number that stands under one key or another
     config_parse_kinds, config_kinds_json   a list with a name for each layer, such as "layer_types", as letters and
-                         back
+                         back; config_kinds_agree: with what another key says of each layer
     config_check_quantized   weights in fp8 with a scale for each block of 128 x 128 are read, no other quantized ones
     config_padded        of V tokens the rows that embedding and output matrix have
     MLP_LAYER, EXPERT_LAYER   letters of layers
@@ -90,6 +91,23 @@ static inline void config_warn_of_near(const char* path, json_t* json, const cha
     config_warn_of_near_inside_(path, json);
 }
 
+// A number that stands under one of two keys, or under both, which must agree. Where neither is there *to stays as it
+// is; 0: one of them is needed
+static inline int config_parse_either(int* to, int most, const json_t* json, const char* key, const json_t* other_json,
+                                      const char* other, ErrorText* error) {
+    const int has_one = !config_is_absent(json, key), has_other = !config_is_absent(other_json, other);
+    int one = *to, second = 0;
+    const JsonInt first[] = {{key, &one, 1, most}}, last[] = {{other, &second, 1, most}};
+    if ((has_one || (!has_other && *to == 0)) && !json_ints(json, first, 1, error)) { return 0; }
+    if (has_other && !json_ints(other_json, last, 1, error)) { return 0; }
+    if (has_one && has_other && one != second) {
+        return error_set(error, "\"%s\": expected %d, as \"%s\" says, found %d: leave one of them out", other, one, key,
+                         second);
+    }
+    *to = has_other ? second : one;
+    return 1;
+}
+
 // L letters: of each layer that of its name. names: "one|another", of which letters[] has one each
 static inline int config_parse_kinds(char* kinds, int L, const json_t* json, const char* key, const char* names,
                                      const char* letters, ErrorText* error) {
@@ -111,10 +129,26 @@ static inline int config_parse_kinds(char* kinds, int L, const json_t* json, con
     return 1;
 }
 
+static inline ShortText config_kind_name_(char kind, const char* names, const char* letters) {
+    return choice_name(names, (int)(strchr(letters, kind) - letters));
+}
+
+// kinds: of `key`; expected: of `other`
+static inline int config_kinds_agree(const char* kinds, const char* expected, int L, const char* key,
+                                     const char* other, const char* names, const char* letters, ErrorText* error) {
+    for (int l = 0; l < L; l++) {
+        if (kinds[l] == expected[l]) { continue; }
+        return error_set(error, "\"%s\": expected %s of layer %d, as \"%s\" says, found %s: leave one of them out", key,
+                         config_kind_name_(expected[l], names, letters).s, l, other,
+                         config_kind_name_(kinds[l], names, letters).s);
+    }
+    return 1;
+}
+
 static inline json_t* config_kinds_json(const char* kinds, int L, const char* names, const char* letters) {
     json_t* list = json_array();
     for (int l = 0; l < L; l++) {
-        json_array_append_new(list, json_string(choice_name(names, (int)(strchr(letters, kinds[l]) - letters)).s));
+        json_array_append_new(list, json_string(config_kind_name_(kinds[l], names, letters).s));
     }
     return list;
 }

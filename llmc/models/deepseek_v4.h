@@ -30,7 +30,6 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
 #include "../ops/hyper_connections.h"  // HYPER_STREAMS
-#include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/rope.h"         // RopeYarn
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "auxiliary.h"           // Auxiliary
@@ -140,23 +139,6 @@ static inline Config config_preset(const char* name, int V) {
 #define ROUTER_NAMES "hash_moe|moe"
 #define ROUTER_LETTERS "TR"
 
-// A number that stands under one of two keys, or under both, which must agree. Where neither is there *to stays as it
-// is; 0: one of them is needed
-static inline int config_parse_either_(int* to, int most, const json_t* json, const char* key, const json_t* other_json,
-                                       const char* other, ErrorText* error) {
-    const int has_one = !config_is_absent(json, key), has_other = !config_is_absent(other_json, other);
-    int one = *to, second = 0;
-    const JsonInt first[] = {{key, &one, 1, most}}, last[] = {{other, &second, 1, most}};
-    if ((has_one || (!has_other && *to == 0)) && !json_ints(json, first, 1, error)) { return 0; }
-    if (has_other && !json_ints(other_json, last, 1, error)) { return 0; }
-    if (has_one && has_other && one != second) {
-        return error_set(error, "\"%s\": expected %d, as \"%s\" says, found %d: leave one of them out", other, one, key,
-                         second);
-    }
-    *to = has_other ? second : one;
-    return 1;
-}
-
 // The published form: a number for each layer, which is a label; it may have more entries than layers
 static inline int config_parse_ratios_(char* kinds, int L, const json_t* json, ErrorText* error) {
     const json_t* list = json_object_get(json, "compress_ratios");
@@ -242,8 +224,8 @@ static inline int config_parse_rates_(Config* c, const json_t* json, ErrorText* 
         return error_set(error, "\"compress_rates\": expected %s and %s, found \"%.60s\"", of_csa, of_hca, key);
     }
     c->csa = 4, c->hca = 128;
-    return config_parse_either_(&c->csa, CONFIG_MOST_WINDOW, rates, of_csa, json, "compress_rate_csa", error) &&
-           config_parse_either_(&c->hca, CONFIG_MOST_WINDOW, rates, of_hca, json, "compress_rate_hca", error);
+    return config_parse_either(&c->csa, CONFIG_MOST_WINDOW, rates, of_csa, json, "compress_rate_csa", error) &&
+           config_parse_either(&c->hca, CONFIG_MOST_WINDOW, rates, of_hca, json, "compress_rate_hca", error);
 }
 
 // ---- config.json, read: RoPE ----
@@ -436,8 +418,8 @@ static inline int config_parse(Config* c, const json_t* json, ErrorText* error) 
     if (!json_choice(&type, json, "model_type", "deepseek_v4", error)) { return 0; }
     if (type < 0) { return error_set(error, "\"model_type\": expected deepseek_v4, found nothing"); }
     if (!config_check_quantized(json, error) || !json_ints(json, sizes, sizeof sizes / sizeof sizes[0], error) ||
-        !config_parse_either_(&c->E, ROUTER_MOST_EXPERTS, json, "n_routed_experts", json, "num_local_experts", error) ||
-        !config_parse_either_(&c->F, 1 << 22, json, "moe_intermediate_size", json, "intermediate_size", error) ||
+        !config_parse_either(&c->E, ROUTER_MOST_EXPERTS, json, "n_routed_experts", json, "num_local_experts", error) ||
+        !config_parse_either(&c->F, 1 << 22, json, "moe_intermediate_size", json, "intermediate_size", error) ||
         (!config_is_absent(json, streams[0].key) && !json_ints(json, streams, 1, error)) ||
         (!config_is_absent(json, iters[0].key) && !json_ints(json, iters, 1, error))) {
         return 0;

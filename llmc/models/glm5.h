@@ -26,7 +26,6 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
-#include "../ops/indexer.h"      // INDEXER_NAMES, INDEXER_OFF
 #include "../ops/router.h"       // ROUTER_MOST_EXPERTS, ROUTER_MOST_CHOSEN
 #include "auxiliary.h"           // Auxiliary
 #include "config_parts.h"        // config_padded, config_parse_kinds, config_check_quantized
@@ -154,9 +153,10 @@ static inline int config_parse_pattern_(Config* c, const json_t* json, ErrorText
     return 1;
 }
 
-// "indexer_types" wins over a pattern, and that over the rule
+// A pattern wins over the rule. Beside "indexer_types" either says the same
 static inline int config_parse_indexers_(Config* c, const json_t* json, ErrorText* error) {
-    const char* key = "index_skip_topk_offset";
+    const char *key = "index_skip_topk_offset", *other = NULL;  // that says it beside "indexer_types"
+    char expected[CONFIG_MAX_LAYERS];
     int freq = 1, offset = 2;
     const JsonInt rule[] = {{"index_topk_freq", &freq, 1, CONFIG_MAX_LAYERS},
                             {"index_skip_topk_offset", &offset, 0, CONFIG_MAX_LAYERS}};
@@ -164,40 +164,53 @@ static inline int config_parse_indexers_(Config* c, const json_t* json, ErrorTex
         if (!config_is_absent(json, rule[i].key) && !json_ints(json, &rule[i], 1, error)) { return 0; }
     }
     config_place_indexers_(c, freq, offset);
+    if (!config_is_absent(json, rule[0].key)) { other = rule[0].key; }
+    if (!config_is_absent(json, "index_topk_pattern")) {
+        if (!config_parse_pattern_(c, json, error)) { return 0; }
+        key = other = "index_topk_pattern";
+    }
     if (!config_is_absent(json, "indexer_types")) {
-        if (!config_parse_kinds(c->indexers, c->L, json, "indexer_types", INDEXER_TYPES, INDEXER_LETTERS, error)) {
+        memcpy(expected, c->indexers, (size_t)c->L);
+        key = "indexer_types";
+        if (!config_parse_kinds(c->indexers, c->L, json, key, INDEXER_TYPES, INDEXER_LETTERS, error) ||
+            (other && !config_kinds_agree(c->indexers, expected, c->L, key, other, INDEXER_TYPES, INDEXER_LETTERS,
+                                          error))) {
             return 0;
         }
-        key = "indexer_types";
-    } else if (!config_is_absent(json, "index_topk_pattern")) {
-        if (!config_parse_pattern_(c, json, error)) { return 0; }
-        key = "index_topk_pattern";
     }
     return c->indexers[0] == FULL_INDEXER ||
            error_set(error, "\"%s\": expected full of layer 0, before which there is none, found shared", key);
 }
 
-// "mlp_layer_types" wins over the number of layers that have MLPs
+// "mlp_layer_types" wins over a number of layers that have MLPs of 3, which transformers writes beside any list; beside
+// another number it says the same
 static inline int config_parse_mlps_(Config* c, const json_t* json, ErrorText* error) {
-    int n_dense = 3;
+    enum { USUAL_DENSE = 3 };
+    static const char key[] = "mlp_layer_types";
+    char expected[CONFIG_MAX_LAYERS];
+    int n_dense = USUAL_DENSE;
     const JsonInt dense[] = {{"first_k_dense_replace", &n_dense, 0, 1 << 20}};
     if (!config_is_absent(json, dense[0].key) && !json_ints(json, dense, 1, error)) { return 0; }
     config_place_mlps_(c, n_dense);
-    return config_is_absent(json, "mlp_layer_types") ||
-           config_parse_kinds(c->mlps, c->L, json, "mlp_layer_types", MLP_TYPES, MLP_LETTERS, error);
+    memcpy(expected, c->mlps, (size_t)c->L);
+    return config_is_absent(json, key) ||
+           (config_parse_kinds(c->mlps, c->L, json, key, MLP_TYPES, MLP_LETTERS, error) &&
+            (n_dense == USUAL_DENSE ||
+             config_kinds_agree(c->mlps, expected, c->L, key, dense[0].key, MLP_TYPES, MLP_LETTERS, error)));
 }
 
-// experts: their number under one of three keys, groups, and how wide the shared one is
+// experts: their number under one of three keys, or the same under several, groups, and how wide the shared one is
 static inline int config_parse_experts_(Config* c, const json_t* json, ErrorText* error) {
     static const char* const keys[] = {"num_experts", "n_routed_experts", "num_local_experts"};
     int n_shared = 1;
     const char* key = keys[1];
     c->groups = c->top_groups = c->renormalize = 1;
     for (int i = 2; i >= 0; i--) { key = config_is_absent(json, keys[i]) ? key : keys[i]; }
-    const JsonInt experts[] = {{key, &c->E, 1, ROUTER_MOST_EXPERTS}};
     const JsonInt more[] = {{"n_shared_experts", &n_shared, 1, 1 << 12}, {"n_group", &c->groups, 1, 1 << 12},
                             {"topk_group", &c->top_groups, 1, 1 << 12}};
-    if (!json_ints(json, experts, 1, error)) { return 0; }
+    for (int i = 0; i < 3; i++) {
+        if (!config_parse_either(&c->E, ROUTER_MOST_EXPERTS, json, key, json, keys[i], error)) { return 0; }
+    }
     for (int i = 0; i < 3; i++) {
         if (!config_is_absent(json, more[i].key) && !json_ints(json, &more[i], 1, error)) { return 0; }
     }
