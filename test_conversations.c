@@ -427,7 +427,7 @@ static void test_images(Test* t) {
 
 static const struct { SampleReason reason; ChatKind kind; const char *content, *text; } unseen[] = {
     {SAMPLE_IMAGE_FILE, CHAT_QWEN3_6, "{'type': 'image', 'image': 'none.png'}", "/none.png: cannot be opened: No such"},
-    {SAMPLE_IMAGE_FILE, CHAT_QWEN3_6, "{'type': 'image', 'image': 'pics'}", "/pics: expected an image, found no file"},
+    {SAMPLE_IMAGE_FILE, CHAT_QWEN3_6, "{'type': 'image', 'image': 'pics'}", "/pics: expected a file, found a folder"},
     {SAMPLE_IMAGE_FILE, CHAT_QWEN3_6, "{'type': 'image', 'image': 'broken.png'}", "/broken.png: expected an image"},
     {SAMPLE_IMAGES, CHAT_QWEN3_6, "{'type': 'image', 'image': 'https://a.b/c.png'}", "https://a.b/c.png: expected the"},
     {SAMPLE_IMAGES, CHAT_QWEN3_6, "{'type': 'image_url', 'image_url': 's3://a/b'}", "found an address: fetch it first"},

@@ -876,8 +876,9 @@ static void test_config_refused(Test* t) {
         {"{\"merge_size\":2.5}", "\"merge_size\""},
         {"{\"size\":[1,2]}", "\"size\": expected an object"}, {"{\"min_pixels\":-1}", "\"min_pixels\""},
         {"{\"size\":{\"shortest_edge\":9,\"longest_edge\":8}}", "expected at least \"shortest_edge\""},
-        {"{\"image_mean\":[1,2]}", "\"image_mean\": expected a number for each"},
-        {"{\"image_std\":[1,0,1]}", "\"image_std\""}, {"{\"do_resize\":false}", "\"do_resize\""},
+        {"{\"image_mean\":[1,2]}", "\"image_mean\": expected a number -1000..1000 for each of three channels"},
+        {"{\"image_std\":[1,0,1]}", "\"image_std\": expected a number 0.001..1000 for each of three channels, found"},
+        {"{\"do_resize\":false}", "\"do_resize\""},
         {"{\"resample\":2}", "\"resample\""}, {"{\"do_rescale\":false}", "\"do_rescale\""},
         {"{\"image_processor_type\":\"CLIPImageProcessor\"}",
          "\"image_processor_type\": expected Qwen2VLImageProcessor"}};

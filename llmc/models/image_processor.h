@@ -91,13 +91,15 @@ static inline int image_processor_int_(int* value, const json_t* json, const cha
 static inline int image_processor_channels_(double out[3], const json_t* json, const char* key, double low,
                                             ErrorText* error) {
     const json_t* list = json_object_get(json, key);
+    char expected[64];
     if (config_is_absent(json, key)) { return 1; }
     for (size_t c = 0; c < 3; c++) {
         const json_t* x = json_is_array(list) ? json_array_get(list, c) : list;
         const double value = json_number_value(x);
         const int is_three = !json_is_array(list) || json_array_size(list) == 3;
         if (!json_is_number(x) || !(value >= low && value <= 1e3) || !is_three) {
-            return json_refuse_value(error, key, "a number for each of three channels", list);
+            snprintf(expected, sizeof expected, "a number %g..1000 for each of three channels", low);
+            return json_refuse_value(error, key, expected, list);
         }
         out[c] = value;
     }

@@ -125,7 +125,10 @@ static inline int image_measure_(ImageFile* file, const char* path, const ImageM
     if (stat(path, &file->opened) != 0) {
         return error_set(error, "%s: cannot be opened: %s", path, strerror(errno));
     }
-    if (!S_ISREG(file->opened.st_mode)) { return error_set(error, "%s: expected an image, found no file", path); }
+    if (!S_ISREG(file->opened.st_mode)) {
+        return error_set(error, "%s: expected a file, found a %s", path,
+                         S_ISDIR(file->opened.st_mode) ? "folder" : "pipe or device");
+    }
     file->n_tokens = measure->tokens(measure->of, path, &why);
     return file->n_tokens > 0 ? 1 : error_set(error, "%s: %s", path, why.text);
 }
