@@ -657,6 +657,11 @@ eyes() {
     check "images in another size when a run goes on are refused" test "$? $(grep -c 'train.jsonl: --image-max-pixels has changed and so have the rows of the training data' err)" = "2 1"
     cp -r whole/step_000006 blind && rm blind/{preprocessor_config,manifest}.json
     refuse "a tower without its preprocessor_config.json" "blind/config.json: expected preprocessor_config.json beside it, which says how images become patches" --from blind "${sees[@]:2}" --run none
+    cp -r shapes fleeting && rm -rf next
+    "$trainer" "${sees[@]/#shapes/fleeting}" --eval-every 0 --save-every 0 --save-minutes 0 --steps 100000 --run next >out 2>err &
+    for i in {1..600}; do grep -q '^step' out && break || sleep 0.1; done
+    rm fleeting/images/*; wait $!
+    check "an image that goes away before the first checkpoint: the command again" test "$? $(grep -c 'fleeting/images/.*: changed since the run began: .*; give the old file back, and the command again: there is no checkpoint yet$' err)" = "1 1"
     edit odd/preprocessor_config.json odd/preprocessor_config.json patch_size 8
     refuse "a processor whose patches are not the tower's" "odd/preprocessor_config.json: patch_size: expected 4 as in config.json, found 8" "${sees[@]/#shapes/odd}" --run none
     rm -rf next && go "${sees[@]}" --mtp 1 --run next && below "$(value next 6 mtp_loss)" "$(value next 1 mtp_loss)"

@@ -31,6 +31,7 @@ typedef struct {
     float* pixels;
     size_t grids_room, pixels_room;
     const char* lacks_processor;  // the config.json of weights that have come without; NULL: they have one
+    const Run* run;
     size_t most_decoded;   // pixels of the largest file of the data, before it is resized
 } VisionRun;
 
@@ -99,6 +100,7 @@ static inline void vision_run_init(VisionRun* v, const Run* r, const VisionConfi
         p->max_pixels = v->max_pixels < p->max_pixels ? v->max_pixels : p->max_pixels;
         p->min_pixels = p->min_pixels < p->max_pixels ? p->min_pixels : p->max_pixels;
     }
+    v->run = r;
     v->measure.of = v;
     v->measure.tokens = vision_run_measure_;
     v->measure.pad = pad;
@@ -173,6 +175,16 @@ static inline const RowImage** vision_list_(int* n_all, const DataLoader* rows, 
     return list;
 }
 
+// a file is no longer what it was
+__attribute__((noreturn))
+static inline void vision_run_fail_(const VisionRun* v, const char* path, const char* why) {
+    const char* run = v->run->o.run;
+    const int is_saved = *run && checkpoint_newest(run, -1) >= 0;
+    const char* next = is_saved ? "--resume goes on from the newest checkpoint"
+                                : "the command again: there is no checkpoint yet";
+    fail_run("%s: changed since the run began: %s; give the old file back, and %s", path, why, next);
+}
+
 static inline void vision_run_read_(VisionRun* v, ImageRows* x, const RowImage* const* list, int n) {
     Patches* patches = (Patches*)malloc_check(sizeof(Patches) * ((size_t)n + 1), "images of a batch");
     ErrorText* errors = (ErrorText*)malloc_check(sizeof(ErrorText) * ((size_t)n + 1), "images of a batch");
@@ -185,10 +197,7 @@ static inline void vision_run_read_(VisionRun* v, ImageRows* x, const RowImage* 
     }
     memset(x, 0, sizeof *x);
     for (int i = 0; i < n; i++) {
-        if (*errors[i].text) {
-            fail_run("%s: changed since the run began: %s; give the old file back, and --resume goes on from the "
-                     "newest checkpoint", list[i]->path, errors[i].text);
-        }
+        if (*errors[i].text) { vision_run_fail_(v, list[i]->path, errors[i].text); }
         x->P += (int)patches[i].rows;
     }
     const size_t columns = n > 0 ? patches[0].columns : 0;
