@@ -249,12 +249,6 @@ static inline void chat_set_system_(Chat* c, const char* text) {
     chat_note_(c, *text ? "[system text set]" : "[no system text]");
 }
 
-// Ends the program where nobody is there who could say it again
-static inline void chat_fail_(const Chat* c, const char* command, const char* why) {
-    if (!c->is_terminal) { fail_input("%s: %s", command, why); }
-    warn_line("%s: %s", command, why);
-}
-
 // one more that waits for what is said next, if it can be seen
 static inline void chat_see_(Chat* c, const char* line) {
     ErrorText error;
@@ -264,9 +258,9 @@ static inline void chat_see_(Chat* c, const char* line) {
     json_t *image = json_pack("{s:s, s:s}", "type", "image", "image", path), *alone = json_array();
     if (image) { json_array_append(alone, image); }
     if (!*path) {
-        chat_fail_(c, "/image", "expected a file behind it");
+        warn_line("/image: expected a file behind it");
     } else if (!image || !chat_may_say_(c, "user", alone, &error)) {
-        chat_fail_(c, "/image", image ? error.text : "expected UTF-8");
+        warn_line("/image: %s", image ? error.text : "expected UTF-8");
     } else {
         json_array_append(c->images, image);
         chat_note_(c, "[goes with what you say next]");
