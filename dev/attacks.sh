@@ -635,7 +635,9 @@ check "of four --continue at once on a new folder one trains, and three are told
 kill "${pids[@]}" 2>/dev/null; wait "${pids[@]}" 2>/dev/null
 rm -rf run
 run 30 "${start[@]}" --train nowhere.txt --steps 2 --run run --continue
-check "the folder is locked before any data is read" test $status = 2 -a -e run/.lock
+check "--continue whose data is not there leaves no folder" test $status = 2 -a ! -e run
+mkdir run && run 30 "${start[@]}" --train nowhere.txt --steps 2 --run run --continue
+check "... but one that was there; it is locked before any data is read" test $status = 2 -a -e run/.lock
 rm -rf run && : >run
 run 30 "${start[@]}" --steps 2 --run run --continue
 check "--continue on a file: status 2" test "$status $(grep -c 'expected a folder' err)" = "2 1"

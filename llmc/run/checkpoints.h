@@ -2,7 +2,7 @@
 The checkpoints of a run: which one it goes on from, what comes back of it, which ones stay.
     run_check_folder       is --run a folder, or nothing yet? run_check_empty: one that holds no model
     run_has_checkpoint, run_find_checkpoint   for --continue and --resume; from there on the caller is the run's only
-                                              writer
+                                              writer. run_keep: of a folder made by the former, once the run writes
     run_restore            options and state of it
     run_newest_finite      the newest before anything went wrong
     run_save_begin, _end   a new one: between them save.h writes its files into the temporary folder
@@ -60,14 +60,39 @@ static inline void run_check_job_(const RunOptions* o) {
     json_decref(settings);
 }
 
+// the folder of a run that this process has made and locked, and in which nothing of the run is yet; "": none
+static inline char* run_made_(void) {
+    static char path[PATH_BYTES] = "";
+    return path;
+}
+
+static inline void run_remove_made_(void) {
+    char path[PATH_BYTES];
+    if (!*run_made_() || !is_same_file_(path_join(path, run_made_(), ".lock"), &run_lock_held_()->file)) { return; }
+    unlink(path);
+    rmdir(run_made_());
+}
+
+// of several that make it at once the one that has it locked
+static inline void run_make_(const char* run) {
+    const int is_new = !path_exists(run);
+    make_folder(run);
+    run_lock(run);
+    if (is_new && atexit(run_remove_made_) == 0) { snprintf(run_made_(), PATH_BYTES, "%s", run); }
+}
+
+// the run begins to write
+static inline void run_keep(void) { *run_made_() = '\0'; }
+
 // Is there one to go on from? Asked for --continue, by the only writer: another may just be saving the first. begins:
-// where there is none a run begins, so its folder is made and locked now, and of several that come at once one does
+// where there is none a run begins, so its folder is made and locked now, and of several that come at once one does. A
+// new folder goes again with a process that ends before it writes (run_keep)
 static inline int run_has_checkpoint(const RunOptions* o, int begins) {
     if (!*o->run) { options_fail("continue", "needs the --run to begin or to go on with"); }
     run_check_folder(o);
     const int is_new = checkpoint_newest(o->run, -1) < 0 && !checkpoint_is_aside(o->run);
     if (begins && is_new) { run_check_empty(o); }
-    if (begins) { make_folder(o->run); }
+    if (begins) { run_make_(o->run); }
     if (!path_exists(o->run)) { return 0; }
     run_lock(o->run);
     checkpoint_clean(o->run);

@@ -185,6 +185,7 @@ static inline void run_open(Log* log, const RunStart* start) {
         run_lock(o->run);
         checkpoint_clean(o->run);
         run_check_unused(o);  // again: by now nobody else writes
+        run_keep();
         run_set_aside_(o);
     } else {
         run_cut_samples_(o, s);
