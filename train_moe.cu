@@ -27,6 +27,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/linear.h"       // linear_room_elements, linear_layer_sends: scratch, what ranks send
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/moe.h"          // Config, Parameters, parameter_table
+#include "llmc/models/other_losses.h"  // other_losses_layout
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
 #include "llmc/ops/residual.h"        // residual_forward
 #include "llmc/ranks/model_gradients.h"  // Model: parameters, gradients, moments
@@ -38,8 +39,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. Tensors. Sizes and parameters are in llmc/models/moe.h; here is one line for each activation. A token with
-// one of its k experts is a *pair*; sorted by expert the R = N*k pairs are the rows of experts (expert_rows.h).
+// 1. Tensors. Sizes and parameters are in llmc/models/moe.h; here is one line for each activation.
 
 // what a pass leaves behind; from `dresidual` on the gradients on their way back, one buffer each for all layers
 typedef struct {
@@ -142,7 +142,7 @@ static int statistic_table(Tensor* table, Config c, int B, int T, Purpose purpos
 static void moe_layout(Moe* moe, Config c) {
     moe->config = moe->whole = c;
     model_layout(&moe->model, parameter_table(moe->model.table, &c));
-    moe->model.n_numbers = c.L * (int)router_statistics_length(c.E);
+    other_losses_layout(&moe->model, c.L * (int)router_statistics_length(c.E), 0, 0);
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be

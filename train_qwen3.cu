@@ -23,6 +23,7 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
 #include "llmc/models/linear.h"       // linear_room_elements, linear_layer_sends: scratch, what ranks send
 #include "llmc/models/lm_head.h"      // LmHead: the output matrix and cross entropy
 #include "llmc/models/mlp.h"          // MlpPass, mlp_up, mlp_down, mlp_backward
+#include "llmc/models/other_losses.h"  // other_losses_layout
 #include "llmc/models/pooled_routers.h"  // pooled_balance, pooled_loss: one balance of the routers of all layers
 #include "llmc/models/qwen.h"         // Config, Parameters, parameter_table
 #include "llmc/models/stream.h"       // Stream: the residual stream, where backward asks for it
@@ -155,7 +156,7 @@ static void qwen_layout(Qwen* qwen, const Config* c, const Adapters* adapters) {
     qwen->config = qwen->whole = *c;
     model_layout(m, n + parameter_table(m->table + n, &qwen->whole));
     if (n > 0) { model_save_rows(m, n); }
-    m->n_numbers = pooled_numbers(config_expert_layers(c), c->E);
+    other_losses_layout(m, pooled_numbers(config_expert_layers(c), c->E), 0, 0);
 }
 
 // Sizes only; returns the bytes that activations_open will take on the device, infinite for more positions than can be

@@ -147,6 +147,7 @@ static inline void decoder_begin_ranks(Run* r, const DecoderSizes* x) {
     Model* m = r->model;
     const double head = (double)x->Vp * x->D, behind = m->learns_mtp ? head + 2.0 * x->D * x->D : 0.0;
     const double active = x->E > 0 ? (double)x->k / x->E : 1.0;
+    assert(r->trainer->layer_parts_sent && r->trainer->layer_keys_sent);  // out of which decoder_trainer's are made
     const size_t shared = x->is_tied || m->learns_mtp ? x->embedding : TENSOR_NO_FIELD;
     d->sizes = *x;
     pp_begin_between(r, &d->pp, &d->pp_chunks, head + behind, x->C, active, shared, x->starts);
@@ -435,7 +436,6 @@ static inline double decoder_count(const Model* m, int (*is_one)(const Tensor* t
     return n;
 }
 
-// of all layers the widest input or output of a matrix, but for those of experts and of a stack before layer 0
 // of a training, in Trainer.freeze; where nothing else learns either, the run says that
 static inline int decoder_freezes_all(const Run* r, int (*is_one)(const Tensor* t)) {
     const Model* m = r->model;
@@ -446,6 +446,7 @@ static inline int decoder_freezes_all(const Run* r, int (*is_one)(const Tensor* 
     return run_is_training(r) && model_learns(m) && !learns;
 }
 
+// of all layers the widest input or output of a matrix, but for those of experts and of a stack before layer 0
 static inline int decoder_widest_(const Model* m) {
     int wide = 0;
     for (int i = 0; i < m->n_table; i++) {

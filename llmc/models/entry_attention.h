@@ -14,7 +14,7 @@ activations. With x (N, D) the normed stream, of a position t of a document:
     entry_tensor_rows, entry_statistic_rows   their lines
     EntryPass                 one layer: where its parameters and activations are
     entry_attention_forward   out (N, D) of inp (N, D); in generation caches are read and go on
-    entry_attention_again     what --recompute leaves out that is not a norm
+    entry_attention_again     what --recompute leaves out that is a norm
     entry_attention_backward  from dout to the gradients of all parameters and of inp, dinp (N, D), written
 The indexer learns by a loss of its own (EntrySizes.indexer): its gradients stop at x and norm(Wq_a x).
 With --tp a rank has some of the heads, with their rows of Wq_b and sinks, and the groups of Wo_a that these are, with

@@ -26,7 +26,7 @@ the keys and values of whole rows, which one buffer has for all layers: backward
 position sees, however few there are. What is asked of a short vector, of what turns, and of an indexer's key comes back
 to the rank that has made it.
     latent_layer_bring       keys and values of all ranks, before backward goes through the layer
-    latent_keys_sent         floatX of all this that the first rank sends
+    latent_keys_sent         bytes of all this that the first rank sends
 The indexer learns by a loss of its own (LatentSizes.indexer): its gradients stop at x and norm(Wq_a x). What all layers
 that see a choice look at teaches it, or its own layer alone (LatentSizes.by_source).
 Caches  kv, k_rope and index_k, position by position: keys and values of all heads. Where a pass absorbs, `keys` in
