@@ -31,6 +31,7 @@ typedef struct {
     Conversations from_train, from_val;  // counts and messages alone, once the rows are made
     ChatSamples train, val;
     int most_pixels;  // of an image, by an option; 0: none was given
+    int is_longest;   // the model has no more positions than a row
 } ChatData;
 
 // ---- what is it? ----
@@ -141,7 +142,7 @@ static inline void chat_data_read(ChatData* d, TokenData* rows, TokenData* rest,
     Conversations* c = validates ? &d->from_val : &d->from_train;
     char* path = rows->path;
     conversations_init(c, &d->t, k, T + 1, (Truncate)d->o->truncate);
-    c->limit_option = "--seq-len";
+    c->limit_option = d->is_longest ? NULL : "--seq-len";
     c->last_only = d->o->learn == LEARN_LAST;
     c->choices = chat_options_choices(d->o);
     c->measure = measure;

@@ -165,6 +165,7 @@ static inline void start_plan_rows_(Run* r) {
         options_fail("seq-len", "expected at most the model's %d positions, found %d", r->max_T, r->T);
     }
     r->n_leaves = run_leaves(r->table, r->n_options, o, r->T);
+    r->data.chat.is_longest = r->T == r->max_T;
     const int has_images = data_is_chat(&r->data) && r->trainer->image_measure;
     data_read_chat(&r->data, o, &r->tokenizer, has_images ? r->trainer->image_measure(r) : NULL, r->T,
                    start_template_folder_(folder, r));

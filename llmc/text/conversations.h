@@ -67,7 +67,7 @@ typedef struct {
     int most_tokens;           // of a sample, 0: any number
     Truncate truncate;
     int last_only;             // of several answers only the last is learned
-    const char* limit_option;  // that takes longer ones, for messages
+    const char* limit_option;  // that takes longer ones, for messages; NULL: none does
     int* tokens;               // of all samples; of one that is not learned ~id
     int64_t* starts;           // (n + 1) sample i is tokens[starts[i] .. starts[i+1])
     int64_t n, capacity, tokens_capacity;
@@ -484,8 +484,9 @@ static inline int conversations_add_row_(Conversations* c, const json_t* row, Er
     const int n = is_long ? conversations_length_(&c->sample, c->most_tokens) : whole;
     c->n_needed = whole > c->n_needed ? whole : c->n_needed;
     if (is_long && c->truncate == TRUNCATE_DROP) {
-        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected at most %d tokens, found %d: %s takes more, "
-                            "--truncate end drops its end", c->most_tokens, whole, c->limit_option);
+        return chat_refuse_(&c->text, SAMPLE_LONG, error, "expected at most %d tokens, found %d: %s%s"
+                            "--truncate end drops its end", c->most_tokens, whole,
+                            c->limit_option ? c->limit_option : "", c->limit_option ? " takes more, " : "");
     }
     if (n == 0) {
         return chat_refuse_(&c->text, SAMPLE_UNLEARNED, error, "expected a token that is learned%s, found none",
