@@ -428,6 +428,10 @@ cp -r hf was
 for i in hf hf/model.safetensors; do
     refuse "an export in the place of what --from $i reads" "--export-hf: is the folder of the model that is read: choose another" --from $i --export-hf ./hf/ --export-dtype bf16
 done
+mkdir another && sed 's/"model_type": "gpt2"/"model_type": "mamba"/' hf/config.json >another/config.json
+refuse "an export in the place of another model" '--export-hf: another: holds another model, whose model_type is "mamba", not "gpt2": choose another folder' --from run --export-hf another
+refuse "a run that begins by --continue without its data, and leaves no folder" "nowhere: " "${start[@]}" --train nowhere --steps 1 --run new --continue
+refuse "... into an export that is refused" "--export-hf: another: holds another model" "${start[@]}" --steps 1 --run new --continue --export-hf another
 refuse "a new run in a model's folder, which --from would read from then on" "--run: hf holds model.safetensors, in whose place" "${start[@]}" --steps 1 --run hf
 refuse "... with --continue" "--run: hf holds model.safetensors" "${start[@]}" --steps 1 --run hf --continue
 check "... and the folder stays as it was" diff -r hf was

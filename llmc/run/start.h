@@ -276,9 +276,34 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
     }
 }
 
+// "model_type" of a config.json that we wrote; "": it has none
+static inline ShortText start_model_type_(const char* path) {
+    ShortText type = {""};
+    json_t* config = json_read(path);
+    const char* found = json_string_value(json_object_get(config, "model_type"));
+    if (found) { snprintf(type.s, sizeof type.s, "%s", found); }
+    json_decref(config);
+    return type;
+}
+
+// Only write_config knows what kind of model this is, so it writes one for the comparison, where it may
+static inline void start_check_type_(const Run* r, const char* option, const char* folder) {
+    char path[PATH_BYTES], temporary[] = "/tmp/llmc-XXXXXX";
+    if (!path_exists(path_join(path, folder, "config.json")) || !mkdtemp(temporary)) { return; }
+    const ShortText there = start_model_type_(path);
+    r->trainer->write_config(r, path_join(path, temporary, "config.json"), run_end_of_text(r), "float32");
+    const ShortText ours = start_model_type_(path);
+    unlink(path);
+    rmdir(temporary);
+    if (strcmp(there.s, ours.s) != 0) {
+        options_fail(option, "%s: holds another model, whose model_type is \"%s\", not \"%s\": choose another folder",
+                     folder, format_text(there.s).s, ours.s);
+    }
+}
+
 // A folder that an export replaces is an earlier one of the same kind: a model does not give way to an adapter, nor an
-// adapter to a model. `other`: a file of the other kind. What is read, or what an adapter learns beside, stays as it
-// is: it may be the only copy with all its digits
+// adapter to a model, nor a model to one of another architecture. `other`: a file of the other kind. What is read, or
+// what an adapter learns beside, stays as it is: it may be the only copy with all its digits
 static inline void start_check_export_(const Run* r, const char* option, const char* folder, const char* other,
                                        const char* kind) {
     char path[PATH_BYTES], base[PATH_BYTES];
@@ -292,6 +317,7 @@ static inline void start_check_export_(const Run* r, const char* option, const c
     if (path_exists(path_join(path, folder, other))) {
         options_fail(option, "%s: holds %s: choose another folder", folder, kind);
     }
+    start_check_type_(r, option, folder);
 }
 
 // prompts in files, and --chat: who turns conversations into prompts, and what they ask
