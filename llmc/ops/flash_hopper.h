@@ -38,10 +38,10 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 #define LLMC_FLASH_HOPPER_H
 #if defined(__CUDACC__) && defined(WGMMA)
 #include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck
-#include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep, fence_proxy_async
+#include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep
 #include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, FlashRow, flash_my_rows
 #include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum
-#include "wide_tile.h"       // WideRows, wide_tile_product_transposed, wide_tile_add_product
+#include "wide_tile.h"       // WideRows, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
@@ -49,20 +49,10 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 
 enum { FLASH_HOPPER_CHANNELS = 256 };  // of a head, at most
 
-// this warp's warpgroup of the block: the compiler learns that all lanes have the same
-__device__ inline int flash_warpgroup_() { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARPGROUP, 0); }
-
 // tiles of keys that a warpgroup's 64 queries from t on see; without queries of its own it goes along with the last
 __device__ inline FlashRange flash_tiles_(const AttentionShape& s, int b, int t, int keys) {
     int last = attention_last_key(&s, min(t + 63, s.T - 1)) / keys;
     return {min(attention_sees_from(&s, b, min(t, s.T - 1)) / keys, last), last};
-}
-
-// before a tile is used: it has arrived, for all threads and for tensor cores, and nobody uses the one before any more
-__device__ inline void flash_tile_arrived_() {
-    cp_async_wait<0>();
-    fence_proxy_async();
-    __syncthreads();
 }
 
 // ---- forward ----
@@ -77,7 +67,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     bf16 *q_tile = wide_tiles, *k_tile = q_tile + QUERIES * W, *v_tile = k_tile + 2 * TILE;
     FlashPlace place = flash_my_place(together);
-    int b = place.head / s.NH, h = place.head % s.NH, part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
+    int b = place.head / s.NH, h = place.head % s.NH, part = wide_tile_warpgroup(), row = threadIdx.x / WARP * 16;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
     int first = min(attention_sees_from(&s, b, t) / KEYS, last);  // a window may have left all keys behind
@@ -96,7 +86,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     rows.load(k_tile + first % 2u * TILE, k, s.kv_row);
     cp_async_commit();
     for (int tile = first; tile <= last + 1; tile++) {  // the scores of `tile`, the values of the one before
-        flash_tile_arrived_();
+        wide_tile_arrived();
         int stage = tile % 2u * TILE, before = TILE - stage;
         rows.next(s.kv_row);
         if (tile < last) { rows.load(k_tile + before, k, s.kv_row); }
@@ -185,23 +175,6 @@ __device__ inline void flash_hopper_key_gradients_(float (&ds)[1][N][4], const f
     }
 }
 
-// what threads i of two warpgroups have of the same 64 keys, from one to the other: no bank is met twice
-template <int N>
-__device__ inline void flash_hopper_tell_(float4* to, const float (&x)[1][N][4]) {
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        to[n * WARPGROUP + threadIdx.x % WARPGROUP] = make_float4(x[0][n][0], x[0][n][1], x[0][n][2], x[0][n][3]);
-    }
-}
-template <int N>
-__device__ inline void flash_hopper_hear_(float (&x)[1][N][4], const float4* from) {
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const float4 y = from[n * WARPGROUP + threadIdx.x % WARPGROUP];
-        x[0][n][0] = y.x, x[0][n][1] = y.y, x[0][n][2] = y.z, x[0][n][3] = y.w;
-    }
-}
-
 // A step of two warpgroups with the same 64 keys, of which each makes one product of its own, keys by queries or values
 // by dout, and adds to its sums one with the other's: the first dv, the second dk
 template <int W, int QUERIES>
@@ -219,12 +192,12 @@ __device__ inline void flash_hopper_apart_step_(float (&sums)[1][W / 8][4], floa
     if (!is_second) {
         flash_hopper_key_weights_(x, rows, s.scale * LOG2_E);
         flash_hopper_mask_keys_(x, s, all, b, t, u);
-        flash_hopper_tell_(told, x);
+        wide_tile_tell(told, x);
     }
     __syncthreads();
     if (is_second) {
         float p[1][QUERIES / 8][4];
-        flash_hopper_hear_(p, told);
+        wide_tile_hear(p, told);
         flash_hopper_key_gradients_(x, p, rows);  // 0 where the weight is
     }
     tile_to_operands(operands, x);
@@ -260,7 +233,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     float4* told = (float4*)(row_tile + 2 * QUERIES);
     FlashPlace place = flash_my_place(together);
     int b = place.head / s.NKV, g = place.head % s.NKV, group = s.NH / s.NKV;
-    int warpgroup = flash_warpgroup_(), part = APART ? 0 : warpgroup, row = threadIdx.x / WARP * 16 % KEYS;
+    int warpgroup = wide_tile_warpgroup(), part = APART ? 0 : warpgroup, row = threadIdx.x / WARP * 16 % KEYS;
     int u = place.tile * KEYS, n_keys = min(KEYS, s.keys - u), my_u = min(u + 64 * part, s.keys - 1);
     int first = attention_first_query(&s, u), n_tiles = 0;
     first -= (first - s.t0) % QUERIES;  // for 16-byte copies of rows
@@ -296,7 +269,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
             next_t = first, next_h++;
             q_rows = queries_of(next_h), dout_rows = douts_of(next_h);
         }
-        flash_tile_arrived_();
+        wide_tile_arrived();
         if (next_h < end_h) { load_queries(next_h, next_t, 1 - stage); }
         if (t + QUERIES <= any.first || t > any.last) { continue; }
         const bf16 *queries = q_tile + stage * TILE, *douts = dout_tile + stage * TILE;
@@ -388,7 +361,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     bf16 *q_tile = wide_tiles, *dout_tile = q_tile + QUERIES * W, *k_tile = dout_tile + QUERIES * W,
          *v_tile = k_tile + 2 * TILE;
     FlashPlace place = flash_my_place(together);
-    int b = place.head / s.NH, h = place.head % s.NH, part = flash_warpgroup_(), row = threadIdx.x / WARP * 16;
+    int b = place.head / s.NH, h = place.head % s.NH, part = wide_tile_warpgroup(), row = threadIdx.x / WARP * 16;
     int t = s.t0 + ((int)gridDim.y - 1 - place.tile) * QUERIES, n_queries = min(QUERIES, s.T - t);
     int last = attention_last_key(&s, t + n_queries - 1) / KEYS;
     int first = min(attention_sees_from(&s, b, t) / KEYS, last);
@@ -411,7 +384,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     load_keys(first % 2u);
     for (int tile = first; tile <= last; tile++) {
         int stage = tile % 2u;
-        flash_tile_arrived_();
+        wide_tile_arrived();
         if (tile < last) { load_keys(1 - stage); }
         if (!mine.has(tile)) { continue; }
         float p[1][KEYS / 8][4], ds[1][KEYS / 8][4];

@@ -20,10 +20,10 @@ Source: Thakkar et al. 2023, CUTLASS 3 (warpgroups that share a tile), without p
 #if defined(__CUDACC__) && defined(WGMMA)
 #include "../core/kernel.h"  // WARP, Pack, pack_load, pack_store, bf16, cudaCheck
 #include "../core/stored.h"  // StoredMatrix, stored_row_scales, fp8_widen
-#include "../core/wgmma.h"   // WARPGROUP, wgmma_ss, wgmma_fence, wgmma_commit, wgmma_wait, fence_proxy_async
+#include "../core/wgmma.h"   // WARPGROUP, wgmma_ss, wgmma_fence, wgmma_commit, wgmma_wait
 #include "grouped_tiles.h"   // GroupedTile, grouped_find_tile_, grouped_most_tiles_, grouped_at_
 #include "tile.h"            // tile_chunk, tile_pair_, tile_set_zero
-#include "wide_tile.h"       // wide_tile_load, wide_tile_store_rows
+#include "wide_tile.h"       // wide_tile_load, wide_tile_arrived, wide_tile_store_rows, wide_tile_warpgroup
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
@@ -69,9 +69,6 @@ __device__ inline void grouped_hopper_load_rows_(bf16* tile, const bf16* x, size
 
 // ---- products ----
 
-// this warp's warpgroup of the block: the compiler learns that all lanes have the same
-__device__ inline int grouped_hopper_part_() { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARPGROUP, 0); }
-
 // the steps along the terms, for the 64 rows of outputs of warpgroup `part`; has_rows: they exist. A_TURNED: the tile
 // of a has terms as rows, otherwise as columns. B_TURNED: that of b has terms as columns, otherwise as rows. load(step,
 // stage) starts the copies of one, n_loads times: that of a step, and of what it leaves for the next call
@@ -88,9 +85,7 @@ __device__ inline void grouped_hopper_sums_(float (&sums)[1][GROUPED_COLUMNS / 8
     for (int step = 0; step < GROUPED_AHEAD; step++) { load_stage(step); }
     wgmma_keep(sums);
     for (int step = 0; step < n_steps; step++) {
-        cp_async_wait<GROUPED_AHEAD - 1>();
-        fence_proxy_async();
-        __syncthreads();  // this step's tiles have arrived, and nobody multiplies those of two steps before any more
+        wide_tile_arrived<GROUPED_AHEAD - 1>();  // and nobody multiplies the tiles of two steps before any more
         if (has_rows) {  // with its commit: one behind the branch would be a group more
             int at = step % GROUPED_STAGES * GROUPED_STAGE * (int)sizeof(bf16);
             wgmma_fence();
@@ -224,7 +219,7 @@ grouped_rows_hopper_kernel(bf16* out, size_t out_row, const bf16* x, size_t x_ro
                            const int* offsets, int E, int K, int N) {
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     int n_columns = (N + GROUPED_COLUMNS - 1) / GROUPED_COLUMNS, n0 = blockIdx.x % n_columns * GROUPED_COLUMNS;
-    int part = grouped_hopper_part_(), from[GROUPED_ROWS / GROUPED_ROW_STEP];
+    int part = wide_tile_warpgroup(), from[GROUPED_ROWS / GROUPED_ROW_STEP];
     GroupedTile rows = grouped_find_tile_(offsets, E, GROUPED_ROWS, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
     auto b = grouped_hopper_b_<TURNED>(weight, rows.expert, n0, K, N);
@@ -249,7 +244,7 @@ grouped_weight_hopper_kernel(float* dweight, const bf16* dout, size_t dout_row, 
     int n_columns = (C + GROUPED_COLUMNS - 1) / GROUPED_COLUMNS, n_rows = (OC + GROUPED_ROWS - 1) / GROUPED_ROWS;
     int c = blockIdx.x % n_columns * GROUPED_COLUMNS, oc = blockIdx.x / n_columns % n_rows * GROUPED_ROWS;
     int e = blockIdx.x / n_columns / n_rows, first = offsets[e], end = offsets[e + 1];
-    int part = grouped_hopper_part_(), lane = threadIdx.x % WARP;
+    int part = wide_tile_warpgroup(), lane = threadIdx.x % WARP;
     int of_dout[GROUPED_TERMS / GROUPED_ROW_STEP], of_inp[GROUPED_TERMS / GROUPED_ROW_STEP];
     auto fetch_rows = [&](int step) {
         grouped_hopper_find_rows_(of_dout, dout_index, first + step * GROUPED_TERMS, end);

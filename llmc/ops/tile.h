@@ -175,12 +175,11 @@ __device__ inline void tile_set_zero(float (&sums)[M][N][4]) {
     }
 }
 
-// The sums of rows row..row+16*M-1 of the block, times factor[m][0] (upper 8 rows) and [1], go to memory, C channels of
-// each of the n_rows rows that exist: by way of the same rows of a tile, which this warp alone still uses, so that a
-// lane stores 16 bytes. The W channels of the tile are 8 * first and those behind it of the sums
+// rows row..row+16*M-1 of a tile, which this warp alone still uses, become the sums times factor[m][0] (upper 8 rows)
+// and [1]. The W channels of the tile are 8 * first and those behind it of the sums
 template <int W, int M, int N>
-__device__ inline void tile_store_rows(bf16* x, size_t stride, int n_rows, int C, bf16* tile, int row,
-                                       const float (&sums)[M][N][4], const float (&factor)[M][2], int first = 0) {
+__device__ inline void tile_set_rows(bf16* tile, int row, const float (&sums)[M][N][4], const float (&factor)[M][2],
+                                     int first = 0) {
     int lane = threadIdx.x % WARP;
     __syncwarp();
     #pragma unroll
@@ -193,12 +192,25 @@ __device__ inline void tile_store_rows(bf16* x, size_t stride, int n_rows, int C
             tile_set_pair<W>(tile, r + 8, n, s[2] * factor[m][1], s[3] * factor[m][1]);
         }
     }
+}
+
+// they go to memory, C channels of each of the n_rows rows of the tile that exist; a lane stores 16 bytes
+template <int W, int M>
+__device__ inline void tile_copy_rows(bf16* x, size_t stride, int n_rows, int C, bf16* tile, int row) {
     __syncwarp();
-    for (int i = lane; i < 16 * M * W / 8; i += WARP) {
+    for (int i = threadIdx.x % WARP; i < 16 * M * W / 8; i += WARP) {
         int r = row + i / (W / 8), chunk = i % (W / 8);
         bool exists = r < n_rows && chunk * 8 < C;
         if (exists) { pack_store(x + r * stride + chunk * 8, pack_load<8>(tile_chunk<W>(tile, r, chunk))); }
     }
+}
+
+// both: sums, rounded, to memory by way of rows of a tile
+template <int W, int M, int N>
+__device__ inline void tile_store_rows(bf16* x, size_t stride, int n_rows, int C, bf16* tile, int row,
+                                       const float (&sums)[M][N][4], const float (&factor)[M][2], int first = 0) {
+    tile_set_rows<W>(tile, row, sums, factor, first);
+    tile_copy_rows<W, M>(x, stride, n_rows, C, tile, row);
 }
 
 // ---- the quad of a row: maximum and sum of what its four lanes have ----

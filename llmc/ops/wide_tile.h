@@ -5,8 +5,8 @@ back to memory; what tile.h is for products of a warp.
                bytes in the order of tile.h, one behind the other; begins at a multiple of 1024 bytes
     sums       (64, N*8) floats in the registers of a warpgroup: those of tile.h with M = 1; warp w of the four has rows
                16w..16w+15. Operands a in registers likewise, so tile_to_operands makes them of sums
-All threads of a block make the calls that load, those of a warpgroup the others. Products are under way when a call
-returns: wgmma_fence before them, wgmma_commit and wgmma_wait behind (wgmma.h).
+All threads of a block make the calls that load, and wide_tile_arrived, those of a warpgroup the others. Products are
+under way when a call returns: wgmma_fence before them, wgmma_commit and wgmma_wait behind (wgmma.h).
 Order:  16 terms at a time, ascending; within the 16 the hardware has its own.
 Cost:   a product of 64 x N*8 x W takes N*8 * W / 32 cycles of a multiprocessor; a thread's copy is two instructions and
         a comparison.
@@ -14,8 +14,39 @@ Cost:   a product of 64 x N*8 x W takes N*8 * W / 32 cycles of a multiprocessor;
 #ifndef LLMC_WIDE_TILE_H
 #define LLMC_WIDE_TILE_H
 #ifdef __CUDACC__
-#include "../core/wgmma.h"  // wgmma_ss, wgmma_rs, smem_descriptor, smem_descriptor_at
-#include "tile.h"           // tile_store_rows, cp_async_16_zfill
+#include "../core/wgmma.h"  // wgmma_ss, wgmma_rs, smem_descriptor, fence_proxy_async
+#include "tile.h"           // tile_store_rows, cp_async_16_zfill, cp_async_wait
+
+// ---- warpgroups of a block ----
+
+// this warp's: the compiler learns that all lanes have the same
+__device__ inline int wide_tile_warpgroup() { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARPGROUP, 0); }
+
+// Before a tile is used: all copies but those of the newest NEWER groups have arrived, for all threads and for tensor
+// cores. And all threads are here: none uses what it has waited for any more
+template <int NEWER = 0>
+__device__ inline void wide_tile_arrived() {
+    cp_async_wait<NEWER>();
+    fence_proxy_async();
+    __syncthreads();
+}
+
+// what threads i of two warpgroups have of the same 64 rows, from one to the other: no bank is met twice
+template <int N>
+__device__ inline void wide_tile_tell(float4* to, const float (&x)[1][N][4]) {
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        to[n * WARPGROUP + threadIdx.x % WARPGROUP] = make_float4(x[0][n][0], x[0][n][1], x[0][n][2], x[0][n][3]);
+    }
+}
+template <int N>
+__device__ inline void wide_tile_hear(float (&x)[1][N][4], const float4* from) {
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float4 y = from[n * WARPGROUP + threadIdx.x % WARPGROUP];
+        x[0][n][0] = y.x, x[0][n][1] = y.y, x[0][n][2] = y.z, x[0][n][3] = y.w;
+    }
+}
 
 // ---- from memory ----
 
