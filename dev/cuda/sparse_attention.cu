@@ -161,7 +161,7 @@ tensor_cores_kernel(bf16* out, const float* sinks, SparseInputsOf<bf16> in) {
     for (int k0 = 0; k0 < see.n_keys; k0 += KEYS) {
         float x[KEYS / 16][4];
         __syncthreads();  // nobody uses the chunk before any more
-        flash_sparse_find_(chunk, in, see, k0);
+        flash_sparse_find(chunk, in, see, k0);
         __syncthreads();
         flash_sparse_load_<D>(keys, chunk, D);
         cp_async_wait<0>();

@@ -32,36 +32,20 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 #ifndef LLMC_FLASH_SPARSE_H
 #define LLMC_FLASH_SPARSE_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, bf16, kernel_exp, pack_fits, load_floats, store_floats
-#include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
-#include "sparse_inputs.h"   // SparseInputsOf, sparse_key_
-#include "tile.h"            // tile_load, tile_add_product_of, tile_quad_max
-#include "tile_rows.h"       // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
+#include "../core/kernel.h"      // WARP, bf16, kernel_exp, pack_fits, load_floats, store_floats
+#include "../core/mma.h"         // cp_async_16_zfill, cp_async_commit, cp_async_wait
+#include "flash_sparse_steps.h"  // FlashSparseChunk, FlashSparseGiven, FlashSparseRow, flash_sparse_find
+#include "sparse_inputs.h"       // SparseInputsOf
+#include "tile.h"                // tile_load, tile_add_product_of, tile_quad_max
+#include "tile_rows.h"           // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
 
 enum {
     FLASH_SPARSE_THREADS = TILE_ROWS_THREADS,  // eight warps
-    FLASH_SPARSE_HEADS = TILE_ROWS,            // of a block
-    FLASH_SPARSE_KEYS = 64,      // of a chunk in forward; backward, with twice the products at a time, has half of them
-    FLASH_SPARSE_PACK = 8        // channels of a thread that adds
+    FLASH_SPARSE_PACK = 8                      // channels of a thread that adds
 };
+static_assert((int)FLASH_SPARSE_HEADS == (int)TILE_ROWS, "heads of a block are the rows of tile_rows.h");
 
 // ---- keys into shared memory ----
-
-// where the keys of a chunk are; those beyond the last one are at an address that is never read
-template <int KEYS>
-struct FlashSparseChunk {
-    const bf16* key[KEYS];
-    int n;
-};
-
-// the keys k0.. of those; a __syncthreads later all threads know them
-template <int KEYS>
-__device__ inline void flash_sparse_find_(FlashSparseChunk<KEYS>& chunk, const SparseInputsOf<bf16>& in,
-                                          const SparseSeen& see, int k0) {
-    const int k = k0 + (int)threadIdx.x;
-    if (threadIdx.x < KEYS) { chunk.key[threadIdx.x] = k < see.n_keys ? sparse_key_(in, see, k) : in.q; }
-    if (threadIdx.x == 0) { chunk.n = min(KEYS, see.n_keys - k0); }
-}
 
 template <int W, int KEYS>
 __device__ inline void flash_sparse_load_(bf16* tile, const FlashSparseChunk<KEYS>& chunk, int d) {
@@ -117,8 +101,8 @@ flash_sparse_forward_kernel(bf16* out, float* max, float* inv, const float* sink
     const float sink = h < n_heads ? sinks[head + h] : 0.0f;
     float sums[4][W / 64][4], top = sink, total = 0.0f;
     tile_set_zero(sums);
-    flash_sparse_find_(chunks[0], in, see, 0);
-    flash_sparse_find_(chunks[1], in, see, KEYS);
+    flash_sparse_find(chunks[0], in, see, 0);
+    flash_sparse_find(chunks[1], in, see, KEYS);
     __syncthreads();
     tile_load<FLASH_SPARSE_HEADS, W, FLASH_SPARSE_THREADS>(q_tile, in.q + row * d, (size_t)d, n_heads, d);
     flash_sparse_load_<W>(k_tile, chunks[0], d);
@@ -127,7 +111,7 @@ flash_sparse_forward_kernel(bf16* out, float* max, float* inv, const float* sink
         cp_async_wait<0>();
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
         if (k0 + KEYS < see.n_keys) { flash_sparse_load_<W>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d); }
-        flash_sparse_find_(chunks[stage], in, see, k0 + 2 * KEYS);
+        flash_sparse_find(chunks[stage], in, see, k0 + 2 * KEYS);
         tile_rows_dots<W, KEYS>(dots + warp % 2 * FLASH_SPARSE_HEADS * KEYS, q_tile, warp / 4 * 32, keys,
                                     warp / 2 % 2 * 32, warp % 2);
         __syncthreads();
@@ -149,23 +133,6 @@ flash_sparse_forward_kernel(bf16* out, float* max, float* inv, const float* sink
 }
 
 // ---- backward: positions ----
-
-// what positions first..end-1 give what they see, of each tile of heads (positions, tiles, row, d): keys of the window,
-// then entries
-struct FlashSparseGiven {
-    bf16* x;
-    size_t row;
-    int first, end, tiles;
-};
-
-__device__ inline bf16* flash_sparse_given_(const FlashSparseGiven& given, int n, int tile, int k, int d) {
-    return given.x + (((size_t)(n - given.first) * given.tiles + tile) * given.row + (size_t)k) * d;
-}
-
-// what a lane knows of its row in backward
-struct FlashSparseRow {
-    float max, inv, D;
-};
 
 // D, this lane's part, goes on with a chunk's n keys; x, y as below
 __device__ inline void flash_sparse_add_D_(FlashSparseRow* of, const float (&x)[2][4], const float (&y)[2][4], int n,
@@ -212,8 +179,8 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
     if (h < n_heads) { of.max = max[row + h], of.inv = inv[row + h]; }
     float sums[4][W / 64][4];
     tile_set_zero(sums);
-    flash_sparse_find_(chunks[0], in, see, 0);
-    flash_sparse_find_(chunks[1], in, see, 1 % n_chunks * KEYS);
+    flash_sparse_find(chunks[0], in, see, 0);
+    flash_sparse_find(chunks[1], in, see, 1 % n_chunks * KEYS);
     __syncthreads();
     tile_load<FLASH_SPARSE_HEADS, W, FLASH_SPARSE_THREADS>(q_tile, in.q + row * d, (size_t)d, n_heads, d);
     tile_load<FLASH_SPARSE_HEADS, W, FLASH_SPARSE_THREADS>(dout_tile, dout + row * d, (size_t)d, n_heads, d);
@@ -224,7 +191,7 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
         cp_async_wait<0>();
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
         if (step + 1 < 2 * n_chunks) { flash_sparse_load_<W>(k_tile + (1 - stage) * TILE, chunks[1 - stage], d); }
-        flash_sparse_find_(chunks[stage], in, see, (step + 2) % n_chunks * KEYS);
+        flash_sparse_find(chunks[stage], in, see, (step + 2) % n_chunks * KEYS);
         tile_rows_dots<W, KEYS>(dots + warp / 4 * 2 * DOTS + warp % 2 * DOTS, warp < 4 ? q_tile : dout_tile,
                                     warp / 2 % 2 * 32, keys, 0, warp % 2);
         __syncthreads();
@@ -246,7 +213,7 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
         tile_set_zero(gives);
         tile_add_product_of<2 * KEYS, W, FLASH_SPARSE_HEADS / 16, 1>(gives, ds_tile, 0, q_tile, first);
         tile_add_product_of<2 * KEYS, W, FLASH_SPARSE_HEADS / 16, 1>(gives, att_tile, 0, dout_tile, first);
-        tile_rows_store<W>(flash_sparse_given_(given, n, blockIdx.y, k0, d), (size_t)d, see.n_keys - k0, d, keys,
+        tile_rows_store<W>(flash_sparse_given_at(given, n, blockIdx.y, k0, d), (size_t)d, see.n_keys - k0, d, keys,
                            gives);
     }
     if (threadIdx.x % 4 == 0 && h < n_heads) { D[row + h] = of.D; }
@@ -261,7 +228,7 @@ __device__ inline void flash_sparse_add_(Pack<float, FLASH_SPARSE_PACK>& sum, co
                                          int k, int c, int d) {
     for (int tile = 0; tile < given.tiles; tile++) {
         const Pack<float, FLASH_SPARSE_PACK> x =
-            load_floats<FLASH_SPARSE_PACK>(flash_sparse_given_(given, n, tile, k, d) + c);
+            load_floats<FLASH_SPARSE_PACK>(flash_sparse_given_at(given, n, tile, k, d) + c);
         for (int i = 0; i < FLASH_SPARSE_PACK; i++) { sum.x[i] += x.x[i]; }
     }
 }
@@ -332,8 +299,8 @@ flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, Sparse
         const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head), h = tile_rows_row();
         const size_t row = (size_t)n * in.s.H + head;
         const float top = h < n_heads ? max[row + h] : 0.0f, factor = h < n_heads ? inv[row + h] : 0.0f;
-        flash_sparse_find_(chunks[0], in, see, 0);
-        flash_sparse_find_(chunks[1], in, see, KEYS);
+        flash_sparse_find(chunks[0], in, see, 0);
+        flash_sparse_find(chunks[1], in, see, KEYS);
         __syncthreads();
         tile_load<FLASH_SPARSE_HEADS, W, FLASH_SPARSE_THREADS>(q_tile, in.q + row * d, (size_t)d, n_heads, d);
         flash_sparse_load_<W>(k_tile, chunks[0], d);
@@ -341,7 +308,7 @@ flash_sparse_mass_kernel(float* mass, const float* max, const float* inv, Sparse
             cp_async_wait<0>();
             __syncthreads();
             if (k0 + KEYS < see.n_keys) { flash_sparse_load_<W>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d); }
-            flash_sparse_find_(chunks[stage], in, see, k0 + 2 * KEYS);
+            flash_sparse_find(chunks[stage], in, see, k0 + 2 * KEYS);
             tile_rows_dots<W, KEYS>(dots + warp % 2 * FLASH_SPARSE_HEADS * KEYS, q_tile, warp / 4 * 32,
                                         k_tile + stage * TILE, warp / 2 % 2 * 32, warp % 2);
             __syncthreads();
