@@ -4,6 +4,13 @@ documents of a problem are of several lengths, with entries that nobody has, and
 GPUs keep tolerances.
 */
 #define SPARSE_KEPT ((size_t)1 << 14)  // bytes: backward takes some heads at a time
+#if defined(SIMT) && !defined(EXACT)
+#define WGMMA  // dev/simt models it
+#endif
+#if defined(WGMMA) && !defined(EXACT)
+static int sparse_hopper;  // 1 takes the kernels of flash_sparse_hopper.h, 0 those of other cards
+#define FLASH_SPARSE_HOPPER sparse_hopper
+#endif
 #include "llmc/ops/sparse_attention.h"
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_main
 
@@ -593,12 +600,25 @@ static void fill_any_lists(int* chosen, const int* d) {
     }
 }
 
+// the last head has no sink, and all its scores are so far below 0 that exp(-score) is beyond float
+static void set_far_head(OpProblem* p) {
+    const int D = p->d['D'], H = p->d['H'];
+    float far = 1.0f;
+    while (far < 128.0f * sqrtf((float)D)) { far *= 2.0f; }
+    for (int u = 0; u < p->d['M']; u++) { p->a[KV][(u + 1) * D - 1] = 1.0f; }
+    for (int e = 0; e < p->d['W']; e++) { p->a[ENTRIES][(e + 1) * D - 1] = 1.0f; }
+    for (int n = 0; n < p->d['N']; n++) { p->a[Q][(n + 1) * H * D - 1] = -far; }
+    p->a[SINKS][H - 1] = -INFINITY;
+}
+
 static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
     const int outputs[] = {OUT, DQ, DKV, DENTRIES};
     OpProblem p = op_problem(&sparse_attention, shape, EASY, 1);
     double *x[OP_ARRAYS] = {NULL}, *e[OP_ARRAYS] = {NULL};
     float* got[OP_ARRAYS] = {NULL};
-    if (shape[4] > 0) { fill_any_lists((int*)p.a[CHOSEN], p.d), op_solve(&p); }
+    set_far_head(&p);
+    if (shape[4] > 0) { fill_any_lists((int*)p.a[CHOSEN], p.d); }
+    op_solve(&p);
     for (int i = 0; i < p.n; i++) {
         const size_t n = op_length(&p, i);
         x[i] = op_is_(&p, i, GIVEN) ? double_array(p.a[i], n) : (double*)calloc(n + 1, sizeof(double));
@@ -639,6 +659,26 @@ static void test_tensor_cores(Test* t) {
     for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }
     device_free(&dev);
 }
+
+// ---- the kernels of flash_sparse_hopper.h ----
+
+#ifdef WGMMA
+// two tiles of heads, odd numbers of chunks, all channels; not all of them, a halo; as many keys as two chunks have
+static const int hopper_shapes[][OP_DIMS] = {
+    {2, 66, 512, 150, 140, 1, 3, 4, 2}, {4, 5, 328, 80, 62, 1, 37, 4, 40}, {2, 64, 120, 140, 127, 1, 3, 4, 2},
+};
+
+static void test_hopper(Test* t) {
+    Device dev = test_device(1);
+    sparse_hopper = 1;
+    test_tensor_cores(t);
+    for (int i = 0; i < 3; i++) { check_tensor_cores(t, hopper_shapes[i], &dev); }
+    sparse_hopper = 0;
+    device_free(&dev);
+}
+#else
+static void test_hopper(Test* t) { skip(t, "not built for sm_90a"); }
+#endif
 #endif
 
 int main(int argc, char** argv) {
@@ -650,6 +690,7 @@ int main(int argc, char** argv) {
         {"documents", "Inf and NaN in a document reach no other", test_documents},
 #if defined(__CUDACC__) && !defined(EXACT)
         {"tensor cores", "bf16: every element within its own bound, of several chunks of keys", test_tensor_cores},
+        {"Hopper", "the same of products of warpgroups", test_hopper},
 #endif
     };
     return op_main(argc, argv, ops, 3, promises, sizeof promises / sizeof *promises);

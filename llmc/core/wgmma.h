@@ -1,7 +1,7 @@
 /*
 Products of a warpgroup on Hopper's tensor cores, asynchronously: one function for each instruction.
-    wgmma_ss    sums (64, N) = a b or += a b: a (64, 16) and b (16, N) bf16 in shared memory; N = 48, 64, 128, 192
-                or 256
+    wgmma_ss    sums (64, N) = a b or += a b: a (64, 16) and b (16, N) bf16 in shared memory; N = 32, 48, 64, 128,
+                192 or 256
     wgmma_rs    the same with a in registers
     wgmma_fence, wgmma_commit, wgmma_wait<n>    before the first product, behind the last of a group, until n groups
                 are under way; wgmma_keep(sums) behind the wait holds the compiler from reading them before it
@@ -142,6 +142,7 @@ inline void wgmma_rs(float (&sums)[1][N][4], const unsigned (&a)[4], uint64_t b,
                      : __VA_ARGS__ \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSED_B)); \
     }
+WGMMA_OF_(32, WGMMA_SUMS_16, 16, 17, 18, 19, 20, 21, 22, WGMMA_16_(0))
 WGMMA_OF_(48, WGMMA_SUMS_24, 24, 25, 26, 27, 28, 29, 30, WGMMA_16_(0), WGMMA_4_(4), WGMMA_4_(5))
 WGMMA_OF_(64, WGMMA_SUMS_32, 32, 33, 34, 35, 36, 37, 38, WGMMA_32_(0))
 WGMMA_OF_(128, WGMMA_SUMS_64, 64, 65, 66, 67, 68, 69, 70, WGMMA_32_(0), WGMMA_32_(8))

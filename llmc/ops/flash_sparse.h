@@ -13,6 +13,7 @@ d 128 and 512, and heads that are a multiple of 64, waste nothing; others are fi
                whole rows are read for the softmax. The others: a warp has all heads, or keys, and an eighth of the
                channels
     copies     cp.async: the next chunk is under way while this one is used
+    Hopper     make CUDA_ARCH=sm_90a: forward and backward have other kernels, by wgmma (flash_sparse_hopper.h)
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, to first order, beside sums in float:
             out       e * sum of att |key|  (weights are rounded before they meet keys)  + e |out|
             dq        e * sum of |ds| |key|  + e |dq|
@@ -26,7 +27,8 @@ Cost:   of each head, position and key forward 4*d flops, backward 14*d, mass 2*
             forward           126           239            64 keys
             backward          128           255            32 keys
             mass              100           134            64 entries
-        Not measured on a GPU; doc/gpu/deepseek_v4.md derives 40% of an H200's peak forward, 28% backward.
+        Not measured on a GPU; doc/gpu/deepseek_v4.md derives 40% of an H200's peak forward, 28% backward, by wgmma 60%
+        and 41%.
 Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 */
 #ifndef LLMC_FLASH_SPARSE_H
@@ -38,6 +40,12 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 #include "sparse_inputs.h"       // SparseInputsOf
 #include "tile.h"                // tile_load, tile_add_product_of, tile_quad_max
 #include "tile_rows.h"           // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
+#ifdef WGMMA
+#include "flash_sparse_hopper.h"  // flash_sparse_hopper_forward, flash_sparse_hopper_give
+#ifndef FLASH_SPARSE_HOPPER  // test_sparse_attention.c: a variable, so that it has both kinds of kernels
+#define FLASH_SPARSE_HOPPER 1
+#endif
+#endif
 
 enum {
     FLASH_SPARSE_THREADS = TILE_ROWS_THREADS,  // eight warps
@@ -360,6 +368,12 @@ static inline void flash_sparse_forward_(bf16* out, float* max, float* inv, cons
 static inline int flash_sparse_forward(bf16* out, float* max, float* inv, const float* sinks,
                                        const SparseInputsOf<bf16>& in, const Device* dev) {
     if (!flash_sparse_fits(out, in.q, in, dev)) { return 0; }
+#ifdef WGMMA
+    if (FLASH_SPARSE_HOPPER) {
+        flash_sparse_hopper_forward(out, max, inv, sinks, in, dev);
+        return 1;
+    }
+#endif
     if (in.s.d <= 128) { flash_sparse_forward_<128>(out, max, inv, sinks, in, dev); }
     else { flash_sparse_forward_<512>(out, max, inv, sinks, in, dev); }
     return 1;
@@ -417,6 +431,12 @@ static inline int flash_sparse_slab(const SparseShape* s, const FlashSparseGiven
 
 static inline void flash_sparse_give(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
                                      const SparseInputsOf<bf16>& in, const FlashSparseGiven& given, const Device* dev) {
+#ifdef WGMMA
+    if (FLASH_SPARSE_HOPPER) {
+        flash_sparse_hopper_give(dq, D, dout, max, inv, in, given, dev);
+        return;
+    }
+#endif
     if (in.s.d <= 128) { flash_sparse_positions_<128>(dq, D, dout, max, inv, in, given, dev); }
     else { flash_sparse_positions_<512>(dq, D, dout, max, inv, in, given, dev); }
 }

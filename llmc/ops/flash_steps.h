@@ -1,7 +1,7 @@
 /*
-What blocks of flash_attention.h, of flash_hopper.h and, for the weights of scores, of split_attention.h do beside their
-products: who sees whom, which block computes what, weights of scores, and what backward needs of each query. Sums are
-those of tile.h: a warp has M * 16 rows, and a quad of its lanes a row.
+What blocks of flash_attention.h, of flash_hopper.h and, in part, of split_attention.h and flash_sparse_hopper.h do
+beside their products: who sees whom, which block computes what, weights of scores, and what backward needs of each
+query. Sums are those of tile.h: a warp has M * 16 rows, and a quad of its lanes a row.
 */
 #ifndef LLMC_FLASH_STEPS_H
 #define LLMC_FLASH_STEPS_H

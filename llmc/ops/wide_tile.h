@@ -109,6 +109,24 @@ __device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], cons
     }
 }
 
+// p: operands a of a warp's 16 rows, from `row` on, of a tile of ROWS
+template <int ROWS, int K>
+__device__ inline void wide_tile_operands(unsigned (&p)[1][K][4], bf16* x, int row) {
+    #pragma unroll
+    for (int k = 0; k < K; k++) { tile_load_a<64>(p[0][k], x + k / 4 * ROWS * 64, row, k % 4); }
+}
+
+// sums = p y', p: those of W channels, y: a tile of N*8 rows
+template <int W, int N>
+__device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], const unsigned (&p)[1][W / 16][4],
+                                                    const bf16* y) {
+    uint64_t b = smem_descriptor(y);
+    #pragma unroll
+    for (int k = 0; k < W; k += 16) {
+        wgmma_rs<0>(sums, p[0][k / 16], smem_descriptor_at(b, k / 64 * N * 8 * 128 + k % 64 * 2), k > 0);
+    }
+}
+
 // sums += p y, p[0][k]: operands a of columns 16k..16k+15, y: a tile of K*16 rows
 template <int W, int K>
 __device__ inline void wide_tile_add_product(float (&sums)[1][W / 8][4], const unsigned (&p)[1][K][4], const bf16* y) {

@@ -1,0 +1,416 @@
+/*
+Sparse attention of sparse_attention.h by wgmma, for Hopper (sm_90a): flash_sparse.h calls it in a build with WGMMA,
+that of make CUDA_ARCH=sm_90a, and says what it computes, of which shapes, and how far off. Other than there:
+    forward     a warpgroup, four warps, has all heads. Above 128 channels two of them have half of the channels each:
+                they tell each other their sums of scores, and both go on with the weights of all keys, in registers.
+                The first 16 keys are multiplied by their weights while those of the next are made
+    D           a warpgroup has scores, the other datt, with queries, or dout, in registers. Each tells the other
+    then        the same again from shared memory, where sums take the place of the registers. ds of a chunk is an
+                operand in registers, for half of the channels; weights and ds of two chunks are tiles in shared memory,
+                for what keys are given: their rows are heads, and tensor cores read both operands transposed
+Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once; instructions that a warp
+        issues for a chunk (make sass), and the cycles for which tensor cores are busy with a block's:
+                              registers  shared memory   blocks of warps  chunk   instructions      tensor cores
+            forward  d <= 128    151        49 KiB          3 of 4        64 keys     323                512
+                     d <= 512    224       225 KiB          1 of 8        64 keys     425               2048
+            backward d <= 128    128        81 KiB          2 of 8        32 keys  166, 269, 382         896
+                     d <= 512    238       225 KiB          1 of 8        32 keys  262, 423, 891        3584
+        Backward: for D, then for an even chunk and an odd one, which is followed by what keys are given. No card has
+        run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 41% backward.
+*/
+#ifndef LLMC_FLASH_SPARSE_HOPPER_H
+#define LLMC_FLASH_SPARSE_HOPPER_H
+#if defined(__CUDACC__) && defined(WGMMA)
+#include "../core/kernel.h"      // WARP, ALL_LANES, LOG2_E, bf16, kernel_exp2, cudaCheck
+#include "../core/wgmma.h"       // WARPGROUP, wgmma_ss, wgmma_rs, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep
+#include "flash_sparse_steps.h"  // FlashSparseChunk, FlashSparseGiven, flash_sparse_find, flash_sparse_given_at
+#include "flash_steps.h"         // FlashRow, flash_hide, flash_scale_rows, FLASH_LN_2
+#include "sparse_inputs.h"       // SparseInputsOf, SparseSeen, sparse_seen_
+#include "tile.h"                // tile_chunk, tile_to_operands, tile_set_zero, tile_quad_max, cp_async_16_zfill
+#include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
+#endif
+
+// keys of a chunk are on their way to a wide tile of KEYS rows; zeros beyond the last one, and beyond d. A thread has
+// the same 16 bytes of all 64 channels
+template <int W, int THREADS, int KEYS>
+__device__ inline void flash_sparse_hopper_load_(bf16* tile, const FlashSparseChunk<KEYS>& chunk, int d) {
+    const int STEP = THREADS / 8;
+    static_assert(KEYS % STEP == 0 && STEP % 8 == 0, "a thread's rows have its 16 bytes in one place");
+    const int part = threadIdx.x % 8, first = threadIdx.x / 8;
+    tile = tile_chunk<64>(tile, first, part);
+    #pragma unroll
+    for (int row = 0; row < KEYS; row += STEP) {
+        const bf16* from = chunk.key[first + row] + part * 8;
+        const int n = first + row < chunk.n ? d - part * 8 : 0;  // channels, from this thread's first on
+        #pragma unroll
+        for (int c = 0; c < W; c += 64) {
+            cp_async_16_zfill(tile + row * 64 + c * KEYS, from + c, c < n ? 16 : 0);
+        }
+    }
+    cp_async_commit();
+}
+
+// sums, of this warpgroup's channels, become those of all; told: a place for each warpgroup's
+template <int WARPGROUPS, int N>
+__device__ inline void flash_sparse_hopper_share_(float (&sums)[1][N][4], float4* told, int part) {
+    if (WARPGROUPS == 1) { return; }
+    float others[1][N][4];
+    wide_tile_tell(told + part * N * WARPGROUP, sums);
+    __syncthreads();
+    wide_tile_hear(others, told + (1 - part) * N * WARPGROUP);
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) { sums[0][i / 4][i % 4] += others[0][i / 4][i % 4]; }
+}
+
+// ---- forward ----
+
+// max: the largest scores of this lane's rows so far, times scale. total, its part of the sum of weights, shrinks to
+// it, and what belonged to the largest before is to be multiplied by shrink: is that another number than 1?
+template <int N>
+__device__ inline bool flash_sparse_hopper_grow_(float (&shrink)[1][2], float (&max)[2], float (&total)[2],
+                                                 const float (&scores)[1][N][4], float scale) {
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float top = -INFINITY;
+        #pragma unroll
+        for (int n = 0; n < N; n++) { top = fmaxf(top, fmaxf(scores[0][n][2 * half], scores[0][n][2 * half + 1])); }
+        top = fmaxf(max[half], tile_quad_max(top) * scale);
+        shrink[0][half] = kernel_exp2(max[half] - top);
+        max[half] = top, total[half] *= shrink[0][half];
+    }
+    return shrink[0][0] != 1.0f || shrink[0][1] != 1.0f;
+}
+
+// sums += weights * keys: while the products of 16 keys are under way, the weights of the next are made
+template <int W, int N>
+__device__ inline void flash_sparse_hopper_weigh_(float (&sums)[1][W / 8][4], float (&total)[2],
+                                                  float (&scores)[1][N][4], const float (&max)[2], float scale,
+                                                  const bf16* keys) {
+    const uint64_t b = smem_descriptor(keys, N * 8 * 128);
+    unsigned p[N / 2][1][1][4];
+    wgmma_keep(sums);
+    #pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        float x[1][2][4];
+        #pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[0][i / 4][i % 4] = kernel_exp2(scores[0][2 * k + i / 4][i % 4] * scale - max[i % 4 / 2]);
+            total[i % 4 / 2] += x[0][i / 4][i % 4];
+        }
+        tile_to_operands(p[k], x);
+        wgmma_fence();
+        wgmma_rs<1>(sums, p[k][0][0], smem_descriptor_at(b, k * 16 * 128), 1);
+        wgmma_commit();
+    }
+    wgmma_wait<0>();
+    wgmma_keep(sums);
+}
+
+// grid (N, tiles of heads). BLOCKS: of a multiprocessor. shared memory: queries, two stages of keys, what warpgroups
+// tell each other, and where the keys of two chunks are
+template <int W, int WARPGROUPS, int BLOCKS>
+__global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
+flash_sparse_forward_hopper_kernel(bf16* out, float* max, float* inv, const float* sinks, SparseInputsOf<bf16> in) {
+    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS, TILE = KEYS * W, MINE = W / WARPGROUPS;
+    const int THREADS = WARPGROUP * WARPGROUPS;
+    extern __shared__ __align__(1024) bf16 wide_tiles[];
+    bf16 *q_tile = wide_tiles, *k_tile = q_tile + HEADS * W;
+    float4* told = (float4*)(k_tile + 2 * TILE);
+    FlashSparseChunk<KEYS>* chunks = (FlashSparseChunk<KEYS>*)(told + (WARPGROUPS - 1) * 2 * HEADS * KEYS / 4);
+    const int part = WARPGROUPS == 1 ? 0 : wide_tile_warpgroup(), first = part * MINE;  // of this warpgroup's channels
+    const int row = threadIdx.x / WARP % 4 * 16, lane = threadIdx.x % WARP, d = in.s.d;
+    const int head = blockIdx.y * FLASH_SPARSE_HEADS, n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head);
+    const size_t rows = (size_t)blockIdx.x * in.s.H + head;
+    const SparseSeen see = sparse_seen_(in, blockIdx.x);
+    const bf16* my_queries = q_tile + first * HEADS;
+    float sums[1][MINE / 8][4], scores[1][KEYS / 8][4], shrink[1][2], m[2], sum[2] = {0.0f, 0.0f};
+    for (int i = 0; i < 2; i++) {
+        const int h = row + 8 * i + lane / 4;
+        m[i] = h < n_heads ? sinks[head + h] * LOG2_E : 0.0f;
+    }
+    tile_set_zero(sums);
+    flash_sparse_find(chunks[0], in, see, 0);
+    flash_sparse_find(chunks[1], in, see, KEYS);
+    __syncthreads();
+    wide_tile_load<HEADS, W, THREADS>(q_tile, in.q + rows * d, (size_t)d, n_heads, d);
+    flash_sparse_hopper_load_<W, THREADS>(k_tile, chunks[0], d);
+    for (int k0 = 0, stage = 0; k0 < see.n_keys; k0 += KEYS, stage ^= 1) {
+        const bf16* my_keys = k_tile + stage * TILE + first * KEYS;
+        wide_tile_arrived();  // and nobody multiplies the chunk before any more
+        if (k0 + KEYS < see.n_keys) {
+            flash_sparse_hopper_load_<W, THREADS>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d);
+        }
+        flash_sparse_find(chunks[stage], in, see, k0 + 2 * KEYS);
+        wgmma_fence();
+        wide_tile_product_transposed<MINE, HEADS>(scores, my_queries, 0, my_keys);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_keep(scores);
+        flash_sparse_hopper_share_<WARPGROUPS>(scores, told, part);
+        if (see.n_keys - k0 < KEYS) {
+            const FlashRange exist = {0, see.n_keys - k0 - 1};
+            for (int i = 0; i < 2; i++) { flash_hide(scores[0], i, exist, 0, -INFINITY); }
+        }
+        const float scale = in.s.scale * LOG2_E;
+        const bool grew = flash_sparse_hopper_grow_(shrink, m, sum, scores, scale);
+        if (__any_sync(ALL_LANES, grew)) { flash_scale_rows(sums, shrink); }
+        flash_sparse_hopper_weigh_<MINE>(sums, sum, scores, m, scale, my_keys);
+    }
+    float factor[1][2];
+    for (int i = 0; i < 2; i++) {
+        const int h = row + 8 * i + lane / 4;
+        const float sink = h < n_heads ? sinks[head + h] * LOG2_E : 0.0f;
+        factor[0][i] = 1.0f / (tile_quad_sum(sum[i]) + kernel_exp2(sink - m[i]));
+        if (part == 0 && lane % 4 == 0 && h < n_heads) {
+            max[rows + h] = m[i] * FLASH_LN_2, inv[rows + h] = factor[0][i];
+        }
+    }
+    __syncthreads();  // nobody multiplies queries any more
+    wide_tile_store_rows<MINE, HEADS>(out + rows * d + first, (size_t)d, n_heads, d - first, q_tile + first * HEADS,
+                                      row, sums, factor);
+}
+
+// ---- backward: positions ----
+
+// this lane's two rows; without a head all weights are 0
+__device__ inline void flash_sparse_hopper_rows_(FlashRow (&of)[2], const float* max, const float* inv, int h,
+                                                 int n_heads) {
+    #pragma unroll
+    for (int i = 0; i < 2; i++, h += 8) {
+        of[i] = {INFINITY, 0.0f};
+        if (h < n_heads) { of[i].level = max[h] * LOG2_E - log2f(inv[h]); }
+    }
+}
+
+// scores of a chunk's n keys become weights
+template <int N>
+__device__ inline void flash_sparse_hopper_weights_(float (&x)[1][N][4], const FlashRow (&of)[2], int n, float scale) {
+    if (n < 8 * N) {
+        const FlashRange exist = {0, n - 1};
+        for (int i = 0; i < 2; i++) { flash_hide(x[0], i, exist, 0, -INFINITY); }
+    }
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& one = x[0][i / 4][i % 4];
+        one = kernel_exp2(one * (scale * LOG2_E) - of[i % 4 / 2].level);
+    }
+}
+
+// of scores and datt: D, this lane's part, goes on
+template <int N>
+__device__ inline void flash_sparse_hopper_add_D_(FlashRow (&of)[2], float (&scores)[1][N][4],
+                                                  const float (&datt)[1][N][4], int n, float scale) {
+    flash_sparse_hopper_weights_(scores, of, n, scale);
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) { of[i % 4 / 2].D += scores[0][i / 4][i % 4] * datt[0][i / 4][i % 4]; }
+}
+
+// weights and ds as operands
+template <int N>
+__device__ inline void flash_sparse_hopper_gradients_(unsigned (&att)[1][N / 2][4], unsigned (&ds)[1][N / 2][4],
+                                                      float (&scores)[1][N][4], float (&datt)[1][N][4],
+                                                      const FlashRow (&of)[2], int n, float scale) {
+    flash_sparse_hopper_weights_(scores, of, n, scale);
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& y = datt[0][i / 4][i % 4];
+        y = scores[0][i / 4][i % 4] * (y - of[i % 4 / 2].D) * scale;
+    }
+    tile_to_operands(att, scores);
+    tile_to_operands(ds, datt);
+}
+
+// operands of a warp's 16 rows, from `row` on, into columns 8 * first.. of a tile of 64
+template <int K>
+__device__ inline void flash_sparse_hopper_write_(bf16* tile, int row, int first, const unsigned (&p)[1][K][4]) {
+    row += threadIdx.x % WARP / 4;
+    #pragma unroll
+    for (int i = 0; i < 4 * K; i++) {
+        *(unsigned*)tile_pair_at<64>(tile, row + i % 2 * 8, first + i / 2) = p[0][i / 4][i % 4];
+    }
+}
+
+// sums += x' y: x (heads, 64 keys), y (heads, 64 channels); add 0: sums =
+template <int HEADS>
+__device__ inline void flash_sparse_hopper_over_heads_(float (&sums)[1][8][4], const bf16* x, const bf16* y, int add) {
+    const uint64_t a = smem_descriptor(x), b = smem_descriptor(y);
+    #pragma unroll
+    for (int k = 0; k < HEADS; k += 16) {
+        wgmma_ss<1, 1>(sums, smem_descriptor_at(a, k * 128), smem_descriptor_at(b, k * 128), add || k > 0);
+    }
+}
+
+// ds' q + att' dout, of 64 keys of which n_keys exist, and of a warpgroup's W channels, to memory by way of `staged`,
+// (64 keys, 64 channels): 64 channels go there while the next ones are multiplied. C channels exist, d are of a row
+template <int W, int HEADS>
+__device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, int C, const bf16* ds, const bf16* q,
+                                                 const bf16* att, const bf16* dout, bf16* staged) {
+    const int row = threadIdx.x / WARP % 4 * 16;
+    const float one[1][2] = {{1.0f, 1.0f}};
+    float sums[1][8][4];
+    #pragma unroll
+    for (int c = 0; c < W; c += 64) {
+        wgmma_fence();
+        flash_sparse_hopper_over_heads_<HEADS>(sums, ds, q + c * HEADS, 0);
+        flash_sparse_hopper_over_heads_<HEADS>(sums, att, dout + c * HEADS, 1);
+        wgmma_commit();
+        if (c > 0) { tile_copy_rows<64, 1>(to + c - 64, (size_t)d, n_keys, C - c + 64, staged, row); }
+        wgmma_wait<0>();
+        wgmma_keep(sums);
+        tile_set_rows<64>(staged, row, sums, one);
+    }
+    tile_copy_rows<64, 1>(to + W - 64, (size_t)d, n_keys, C - W + 64, staged, row);
+}
+
+// block is (2 * WARPGROUP), grid (positions, tiles of heads). Chunks have 32 keys, and what two of them are given is
+// one product. shared memory: queries, dout, two stages of keys, weights and ds of two chunks, what warpgroups tell
+// each other, on its way to memory also what keys are given, and where the keys of two chunks are
+template <int W, int BLOCKS>
+__global__ void __launch_bounds__(2 * WARPGROUP, BLOCKS)
+flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
+                                    SparseInputsOf<bf16> in, FlashSparseGiven given) {
+    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS / 2, TILE = KEYS * W, MINE = W / 2;
+    const int THREADS = 2 * WARPGROUP, N = KEYS / 8;
+    extern __shared__ __align__(1024) bf16 wide_tiles[];
+    bf16 *q_tile = wide_tiles, *dout_tile = q_tile + HEADS * W, *k_tile = dout_tile + HEADS * W;
+    bf16 *att_tile = k_tile + 2 * TILE, *ds_tile = att_tile + HEADS * 64, *told_tile = ds_tile + HEADS * 64;
+    float4* told = (float4*)told_tile;
+    FlashSparseChunk<KEYS>* chunks = (FlashSparseChunk<KEYS>*)(told + 2 * HEADS * KEYS / 4);
+    const int part = wide_tile_warpgroup(), first = part * MINE;  // of this warpgroup's channels
+    const int row = threadIdx.x / WARP % 4 * 16, lane = threadIdx.x % WARP, h = row + lane / 4, d = in.s.d;
+    const int n = given.first + blockIdx.x, head = blockIdx.y * HEADS, n_heads = min(HEADS, in.s.H - head);
+    const size_t rows = (size_t)n * in.s.H + head;
+    const SparseSeen see = sparse_seen_(in, n);
+    const int n_chunks = (see.n_keys + KEYS - 1) / KEYS;
+    const float one[1][2] = {{1.0f, 1.0f}};
+    FlashRow of[2];
+    flash_sparse_hopper_rows_(of, max + rows, inv + rows, h, n_heads);
+    auto next_chunk = [&](int step) {
+        const int stage = step % 2u;
+        wide_tile_arrived();  // and nobody multiplies the chunk before any more
+        if (step + 1 < 2 * n_chunks) {
+            flash_sparse_hopper_load_<W, THREADS>(k_tile + (1 - stage) * TILE, chunks[1 - stage], d);
+        }
+        flash_sparse_find(chunks[stage], in, see, (step + 2) % n_chunks * KEYS);
+        return k_tile + stage * TILE;
+    };
+    // what this warpgroup has of a chunk, the first scores, the second datt, and what the other has
+    float mine[1][N][4], other[1][N][4];
+    auto exchange = [&] {
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_keep(mine);
+        wide_tile_tell(told + part * N * WARPGROUP, mine);
+        __syncthreads();
+        wide_tile_hear(other, told + (1 - part) * N * WARPGROUP);
+    };
+    flash_sparse_find(chunks[0], in, see, 0);
+    flash_sparse_find(chunks[1], in, see, 1 % n_chunks * KEYS);
+    __syncthreads();
+    wide_tile_load<HEADS, W, THREADS>(q_tile, in.q + rows * d, (size_t)d, n_heads, d);
+    wide_tile_load<HEADS, W, THREADS>(dout_tile, dout + rows * d, (size_t)d, n_heads, d);
+    flash_sparse_hopper_load_<W, THREADS>(k_tile, chunks[0], d);
+    wide_tile_arrived();
+    bf16* my_rows = part ? dout_tile : q_tile;
+    unsigned operands[1][W / 16][4];  // there is room until there are sums
+    wide_tile_operands<HEADS>(operands, my_rows, row);
+    for (int step = 0; step < n_chunks; step++) {
+        const bf16* keys = next_chunk(step);
+        wgmma_fence();
+        wide_tile_product_transposed<W>(mine, operands, keys);
+        exchange();
+        const int left = see.n_keys - step * KEYS;
+        if (part) {
+            flash_sparse_hopper_add_D_(of, other, mine, left, in.s.scale);
+        } else {
+            flash_sparse_hopper_add_D_(of, mine, other, left, in.s.scale);
+        }
+    }
+    for (int i = 0; i < 2; i++) { of[i].D = tile_quad_sum(of[i].D); }
+    float sums[1][MINE / 8][4];
+    tile_set_zero(sums);
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        const bf16* keys = next_chunk(n_chunks + chunk);
+        const int left = see.n_keys - chunk * KEYS;
+        wgmma_fence();
+        wide_tile_product_transposed<W, HEADS>(mine, my_rows, 0, keys);
+        exchange();
+        unsigned att[1][N / 2][4], ds[1][N / 2][4];
+        if (part) {
+            flash_sparse_hopper_gradients_(att, ds, other, mine, of, left, in.s.scale);
+            flash_sparse_hopper_write_(ds_tile, row, chunk % 2u * N, ds);
+        } else {
+            flash_sparse_hopper_gradients_(att, ds, mine, other, of, left, in.s.scale);
+            flash_sparse_hopper_write_(att_tile, row, chunk % 2u * N, att);
+        }
+        wgmma_keep(sums);
+        wgmma_fence();
+        wide_tile_add_product<MINE>(sums, ds, keys + first * KEYS);
+        wgmma_commit();
+        if (chunk % 2u == 1 || chunk == n_chunks - 1) {
+            const int k = chunk / 2u * 2 * KEYS;
+            bf16* to = flash_sparse_given_at(given, n, blockIdx.y, k, d) + first;
+            fence_proxy_async();
+            __syncthreads();
+            flash_sparse_hopper_give_<MINE, HEADS>(to, see.n_keys - k, d, d - first, ds_tile, q_tile + first * HEADS,
+                                                   att_tile, dout_tile + first * HEADS, told_tile + part * HEADS * 64);
+        }
+        wgmma_wait<0>();
+        wgmma_keep(sums);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (part == 0 && lane % 4 == 0 && h + 8 * i < n_heads) { D[rows + h + 8 * i] = of[i].D; }
+    }
+    __syncthreads();  // nobody multiplies queries any more
+    wide_tile_store_rows<MINE, HEADS>(dq + rows * d + first, (size_t)d, n_heads, d - first, q_tile + first * HEADS, row,
+                                      sums, one);
+}
+
+// ---- launches ----
+
+template <int W, int WARPGROUPS, int BLOCKS>
+static inline void flash_sparse_hopper_forward_(bf16* out, float* max, float* inv, const float* sinks,
+                                                const SparseInputsOf<bf16>& in, const Device* dev) {
+    const size_t n_told = (WARPGROUPS - 1) * 2 * FLASH_SPARSE_HEADS * FLASH_SPARSE_KEYS;
+    const size_t n_bytes = sizeof(bf16) * W * (FLASH_SPARSE_HEADS + 2 * FLASH_SPARSE_KEYS) + sizeof(float) * n_told +
+                           2 * sizeof(FlashSparseChunk<FLASH_SPARSE_KEYS>);
+    const dim3 grid((unsigned)in.s.N, (unsigned)ceil_div(in.s.H, FLASH_SPARSE_HEADS));
+    cudaCheck(cudaFuncSetAttribute(flash_sparse_forward_hopper_kernel<W, WARPGROUPS, BLOCKS>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
+    flash_sparse_forward_hopper_kernel<W, WARPGROUPS, BLOCKS>
+        <<<grid, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(out, max, inv, sinks, in);
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void flash_sparse_hopper_forward(bf16* out, float* max, float* inv, const float* sinks,
+                                               const SparseInputsOf<bf16>& in, const Device* dev) {
+    if (in.s.d <= 128) { flash_sparse_hopper_forward_<128, 1, 3>(out, max, inv, sinks, in, dev); }
+    else { flash_sparse_hopper_forward_<512, 2, 1>(out, max, inv, sinks, in, dev); }
+}
+
+template <int W, int BLOCKS>
+static inline void flash_sparse_hopper_give_to_(bf16* dq, float* D, const bf16* dout, const float* max,
+                                                const float* inv, const SparseInputsOf<bf16>& in,
+                                                const FlashSparseGiven& given, const Device* dev) {
+    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS / 2;
+    const size_t n_bytes = sizeof(bf16) * (W * (2 * HEADS + 2 * KEYS) + 4 * HEADS * KEYS) +
+                           sizeof(float) * 2 * HEADS * KEYS + 2 * sizeof(FlashSparseChunk<FLASH_SPARSE_KEYS / 2>);
+    const dim3 grid((unsigned)(given.end - given.first), (unsigned)given.tiles);
+    cudaCheck(cudaFuncSetAttribute(flash_sparse_backward_hopper_kernel<W, BLOCKS>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
+    flash_sparse_backward_hopper_kernel<W, BLOCKS>
+        <<<grid, 2 * WARPGROUP, n_bytes, dev->stream>>>(dq, D, dout, max, inv, in, given);
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void flash_sparse_hopper_give(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
+                                            const SparseInputsOf<bf16>& in, const FlashSparseGiven& given,
+                                            const Device* dev) {
+    if (in.s.d <= 128) { flash_sparse_hopper_give_to_<128, 2>(dq, D, dout, max, inv, in, given, dev); }
+    else { flash_sparse_hopper_give_to_<512, 1>(dq, D, dout, max, inv, in, given, dev); }
+}
+#endif  // WGMMA
+#endif  // LLMC_FLASH_SPARSE_HOPPER_H
