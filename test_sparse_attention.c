@@ -649,14 +649,41 @@ static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
     op_problem_free(&p);
 }
 
+static void check_mass(Test* t, const int* shape, const Device* dev) {
+    OpProblem p = op_problem(&sparse_mass, shape, EASY, 1);
+    const int N = shape[0], H = shape[1], D = shape[2], K = shape[4], goes_on = shape[5];
+    float* got[OP_ARRAYS] = {NULL};
+    const OpRun r = op_run_of_(0, 0);
+    fill_any_lists((int*)p.a[M_CHOSEN], p.d);
+    op_run_(t, got, &p, &r, dev);
+    for (int i = 0; i < N * K; i++) {
+        const int n = i / K, entry = ((int*)p.a[M_CHOSEN])[i];
+        double want = goes_on && entry >= 0 ? p.a[M_BEFORE][i] : 0.0, size = fabs(want);
+        for (int h = 0; entry >= 0 && h < H; h++) {
+            const float *q = p.a[M_Q] + (n * H + h) * D, *key = p.a[M_ENTRIES] + entry * D;
+            double dot = 0.0;
+            for (int c = 0; c < D; c++) { dot += (double)q[c] * key[c]; }
+            const double weight = exp(dot / sqrt((double)D) - p.a[M_MAX][n * H + h]) * p.a[M_INV][n * H + h];
+            want += weight, size += fabs(weight);
+        }
+        check(t, fabs(got[M_MASS][i] - want) <= FLOAT_ERROR * size,
+              "mass, N %d, H %d, D %d: [%d] found %.9g, expected %.9g", N, H, D, i, (double)got[M_MASS][i], want);
+    }
+    op_free_(got);
+    op_problem_free(&p);
+}
+
 static void test_tensor_cores(Test* t) {
     const int of[][OP_DIMS] = {
         // N, H, D, W, K, R, L, P, M: the widest; whole tiles; several chunks and two tiles of heads; no lists, slabs, a halo
         {2, 2, 512, 80, 70, 1, 2, 4, 2},   {3, 64, 128, 80, 66, 1, 3, 4, 3},
         {6, 70, 24, 160, 140, 1, 4, 4, 6}, {30, 3, 8, 72, 0, 1, 40, 4, 69},
     };
+    // N, H, D, W, K, G: two tiles of heads and several chunks; not all channels; two whole chunks
+    const int of_mass[][6] = {{4, 66, 512, 150, 140, 1}, {2, 3, 200, 80, 70, 0}, {6, 64, 128, 140, 128, 1}};
     Device dev = test_device(1);  // whose workspace holds what the problem before left there
     for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }
+    for (int i = 0; i < 3; i++) { check_mass(t, of_mass[i], &dev); }
     device_free(&dev);
 }
 

@@ -13,7 +13,7 @@ d 128 and 512, and heads that are a multiple of 64, waste nothing; others are fi
                whole rows are read for the softmax. The others: a warp has all heads, or keys, and an eighth of the
                channels
     copies     cp.async: the next chunk is under way while this one is used
-    Hopper     make CUDA_ARCH=sm_90a: forward and backward have other kernels, by wgmma (flash_sparse_hopper.h)
+    Hopper     make CUDA_ARCH=sm_90a: other kernels, by wgmma, but those that add by key (flash_sparse_hopper.h)
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, to first order, beside sums in float:
             out       e * sum of att |key|  (weights are rounded before they meet keys)  + e |out|
             dq        e * sum of |ds| |key|  + e |dq|
@@ -41,7 +41,7 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 #include "tile.h"                // tile_load, tile_add_product_of, tile_quad_max
 #include "tile_rows.h"           // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
 #ifdef WGMMA
-#include "flash_sparse_hopper.h"  // flash_sparse_hopper_forward, flash_sparse_hopper_give
+#include "flash_sparse_hopper.h"  // flash_sparse_hopper_forward, flash_sparse_hopper_give, flash_sparse_hopper_mass
 #ifndef FLASH_SPARSE_HOPPER  // test_sparse_attention.c: a variable, so that it has both kinds of kernels
 #define FLASH_SPARSE_HOPPER 1
 #endif
@@ -349,8 +349,8 @@ static inline size_t flash_sparse_shared_() {
 static inline int flash_sparse_fits(const bf16* out, const bf16* dout, const SparseInputsOf<bf16>& in,
                                     const Device* dev) {
     const int d = in.s.d;
-    const size_t static_room = 2 << 10, n_bytes = d <= 128 ? flash_sparse_shared_<128>() : flash_sparse_shared_<512>();
-    return d <= 512 && n_bytes + static_room <= (size_t)dev->most_shared && pack_fits(out, d) && pack_fits(dout, d) &&
+    const size_t room = 3 << 10, n_bytes = d <= 128 ? flash_sparse_shared_<128>() : flash_sparse_shared_<512>();
+    return d <= 512 && n_bytes + room <= (size_t)dev->most_shared && pack_fits(out, d) && pack_fits(dout, d) &&
            pack_fits(in.q, d) && pack_fits(in.kv, d) && pack_fits(in.entries, d);
 }
 
@@ -393,6 +393,12 @@ static inline void flash_sparse_mass_(float* mass, const float* max, const float
 static inline int flash_sparse_mass(float* mass, const float* max, const float* inv, const SparseInputsOf<bf16>& in,
                                     int goes_on, const Device* dev) {
     if (!flash_sparse_fits(in.q, in.q, in, dev)) { return 0; }
+#ifdef WGMMA
+    if (FLASH_SPARSE_HOPPER) {
+        flash_sparse_hopper_mass(mass, max, inv, in, goes_on, dev);
+        return 1;
+    }
+#endif
     if (in.s.d <= 128) { flash_sparse_mass_<128>(mass, max, inv, in, goes_on, dev); }
     else { flash_sparse_mass_<512>(mass, max, inv, in, goes_on, dev); }
     return 1;

@@ -8,6 +8,7 @@ that of make CUDA_ARCH=sm_90a, and says what it computes, of which shapes, and h
     then        the same again from shared memory, where sums take the place of the registers. ds of a chunk is an
                 operand in registers, for half of the channels; weights and ds of two chunks are tiles in shared memory,
                 for what keys are given: their rows are heads, and tensor cores read both operands transposed
+    mass        scores as in forward; a warpgroup then has half of the keys, a warp a quarter of their heads
 Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once; instructions that a warp
         issues for a chunk (make sass), and the cycles for which tensor cores are busy with a block's:
                               registers  shared memory   blocks of warps  chunk   instructions      tensor cores
@@ -15,8 +16,11 @@ Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multipro
                      d <= 512    224       225 KiB          1 of 8        64 keys     425               2048
             backward d <= 128    128        81 KiB          2 of 8        32 keys  166, 269, 382         896
                      d <= 512    238       225 KiB          1 of 8        32 keys  262, 423, 891        3584
+            mass     d <= 128     72        50 KiB          4 of 4        64 keys     350                256
+                     d <= 512     92       226 KiB          1 of 8        64 keys     350               1024
         Backward: for D, then for an even chunk and an odd one, which is followed by what keys are given. No card has
-        run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 41% backward.
+        run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 41% backward,
+        36% of mass.
 */
 #ifndef LLMC_FLASH_SPARSE_HOPPER_H
 #define LLMC_FLASH_SPARSE_HOPPER_H
@@ -369,14 +373,89 @@ flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const 
                                       sums, one);
 }
 
+// ---- mass ----
+
+// block is (WARPGROUP * WARPGROUPS), grid (N). A warpgroup adds the heads of its part of the keys. shared memory:
+// queries, two stages of entries, what warpgroups tell each other, sums of each warp's heads, and where the entries of
+// two chunks are
+template <int W, int WARPGROUPS, int BLOCKS>
+__global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
+flash_sparse_mass_hopper_kernel(float* mass, const float* max, const float* inv, SparseInputsOf<bf16> in, int goes_on) {
+    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS, TILE = KEYS * W, MINE = W / WARPGROUPS;
+    const int THREADS = WARPGROUP * WARPGROUPS, COLUMNS = KEYS / 8 / WARPGROUPS;  // eights of them
+    extern __shared__ __align__(1024) bf16 wide_tiles[];
+    bf16 *q_tile = wide_tiles, *k_tile = q_tile + HEADS * W;
+    float4* told = (float4*)(k_tile + 2 * TILE);
+    float* by_warp = (float*)(told + (WARPGROUPS - 1) * 2 * HEADS * KEYS / 4);
+    FlashSparseChunk<KEYS>* chunks = (FlashSparseChunk<KEYS>*)(by_warp + 4 * KEYS);
+    const int part = WARPGROUPS == 1 ? 0 : wide_tile_warpgroup(), first = part * MINE;
+    const int warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP, n = blockIdx.x, d = in.s.d, topk = in.s.topk;
+    const SparseSeen see = {n, 0, 0, sparse_list_length(in.chosen + (size_t)n * topk, topk)};
+    float* to = mass + (size_t)n * topk;
+    for (int k = threadIdx.x + (goes_on ? see.n_keys : 0); k < topk; k += THREADS) { to[k] = 0.0f; }
+    for (int head = 0; see.n_keys > 0 && head < in.s.H; head += HEADS) {
+        const int n_heads = min(HEADS, in.s.H - head);
+        const size_t rows = (size_t)n * in.s.H + head;
+        float scores[1][KEYS / 8][4];
+        float level[2], factor[2];
+        for (int i = 0; i < 2; i++) {
+            const int h = 16 * warp + 8 * i + lane / 4;
+            level[i] = h < n_heads ? max[rows + h] * LOG2_E : 0.0f, factor[i] = h < n_heads ? inv[rows + h] : 0.0f;
+        }
+        flash_sparse_find(chunks[0], in, see, 0);
+        flash_sparse_find(chunks[1], in, see, KEYS);
+        __syncthreads();
+        wide_tile_load<HEADS, W, THREADS>(q_tile, in.q + rows * d, (size_t)d, n_heads, d);
+        flash_sparse_hopper_load_<W, THREADS>(k_tile, chunks[0], d);
+        for (int k0 = 0, stage = 0; k0 < see.n_keys; k0 += KEYS, stage ^= 1) {
+            wide_tile_arrived();  // and nobody multiplies the chunk before any more
+            if (k0 + KEYS < see.n_keys) {
+                flash_sparse_hopper_load_<W, THREADS>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d);
+            }
+            flash_sparse_find(chunks[stage], in, see, k0 + 2 * KEYS);
+            wgmma_fence();
+            wide_tile_product_transposed<MINE, HEADS>(scores, q_tile + first * HEADS, 0,
+                                                      k_tile + stage * TILE + first * KEYS);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_keep(scores);
+            flash_sparse_hopper_share_<WARPGROUPS>(scores, told, part);
+            #pragma unroll
+            for (int i = 0; i < 2 * COLUMNS; i++) {
+                float sum = 0.0f;
+                #pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float mine = scores[0][i / 2][2 * half + i % 2];
+                    const float other = scores[0][(i / 2 + COLUMNS) % (KEYS / 8)][2 * half + i % 2];
+                    const float weight = kernel_exp2((part ? other : mine) * (in.s.scale * LOG2_E) - level[half]);
+                    sum += weight * factor[half];
+                }
+                for (int step = 4; step < WARP; step *= 2) { sum += __shfl_xor_sync(ALL_LANES, sum, step); }
+                if (lane < 4) { by_warp[warp * KEYS + 8 * (part * COLUMNS + i / 2) + 2 * lane + i % 2] = sum; }
+            }
+            __syncthreads();
+            const int k = threadIdx.x;
+            if (k < min(KEYS, see.n_keys - k0)) {
+                to[k0 + k] += by_warp[k] + by_warp[KEYS + k] + by_warp[2 * KEYS + k] + by_warp[3 * KEYS + k];
+            }
+        }
+    }
+}
+
 // ---- launches ----
+
+// of forward and mass alike
+template <int W, int WARPGROUPS>
+static inline size_t flash_sparse_hopper_bytes_() {
+    const size_t n_told = (WARPGROUPS - 1) * 2 * FLASH_SPARSE_HEADS * FLASH_SPARSE_KEYS;
+    return sizeof(bf16) * W * (FLASH_SPARSE_HEADS + 2 * FLASH_SPARSE_KEYS) + sizeof(float) * n_told +
+           2 * sizeof(FlashSparseChunk<FLASH_SPARSE_KEYS>);
+}
 
 template <int W, int WARPGROUPS, int BLOCKS>
 static inline void flash_sparse_hopper_forward_(bf16* out, float* max, float* inv, const float* sinks,
                                                 const SparseInputsOf<bf16>& in, const Device* dev) {
-    const size_t n_told = (WARPGROUPS - 1) * 2 * FLASH_SPARSE_HEADS * FLASH_SPARSE_KEYS;
-    const size_t n_bytes = sizeof(bf16) * W * (FLASH_SPARSE_HEADS + 2 * FLASH_SPARSE_KEYS) + sizeof(float) * n_told +
-                           2 * sizeof(FlashSparseChunk<FLASH_SPARSE_KEYS>);
+    const size_t n_bytes = flash_sparse_hopper_bytes_<W, WARPGROUPS>();
     const dim3 grid((unsigned)in.s.N, (unsigned)ceil_div(in.s.H, FLASH_SPARSE_HEADS));
     cudaCheck(cudaFuncSetAttribute(flash_sparse_forward_hopper_kernel<W, WARPGROUPS, BLOCKS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
@@ -389,6 +468,23 @@ static inline void flash_sparse_hopper_forward(bf16* out, float* max, float* inv
                                                const SparseInputsOf<bf16>& in, const Device* dev) {
     if (in.s.d <= 128) { flash_sparse_hopper_forward_<128, 1, 3>(out, max, inv, sinks, in, dev); }
     else { flash_sparse_hopper_forward_<512, 2, 1>(out, max, inv, sinks, in, dev); }
+}
+
+template <int W, int WARPGROUPS, int BLOCKS>
+static inline void flash_sparse_hopper_mass_(float* mass, const float* max, const float* inv,
+                                             const SparseInputsOf<bf16>& in, int goes_on, const Device* dev) {
+    const size_t n_bytes = flash_sparse_hopper_bytes_<W, WARPGROUPS>() + sizeof(float) * 4 * FLASH_SPARSE_KEYS;
+    cudaCheck(cudaFuncSetAttribute(flash_sparse_mass_hopper_kernel<W, WARPGROUPS, BLOCKS>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
+    flash_sparse_mass_hopper_kernel<W, WARPGROUPS, BLOCKS>
+        <<<(unsigned)in.s.N, WARPGROUP * WARPGROUPS, n_bytes, dev->stream>>>(mass, max, inv, in, goes_on);
+    cudaCheck(cudaGetLastError());
+}
+
+static inline void flash_sparse_hopper_mass(float* mass, const float* max, const float* inv,
+                                            const SparseInputsOf<bf16>& in, int goes_on, const Device* dev) {
+    if (in.s.d <= 128) { flash_sparse_hopper_mass_<128, 1, 4>(mass, max, inv, in, goes_on, dev); }
+    else { flash_sparse_hopper_mass_<512, 2, 1>(mass, max, inv, in, goes_on, dev); }
 }
 
 template <int W, int BLOCKS>
