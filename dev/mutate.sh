@@ -21,9 +21,20 @@ trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive  # seven threads on few cores must not spin
 n=0
 n_read=0
-declare -A tests  # that some mutation must turn red
+declare -A tests=()  # that some mutation must turn red
+declare -A kernel_tests=()  # the same of kernels: test and filter
+kernels=0  # 1: the mutation is one of kernels, which dev/simt runs
+simt_flags="-std=gnu++17 -D_GNU_SOURCE -O0 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off -fopenmp
+    -x c++ -w -include cuda_runtime.h -D__CUDACC__ -DSIMT -Idev/simt/include"
 
 build() {  # folder, test, flags
+    if [ $kernels = 1 ]; then
+        (cd "$1" && "$OLDPWD/dev/simt/rewrite.py" src "$2.c" llmc/*/*.h) 2> "$1/errors" &&
+            g++ $simt_flags "-I$1/src" "$1/src/$2.c" -o "$1/$2" -ljansson -lxxhash -lpcre2-8 -lz -lm 2> "$1/errors" &&
+            return
+        echo "does not compile: $(grep -m 1 error "$1/errors")"
+        return 1
+    fi
     ${CC:-gcc} $3 "$1/$2.c" -o "$1/$2" -lpng -ljpeg -ljansson -lxxhash -lpcre2-8 -lz -lm 2> "$1/errors" && return
     echo "does not compile: $(grep -m 1 error "$1/errors")"
     return 1
@@ -38,6 +49,12 @@ turns_red() {  # folder, test, filter, flags
 # a test that is red anyway would catch everything: that of `make test`, where it is built, is asked
 is_green() {  # program
     if ! timeout 120 "$1" > "$work/${1##*/}.output" 2>&1; then tail -1 "$work/${1##*/}.output"; return 1; fi
+}
+
+# the same of kernels, of what mutations ask for
+kernels_are_green() {  # folder, test, filter
+    build "$1" "$2" "" || return
+    if ! timeout 120 "$1/$2" "$3" > "$1/output" 2>&1; then tail -1 "$1/output"; return 1; fi
 }
 
 # run "$@" (which explains a failure on stdout) beside at most one job per core, and print its verdict
@@ -92,9 +109,12 @@ mutation() {
     [[ $description == *"$only"* ]] || return
     n_read=$((n_read + 1))
     [ "$sixth" = -1 ] || [ $((n_read % 6)) = "$sixth" ] || return
-    tests[$1]=1
+    if [ $kernels = 1 ]; then kernel_tests["$1 $2"]=1; else tests[$1]=1; fi
     start "$description" change "$work/$((n + 1))" "$@"
 }
+
+# The same of kernels in bf16
+kernel_mutation() { kernels=1 mutation "$@"; }
 
 # ---- matrix products: where a chain begins, its order, its rims ----
 mutation "gemm: each k block starts at 0 and is added later" test_matmul gemm gemm.h:gemm_vectors_ \
@@ -649,6 +669,11 @@ mutation "absorbed: heads ask of values" test_glm5 absorbed latent_layer.h:laten
     'a->q, Q, s->dn + s->dr, NH'
 mutation "absorbed: every head has a sink" test_glm5 absorbed latent_layer.h:latent_no_sinks_ '-INFINITY' '0.0f'
 
+# ---- kernels ----
+kernel_mutation "sparse attention by wgmma: an odd chunk's ds take the place of those before" test_sparse_attention \
+    Hopper flash_sparse_hopper.h 'flash_sparse_hopper_write_\(ds_tile, row, chunk % 2u \* N, ds\)' \
+    'flash_sparse_hopper_write_(ds_tile, row, 0, ds)'
+
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
 unchanged() {  # folder, test
     mkdir -p "$1"
@@ -658,8 +683,13 @@ unchanged() {  # folder, test
 if [ $places = 0 ] && [ $n -gt 0 ]; then
     folder=$(make -s folder OPT=-Og)
     wait
-    make -s -k -j"$(nproc)" OPT=-Og $(printf "$folder/%s " "${!tests[@]}")
+    [ ${#tests[@]} = 0 ] || make -s -k -j"$(nproc)" OPT=-Og $(printf "$folder/%s " "${!tests[@]}")
     for test in "${!tests[@]}"; do start "$test: green before any mutation" is_green "$folder/$test"; done
+    for asked in "${!kernel_tests[@]}"; do
+        unchanged "$work/kernels_${asked// /_}" "${asked%% *}"
+        kernels=1 start "$asked: green before any mutation" \
+            kernels_are_green "$work/kernels_${asked// /_}" "${asked%% *}" "${asked#* }"
+    done
 fi
 can_fuse() { ${CC:-gcc} -march=native -dM -E - < /dev/null | grep -q __FP_FAST_FMAF; }
 if [ $places = 0 ] && [[ "-ffp-contract=fast" == *"$only"* ]] && can_fuse; then
