@@ -424,7 +424,7 @@ __global__ void wgmma_kernel(float* d, const bf16* a, const bf16* b, WgmmaFault 
     }
     copy_tile(a_tile, a, 64, 64);
     for (int n = 0; n < N; n += 64) {
-        copy_tile(b_tile + n * 64, b + (B_TRANSPOSED ? n : n * 64), 64, B_TRANSPOSED ? N : 64);
+        copy_tile(b_tile + n * 64, b + (B_TRANSPOSED ? n : n * 64), N < 64 ? N : 64, B_TRANSPOSED ? N : 64);
     }
     cp_async_wait<0>();
     if (fault != NO_PROXY_FENCE || threadIdx.x != 77) { fence_proxy_async(); }
@@ -487,16 +487,24 @@ static void check_wgmma(Test* t, const char* what) {
 }
 
 template <int N>
-static void check_wgmmas(Test* t) {
+static void check_wgmmas_turned(Test* t) {  // rows of b are columns, of which there may be fewer than 64
     check_wgmma<0, 0, 0, N>(t, "a (m, k), b (n, k)");
-    check_wgmma<0, 1, 0, N>(t, "a (m, k), b (k, n)");
     check_wgmma<1, 0, 0, N>(t, "a (k, m), b (n, k)");
-    check_wgmma<1, 1, 0, N>(t, "a (k, m), b (k, n)");
     check_wgmma<0, 0, 1, N>(t, "a in registers, b (n, k)");
+}
+
+template <int N>
+static void check_wgmmas(Test* t) {
+    check_wgmmas_turned<N>(t);
+    check_wgmma<0, 1, 0, N>(t, "a (m, k), b (k, n)");
+    check_wgmma<1, 1, 0, N>(t, "a (k, m), b (k, n)");
     check_wgmma<0, 1, 1, N>(t, "a in registers, b (k, n)");
 }
 
 static void test_wgmma(Test* t) {
+    check_wgmmas_turned<32>(t);
+    check_wgmmas_turned<48>(t);
+    check_wgmmas<64>(t);
     check_wgmmas<128>(t);
     check_wgmmas<192>(t);
     check_wgmmas<256>(t);
