@@ -24,6 +24,7 @@ thing; main checks every step against sparse_attention_forward_ref and, on a GPU
                       goes to memory as a row of bf16 for each key, which then are added.
                       Lives in llmc/ops/flash_sparse.h
 
+In a build for sm_90a step 5, and step 2 of backward, are the kernels by wgmma (llmc/ops/flash_sparse_hopper.h).
 KB are counted, not measured: 1024 bytes that loads and stores ask caches or memory for, of a position that sees 640
 keys; what lanes of a warp read together counts once, shared memory does not count. q and out are 128 KB of bf16, keys
 640, and neighbours share most of them: an H200's second-level cache, 50 MB, holds all entries. The limits on it: float
