@@ -28,7 +28,7 @@ Cost:   of each head, position and key forward 4*d flops, backward 14*d, mass 2*
             backward          128           255            32 keys
             mass              100           134            64 entries
         Not measured on a GPU; doc/gpu/deepseek_v4.md derives 40% of an H200's peak forward, 28% backward, by wgmma 60%
-        and 41%.
+        and 43%.
 Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 */
 #ifndef LLMC_FLASH_SPARSE_H

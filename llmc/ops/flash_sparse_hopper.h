@@ -3,24 +3,26 @@ Sparse attention of sparse_attention.h by wgmma, for Hopper (sm_90a): flash_spar
 that of make CUDA_ARCH=sm_90a, and says what it computes, of which shapes, and how far off. Other than there:
     forward     a warpgroup, four warps, has all heads. Above 128 channels two of them have half of the channels each:
                 they tell each other their sums of scores, and both go on with the weights of all keys, in registers.
-                The first 16 keys are multiplied by their weights while those of the next are made
-    D           a warpgroup has scores, the other datt, with queries, or dout, in registers. Each tells the other
-    then        the same again from shared memory, where sums take the place of the registers. ds of a chunk is an
-                operand in registers, for half of the channels; weights and ds of two chunks are tiles in shared memory,
-                for what keys are given: their rows are heads, and tensor cores read both operands transposed
+                Products of 16 keys are under way while the weights of the next 16 are made
+    D           one warpgroup has weights and tells them to the other, which has datt and adds; queries and dout are
+                operands in registers
+    then        weights and datt again, from shared memory, for sums take the place of the registers; each tells the
+                other. ds of a chunk is an operand in registers, for half of the channels; weights and ds of two chunks
+                are tiles in shared memory, for what keys are given: their rows are heads, and tensor cores read both
+                operands transposed
     mass        scores as in forward; a warpgroup then has half of the keys, a warp a quarter of their heads
 Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once; instructions that a warp
-        issues for a chunk (make sass), and the cycles for which tensor cores are busy with a block's:
+        issues for a chunk (make sass; of the warpgroup with fewer), and the cycles for which tensor cores are busy with
+        a block's:
                               registers  shared memory   blocks of warps  chunk   instructions      tensor cores
             forward  d <= 128    151        49 KiB          3 of 4        64 keys     323                512
                      d <= 512    224       225 KiB          1 of 8        64 keys     425               2048
-            backward d <= 128    128        81 KiB          2 of 8        32 keys  166, 269, 382         896
-                     d <= 512    238       225 KiB          1 of 8        32 keys  262, 423, 891        3584
+            backward d <= 128    126        81 KiB          2 of 8        32 keys  107, 207, 321         896
+                     d <= 512    240       225 KiB          1 of 8        32 keys  190, 352, 826        3584
             mass     d <= 128     72        50 KiB          4 of 4        64 keys     350                256
                      d <= 512     92       226 KiB          1 of 8        64 keys     350               1024
         Backward: for D, then for an even chunk and an odd one, which is followed by what keys are given. No card has
-        run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 41% backward,
-        36% of mass.
+        run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 43% backward, 36% of mass.
 */
 #ifndef LLMC_FLASH_SPARSE_HOPPER_H
 #define LLMC_FLASH_SPARSE_HOPPER_H
@@ -203,28 +205,17 @@ __device__ inline void flash_sparse_hopper_weights_(float (&x)[1][N][4], const F
     }
 }
 
-// of scores and datt: D, this lane's part, goes on
+// ds as operands
 template <int N>
-__device__ inline void flash_sparse_hopper_add_D_(FlashRow (&of)[2], float (&scores)[1][N][4],
-                                                  const float (&datt)[1][N][4], int n, float scale) {
-    flash_sparse_hopper_weights_(scores, of, n, scale);
-    #pragma unroll
-    for (int i = 0; i < 4 * N; i++) { of[i % 4 / 2].D += scores[0][i / 4][i % 4] * datt[0][i / 4][i % 4]; }
-}
-
-// weights and ds as operands
-template <int N>
-__device__ inline void flash_sparse_hopper_gradients_(unsigned (&att)[1][N / 2][4], unsigned (&ds)[1][N / 2][4],
-                                                      float (&scores)[1][N][4], float (&datt)[1][N][4],
-                                                      const FlashRow (&of)[2], int n, float scale) {
-    flash_sparse_hopper_weights_(scores, of, n, scale);
+__device__ inline void flash_sparse_hopper_gradients_(unsigned (&ds)[1][N / 2][4], const float (&att)[1][N][4],
+                                                      const float (&datt)[1][N][4], const FlashRow (&of)[2],
+                                                      float scale) {
+    float x[1][N][4];
     #pragma unroll
     for (int i = 0; i < 4 * N; i++) {
-        float& y = datt[0][i / 4][i % 4];
-        y = scores[0][i / 4][i % 4] * (y - of[i % 4 / 2].D) * scale;
+        x[0][i / 4][i % 4] = att[0][i / 4][i % 4] * (datt[0][i / 4][i % 4] - of[i % 4 / 2].D) * scale;
     }
-    tile_to_operands(att, scores);
-    tile_to_operands(ds, datt);
+    tile_to_operands(ds, x);
 }
 
 // operands of a warp's 16 rows, from `row` on, into columns 8 * first.. of a tile of 64
@@ -301,15 +292,13 @@ flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const 
         flash_sparse_find(chunks[stage], in, see, (step + 2) % n_chunks * KEYS);
         return k_tile + stage * TILE;
     };
-    // what this warpgroup has of a chunk, the first scores, the second datt, and what the other has
+    // what this warpgroup has of a chunk, the first scores, then weights, the second datt, and what the other has
     float mine[1][N][4], other[1][N][4];
-    auto exchange = [&] {
+    auto await_products = [&](int chunk) {
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_keep(mine);
-        wide_tile_tell(told + part * N * WARPGROUP, mine);
-        __syncthreads();
-        wide_tile_hear(other, told + (1 - part) * N * WARPGROUP);
+        if (!part) { flash_sparse_hopper_weights_(mine, of, see.n_keys - chunk * KEYS, in.s.scale); }
     };
     flash_sparse_find(chunks[0], in, see, 0);
     flash_sparse_find(chunks[1], in, see, 1 % n_chunks * KEYS);
@@ -325,30 +314,41 @@ flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const 
         const bf16* keys = next_chunk(step);
         wgmma_fence();
         wide_tile_product_transposed<W>(mine, operands, keys);
-        exchange();
-        const int left = see.n_keys - step * KEYS;
-        if (part) {
-            flash_sparse_hopper_add_D_(of, other, mine, left, in.s.scale);
-        } else {
-            flash_sparse_hopper_add_D_(of, mine, other, left, in.s.scale);
-        }
+        await_products(step);
+        if (!part) { wide_tile_tell(told, mine); }
+        __syncthreads();
+        if (!part) { continue; }
+        wide_tile_hear(other, told);
+        #pragma unroll
+        for (int i = 0; i < 4 * N; i++) { of[i % 4 / 2].D += other[0][i / 4][i % 4] * mine[0][i / 4][i % 4]; }
     }
-    for (int i = 0; i < 2; i++) { of[i].D = tile_quad_sum(of[i].D); }
+    float* told_D = (float*)(told + N * WARPGROUP);  // which nobody has used yet
+    for (int i = 0; i < 2 && part; i++) {
+        const float sum = tile_quad_sum(of[i].D);
+        if (lane % 4 == 0) { told_D[h + 8 * i] = sum; }
+    }
+    __syncthreads();
+    for (int i = 0; i < 2; i++) { of[i].D = told_D[h + 8 * i]; }
     float sums[1][MINE / 8][4];
     tile_set_zero(sums);
     for (int chunk = 0; chunk < n_chunks; chunk++) {
         const bf16* keys = next_chunk(n_chunks + chunk);
-        const int left = see.n_keys - chunk * KEYS;
         wgmma_fence();
         wide_tile_product_transposed<W, HEADS>(mine, my_rows, 0, keys);
-        exchange();
+        await_products(chunk);
+        wide_tile_tell(told + part * N * WARPGROUP, mine);
         unsigned att[1][N / 2][4], ds[1][N / 2][4];
+        if (!part) {
+            tile_to_operands(att, mine);
+            flash_sparse_hopper_write_(att_tile, row, chunk % 2u * N, att);
+        }
+        __syncthreads();
+        wide_tile_hear(other, told + (1 - part) * N * WARPGROUP);
         if (part) {
-            flash_sparse_hopper_gradients_(att, ds, other, mine, of, left, in.s.scale);
+            flash_sparse_hopper_gradients_(ds, other, mine, of, in.s.scale);
             flash_sparse_hopper_write_(ds_tile, row, chunk % 2u * N, ds);
         } else {
-            flash_sparse_hopper_gradients_(att, ds, mine, other, of, left, in.s.scale);
-            flash_sparse_hopper_write_(att_tile, row, chunk % 2u * N, att);
+            flash_sparse_hopper_gradients_(ds, mine, other, of, in.s.scale);
         }
         wgmma_keep(sums);
         wgmma_fence();
