@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(GEMM_THREADS) scores_kernel(Parts parts, Delta
         bY[i * C + j] = beta[i] * sum;
         parts.Y[square + i * C + j] = sum;
     }
-    const size_t gate = flash_delta_gate_(s, b, h, t) + j;
+    const size_t gate = flash_delta_at_gate(s, b, h, t) + j;
     if (j < n) { parts.eG[gate] = kernel_exp(G[j]), parts.fG[gate] = kernel_exp(G[n - 1] - G[j]); }
 }
 
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(GEMM_THREADS)
     }
     for (int t = 0; t < s.T; t += C) {
         const int n = min(C, s.T - t);
-        const size_t at_v = delta_v_(&s, b, t, h) + x0, gate = flash_delta_gate_(s, b, h, t);
+        const size_t at_v = delta_v_(&s, b, t, h) + x0, gate = flash_delta_at_gate(s, b, h, t);
         const float *k = in.k + delta_qk_(&s, b, t, h), *beta = in.beta + delta_g_(&s, b, t, h);
         const float *Y = parts.Y + (blockIdx.x * n_chunks + t / C) * C * C, *eG = parts.eG + gate,
                     *fG = parts.fG + gate;
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(GEMM_THREADS)
     const int b = blockIdx.y / s.Hv, h = blockIdx.y % s.Hv, t = blockIdx.x * C, x0 = blockIdx.z * V,
               n = min(C, s.T - t);
     const size_t k_row = (size_t)s.Hk * HEAD, v_row = (size_t)s.Hv * HEAD, at_v = delta_v_(&s, b, t, h) + x0;
-    const float *S = states + delta_slot_(&s, b, t, h) + x0, *eG = parts.eG + flash_delta_gate_(s, b, h, t);
+    const float *S = states + delta_slot_(&s, b, t, h) + x0, *eG = parts.eG + flash_delta_at_gate(s, b, h, t);
     const float* P = parts.P + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * C * C;
     Sums out = {};
     add_product(out, &tiles, {in.q + delta_qk_(&s, b, t, h), k_row, 1}, {S, HEAD, 1}, n, V, HEAD);
@@ -305,20 +305,20 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
     const float ones[1][2] = {{1.0f, 1.0f}};
     flash_delta_load_state_(S, of_head, s, d0, x0);
     for (int chunk = 0; chunk < n_chunks; chunk++) {
-        const FlashDeltaChunk c = flash_delta_chunk_(x.begins, s, b, chunk);
+        const FlashDeltaChunk c = flash_delta_chunk(x.begins, s, b, chunk);
         const size_t at_v = delta_v_(&s, b, c.t, h) + x0;
         __syncthreads();  // nobody uses the chunk before any more
         if (OUTPUTS) {
             flash_delta_load_<HEAD>(&w->t, x, in, in.v, s, b, h, x0, c);
         } else {
-            const bf16* Y = x.Y + flash_delta_square_(s, b, c.t, h);
+            const bf16* Y = x.Y + flash_delta_at_square(s, b, c.t, h);
             tile_load<C, HEAD, FLASH_DELTA_THREADS>(w->t.k, in.k + delta_qk_(&s, b, c.t, h), k_row, c.n, HEAD);
             tile_load<C, V, FLASH_DELTA_THREADS>(w->t.v, in.v + at_v, v_row, c.n, V);
             tile_load<C, C, FLASH_DELTA_THREADS>(w->t.Y, Y, (size_t)s.Hv * C, c.n, C);
             cp_async_commit();
         }
-        flash_delta_read_gates_(gates, x, in.beta, s, b, h, c);
-        flash_delta_keep_gates_(&g, gates);
+        flash_delta_read_gates(gates, x, in.beta, s, b, h, c);
+        flash_delta_keep_gates(&g, gates);
         flash_delta_store_state_(states + delta_slot_(&s, b, c.t, h), S, s, d0, x0);
         flash_delta_state_tile_(w->S, S, d0);
         cp_async_wait<0>();
@@ -361,9 +361,9 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
     extern __shared__ __align__(128) bf16 tiles[];
     OutputTiles* w = (OutputTiles*)tiles;
     __shared__ FlashDeltaGates g;
-    const FlashDeltaChunk c = flash_delta_chunk_(x.begins, s, b, blockIdx.x);
+    const FlashDeltaChunk c = flash_delta_chunk(x.begins, s, b, blockIdx.x);
     const size_t at_v = delta_v_(&s, b, c.t, h) + x0, k_row = (size_t)s.Hk * HEAD, v_row = (size_t)s.Hv * HEAD;
-    const bf16* P = x.P + flash_delta_square_(s, b, c.t, h);
+    const bf16* P = x.P + flash_delta_at_square(s, b, c.t, h);
     const float ones[1][2] = {{1.0f, 1.0f}};
     float S[2][8][4], out[1][8][4], gates[3];
     tile_load<C, HEAD, FLASH_DELTA_THREADS>(w->q, in.q + delta_qk_(&s, b, c.t, h), k_row, c.n, HEAD);
@@ -372,8 +372,8 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
     cp_async_commit();
     flash_delta_load_state_(S, states + delta_slot_(&s, b, c.t, h), s, d0, x0);
     flash_delta_state_tile_(w->S, S, d0);
-    flash_delta_read_gates_(gates, x, in.beta, s, b, h, c);
-    flash_delta_keep_gates_(&g, gates);
+    flash_delta_read_gates(gates, x, in.beta, s, b, h, c);
+    flash_delta_keep_gates(&g, gates);
     cp_async_wait<0>();
     __syncthreads();
     tile_set_zero(out);

@@ -25,22 +25,11 @@ Cost:   along a row B * Hv * DV / 64 blocks of 144 KB of shared memory, one on a
 #ifndef LLMC_FLASH_DELTA_H
 #define LLMC_FLASH_DELTA_H
 #ifdef __CUDACC__
-#include "delta_shape.h"  // DeltaShape, DeltaInputsOf
-#include "tile.h"         // tile_load, tile_add_product_of
+#include "delta_shape.h"         // DeltaShape, DeltaInputsOf
+#include "flash_delta_chunks.h"  // FlashDelta, FlashDeltaChunk, FlashDeltaGates, FLASH_DELTA_V, FLASH_DELTA_THREADS
+#include "tile.h"                // tile_load, tile_add_product_of
 
-enum { FLASH_DELTA_V = 64 };         // channels of values of a block: a tile
-enum { FLASH_DELTA_THREADS = 128 };  // 4 warps of 16 positions each
 enum { FLASH_DELTA_KEYS_THREADS = 256 };   // 8 warps: two have the same 16 positions, and half of the channels each
-
-// scratch of both passes. Gates: of each position of a row and head exp(G), exp(G_last - G) and G
-struct FlashDelta {
-    int* begins;            // (B, T + 1); the last: how many chunks there are
-    float *eG, *fG, *G;     // (B, Hv, T)
-    bf16 *P, *Y;            // (B, T, Hv, 64): the rows of the squares
-    bf16 *u, *dD;           // (B, T, Hv, DV)
-    float *dS;              // as `states`: dS+ of the chunk that ends where this one begins
-    float *dS_last;         // (B, Hv, DK, DV): dS+ of the last chunk
-};
 
 // ---- chunks and gates ----
 
@@ -57,24 +46,6 @@ static __global__ void flash_delta_chunks_kernel(int* begins, DeltaShape s) {
         }
     }
     if (lane == 0) { of_row[s.T] = n_chunks; }
-}
-
-__device__ inline size_t flash_delta_gate_(const DeltaShape& s, int b, int h, int t) {
-    return ((size_t)b * s.Hv + h) * s.T + t;
-}
-__device__ inline size_t flash_delta_square_(const DeltaShape& s, int b, int t, int h) {
-    return delta_g_(&s, b, t, h) * DELTA_CHUNK;
-}
-
-// a chunk of a row, as a block finds it
-struct FlashDeltaChunk {
-    int t, n, fresh;  // its positions; does a document begin with it?
-};
-
-__device__ inline FlashDeltaChunk flash_delta_chunk_(const int* begins, const DeltaShape& s, int b, int i) {
-    const int *of_row = begins + (size_t)b * (s.T + 1), t = of_row[i];
-    FlashDeltaChunk c = {t, (i + 1 < of_row[s.T] ? of_row[i + 1] : s.T) - t, delta_starts_(&s, b, t)};
-    return c;
 }
 
 // sums of x over lanes 0 .. this one
@@ -138,7 +109,7 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
     bf16 *q = tiles, *k = q + C * W;
     float *A = (float*)(k + C * W), *bY = (float*)tiles;
     for (int chunk = blockIdx.x; chunk < x.begins[(size_t)b * (s.T + 1) + s.T]; chunk += gridDim.x) {
-        const FlashDeltaChunk c = flash_delta_chunk_(x.begins, s, b, chunk);
+        const FlashDeltaChunk c = flash_delta_chunk(x.begins, s, b, chunk);
         const size_t at = delta_qk_(&s, b, c.t, h), at_g = delta_g_(&s, b, c.t, h);
         __syncthreads();
         tile_load<C, W, FLASH_DELTA_THREADS>(q, in.q + at, (size_t)s.Hk * s.DK, c.n, s.DK);
@@ -152,7 +123,7 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
         tile_set_zero(p), tile_set_zero(a);
         tile_add_product_transposed<W>(p, q, row, k);
         tile_add_product_transposed<W>(a, k, row, k);
-        bf16* P = x.P + flash_delta_square_(s, b, c.t, h);
+        bf16* P = x.P + flash_delta_at_square(s, b, c.t, h);
         #pragma unroll
         for (int n = 0; n < 8; n++) {
             #pragma unroll
@@ -173,38 +144,17 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
         __syncthreads();
         if (threadIdx.x < C) {  // a column of Y; what it reads of bY is its own
             const int j = threadIdx.x;
-            bf16* Y = x.Y + flash_delta_square_(s, b, c.t, h) + j;
+            bf16* Y = x.Y + flash_delta_at_square(s, b, c.t, h) + j;
             for (int i = 0; i < c.n; i++) {
                 float sum = -A[i * C + j];
                 for (int m = 0; m < i; m++) { sum -= A[i * C + m] * bY[m * C + j]; }
                 bY[i * C + j] = beta[i] * sum;
                 Y[(size_t)i * s.Hv * C] = __float2bfloat16_rn(sum);
             }
-            const size_t gate = flash_delta_gate_(s, b, h, c.t) + j;
+            const size_t gate = flash_delta_at_gate(s, b, h, c.t) + j;
             if (j < c.n) { x.eG[gate] = __expf(G[j]), x.fG[gate] = __expf(G[c.n - 1] - G[j]), x.G[gate] = G[j]; }
         }
     }
-}
-
-// ---- the gates of a chunk in shared memory ----
-
-struct FlashDeltaGates {
-    float eG[DELTA_CHUNK], fG[DELTA_CHUNK], beta[DELTA_CHUNK];
-};
-
-// of position `threadIdx.x` of the chunk, in registers: read before they are needed. Beyond n: 0
-__device__ inline void flash_delta_read_gates_(float (&gates)[3], const FlashDelta& x, const float* beta,
-                                               const DeltaShape& s, int b, int h, FlashDeltaChunk c) {
-    const int i = threadIdx.x;
-    const size_t at = flash_delta_gate_(s, b, h, c.t) + i;
-    gates[0] = gates[1] = gates[2] = 0.0f;
-    if (i < c.n && i < DELTA_CHUNK) {
-        gates[0] = x.eG[at], gates[1] = x.fG[at], gates[2] = beta[delta_g_(&s, b, c.t + i, h)];
-    }
-}
-__device__ inline void flash_delta_keep_gates_(FlashDeltaGates* to, const float (&gates)[3]) {
-    const int i = threadIdx.x;
-    if (i < DELTA_CHUNK) { to->eG[i] = gates[0], to->fG[i] = gates[1], to->beta[i] = gates[2]; }
 }
 
 // ---- S and dS in registers: rows d0 .. d0 + 16 M - 1 of the block's 64 channels from x0 on ----
@@ -271,7 +221,7 @@ __device__ inline void flash_delta_load_(FlashDeltaTiles<W>* to, const FlashDelt
                                          const bf16* values, const DeltaShape& s, int b, int h, int x0,
                                          FlashDeltaChunk c) {
     const int C = DELTA_CHUNK, V = FLASH_DELTA_V, THREADS = FLASH_DELTA_THREADS;
-    const size_t qk = delta_qk_(&s, b, c.t, h), square = flash_delta_square_(s, b, c.t, h);
+    const size_t qk = delta_qk_(&s, b, c.t, h), square = flash_delta_at_square(s, b, c.t, h);
     const size_t k_row = (size_t)s.Hk * s.DK, v_row = (size_t)s.Hv * s.DV, square_row = (size_t)s.Hv * C;
     tile_load<C, W, THREADS>(to->k, in.k + qk, k_row, c.n, s.DK);
     tile_load<C, W, THREADS>(to->q, in.q + qk, k_row, c.n, s.DK);
@@ -307,19 +257,19 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
     const int n_chunks = x.begins[(size_t)b * (s.T + 1) + s.T];
     float S[M][8][4], gates[3];
     flash_delta_load_state_(S, state ? state + of_head : NULL, s, d0, x0);
-    FlashDeltaChunk c = flash_delta_chunk_(x.begins, s, b, 0);
+    FlashDeltaChunk c = flash_delta_chunk(x.begins, s, b, 0);
     load(c, 0);
-    flash_delta_read_gates_(gates, x, in.beta, s, b, h, c);
+    flash_delta_read_gates(gates, x, in.beta, s, b, h, c);
     for (int chunk = 0; chunk < n_chunks; chunk++) {
         FlashDeltaTiles<W>* t = &w->stage[chunk % 2];
-        const FlashDeltaChunk next = chunk + 1 < n_chunks ? flash_delta_chunk_(x.begins, s, b, chunk + 1) : c;
+        const FlashDeltaChunk next = chunk + 1 < n_chunks ? flash_delta_chunk(x.begins, s, b, chunk + 1) : c;
         if (c.fresh) { tile_set_zero(S); }
         else if (states) { flash_delta_store_state_(states + delta_slot_(&s, b, c.t, h), S, s, d0, x0); }
         cp_async_wait<0>();
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
         if (chunk + 1 < n_chunks) { load(next, chunk + 1); }
-        flash_delta_keep_gates_(&g, gates);
-        flash_delta_read_gates_(gates, x, in.beta, s, b, h, next);
+        flash_delta_keep_gates(&g, gates);
+        flash_delta_read_gates(gates, x, in.beta, s, b, h, next);
         flash_delta_state_tile_(w->S, S, d0);
         __syncthreads();
         float u[1][8][4], out[1][8][4];
@@ -364,18 +314,18 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
     FlashDeltaDeltas<W>* w = (FlashDeltaDeltas<W>*)tiles;
     __shared__ FlashDeltaGates g;
     for (int chunk = blockIdx.x; chunk < x.begins[(size_t)b * (s.T + 1) + s.T]; chunk += gridDim.x) {
-        const FlashDeltaChunk c = flash_delta_chunk_(x.begins, s, b, chunk);
+        const FlashDeltaChunk c = flash_delta_chunk(x.begins, s, b, chunk);
         const size_t v = delta_v_(&s, b, c.t, h) + x0;
         float S[M][8][4], u[1][8][4], gates[3];
         __syncthreads();
         tile_load<C, W, THREADS>(w->k, in.k + delta_qk_(&s, b, c.t, h), k_row, c.n, s.DK);
         tile_load<C, V, THREADS>(w->v, in.v + v, v_row, c.n, s.DV - x0);
-        tile_load<C, C, THREADS>(w->Y, x.Y + flash_delta_square_(s, b, c.t, h), (size_t)s.Hv * C, c.n, C);
+        tile_load<C, C, THREADS>(w->Y, x.Y + flash_delta_at_square(s, b, c.t, h), (size_t)s.Hv * C, c.n, C);
         cp_async_commit();
         flash_delta_load_state_(S, c.fresh ? NULL : states + delta_slot_(&s, b, c.t, h), s, d0, x0);
         flash_delta_state_tile_(w->S, S, d0);
-        flash_delta_read_gates_(gates, x, in.beta, s, b, h, c);
-        flash_delta_keep_gates_(&g, gates);
+        flash_delta_read_gates(gates, x, in.beta, s, b, h, c);
+        flash_delta_keep_gates(&g, gates);
         cp_async_wait<0>();
         __syncthreads();
         tile_set_zero(u);
@@ -416,20 +366,20 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS)
     const int n_chunks = x.begins[(size_t)b * (s.T + 1) + s.T];
     float dS[M][8][4], gates[3];
     flash_delta_load_state_(dS, dstate ? dstate + of_head : NULL, s, d0, x0);
-    FlashDeltaChunk c = flash_delta_chunk_(x.begins, s, b, n_chunks - 1), after = {s.T, 0, 0};
+    FlashDeltaChunk c = flash_delta_chunk(x.begins, s, b, n_chunks - 1), after = {s.T, 0, 0};
     load(c, n_chunks - 1);
-    flash_delta_read_gates_(gates, x, in.beta, s, b, h, c);
+    flash_delta_read_gates(gates, x, in.beta, s, b, h, c);
     for (int chunk = n_chunks - 1; chunk >= 0; chunk--) {
         FlashDeltaTiles<W>* t = &w->stage[chunk % 2];
-        const FlashDeltaChunk next = chunk > 0 ? flash_delta_chunk_(x.begins, s, b, chunk - 1) : c;
+        const FlashDeltaChunk next = chunk > 0 ? flash_delta_chunk(x.begins, s, b, chunk - 1) : c;
         float* kept = after.t == s.T ? x.dS_last + of_head : x.dS + delta_slot_(&s, b, after.t, h);
         if (!after.fresh) { flash_delta_store_state_(kept, dS, s, d0, x0); }
         cp_async_wait<0>();
         __syncthreads();
         if (chunk > 0) { load(next, chunk - 1); }
-        flash_delta_keep_gates_(&g, gates);
+        flash_delta_keep_gates(&g, gates);
         if (threadIdx.x < C) { minus[threadIdx.x] = -gates[0] * gates[2]; }
-        flash_delta_read_gates_(gates, x, in.beta, s, b, h, next);
+        flash_delta_read_gates(gates, x, in.beta, s, b, h, next);
         flash_delta_state_tile_(w->dS, dS, d0);
         __syncthreads();
         float dD[1][8][4];
@@ -604,9 +554,9 @@ __global__ void __launch_bounds__(FLASH_DELTA_KEYS_THREADS)
     __shared__ FlashDeltaSums kept;
     const int n_chunks = x.begins[(size_t)b * (s.T + 1) + s.T];
     for (int chunk = blockIdx.x; chunk < n_chunks; chunk += gridDim.x) {
-        const FlashDeltaChunk c = flash_delta_chunk_(x.begins, s, b, chunk);
+        const FlashDeltaChunk c = flash_delta_chunk(x.begins, s, b, chunk);
         FlashDeltaChunk after = {s.T, 0, 0};
-        if (chunk + 1 < n_chunks) { after = flash_delta_chunk_(x.begins, s, b, chunk + 1); }
+        if (chunk + 1 < n_chunks) { after = flash_delta_chunk(x.begins, s, b, chunk + 1); }
         const size_t qk = delta_qk_(&s, b, c.t, first);
         float dq[1][N][4], dk[1][N][4];
         tile_set_zero(dq), tile_set_zero(dk);
@@ -626,9 +576,9 @@ __global__ void __launch_bounds__(FLASH_DELTA_KEYS_THREADS)
             tile_load<C, WV, THREADS>(w->du, x.dD + v, v_row, c.n, s.DV);
             cp_async_commit();
             flash_delta_keys_state_(w, &kept, S, NULL, s);
-            flash_delta_read_gates_(gates, x, in.beta, s, b, h, c);
-            flash_delta_keep_gates_(&kept.g, gates);
-            if (i < C) { kept.G[i] = x.G[flash_delta_gate_(s, b, h, c.t + min(i, c.n - 1))]; }
+            flash_delta_read_gates(gates, x, in.beta, s, b, h, c);
+            flash_delta_keep_gates(&kept.g, gates);
+            if (i < C) { kept.G[i] = x.G[flash_delta_at_gate(s, b, h, c.t + min(i, c.n - 1))]; }
             cp_async_wait<0>();
             __syncthreads();
             flash_delta_keys_deltas_(w, &kept);
