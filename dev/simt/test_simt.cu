@@ -4,7 +4,7 @@ What dev/simt promises: every part of CUDA that llmc/ uses gives the known answe
     nvcc -x cu -std=c++17 -arch=sm_90 -I. dev/simt/test_simt.cu       the same answers from a GPU, without the planted faults and wgmma
 */
 #include "llmc/core/kernel.h"  // WARP, ALL_LANES, bf16
-#include "llmc/core/mma.h"     // mma_m16n8k16, ldmatrix_x4, cp_async_16
+#include "llmc/core/mma.h"     // mma_m16n8k16, ldmatrix_x4, stmatrix_x4_trans, cp_async_16
 #include "llmc/core/wgmma.h"   // wgmma_ss, wgmma_rs, smem_descriptor
 #include "llmc/test/test.h"    // check, check_exit, to_device, from_device
 #include <cuda_fp8.h>
@@ -509,8 +509,39 @@ static void test_wgmma(Test* t) {
     check_wgmmas<192>(t);
     check_wgmmas<256>(t);
 }
+
+// four matrices in fragments, of which each element says whose it is
+__global__ void stmatrix_kernel(unsigned short* out) {
+    __shared__ __align__(16) unsigned short tile[4][8][8];
+    int lane = threadIdx.x;
+    unsigned r[4];
+    for (int j = 0; j < 4; j++) { r[j] = (unsigned)(8 * lane + 2 * j) | (unsigned)(8 * lane + 2 * j + 1) << 16; }
+    stmatrix_x4_trans(tile[lane / 8][lane % 8], r);
+    __syncwarp();
+    for (int i = lane; i < 4 * 8 * 8; i += 32) { out[i] = tile[i / 64][i / 8 % 8][i % 8]; }
+}
+
+// lane 4g + t has rows 2t and 2t + 1 of column g of each matrix
+static void test_stmatrix(Test* t) {
+    Device dev = test_device(1);
+    unsigned short found[4][8][8], *out = (unsigned short*)device_alloc(sizeof found, "out");
+    stmatrix_kernel<<<1, WARP, 0, dev.stream>>>(out);
+    device_download(found, out, sizeof found, &dev);
+    device_sync(&dev);
+    for (int j = 0; j < 4; j++) {
+        for (int row = 0; row < 8; row++) {
+            for (int g = 0; g < 8; g++) {
+                int want = 8 * (4 * g + row / 2) + 2 * j + row % 2;
+                check(t, found[j][row][g] == want, "matrix %d, row %d, column %d: %d, expected %d", j, row, g, found[j][row][g], want);
+            }
+        }
+    }
+    device_release(out, sizeof found);
+    device_free(&dev);
+}
 #else
 static void test_wgmma(Test* t) { skip(t, "not built for sm_90a"); }
+static void test_stmatrix(Test* t) { skip(t, "not built for sm_90a"); }
 #endif
 
 // ---- asynchronous copies ----
@@ -1084,6 +1115,7 @@ int main(int argc, char** argv) {
         {"fp8", "all 256 values of both formats; rounding is the nearest by search, and saturates", test_fp8},
         {"mma", "the fragments of the manual give the plain product, b in either layout", test_mma},
         {"wgmma", "a warpgroup's product is the plain one, each operand in either layout", test_wgmma},
+        {"stmatrix", "each element of the fragments goes where the manual says, transposed", test_stmatrix},
         {"async copies", "two stages, with zeros beyond the end", test_async},
         {"host calls", "copies, fills, streams, events, device properties", test_host},
         {"graphs", "launched three times, a graph leaves the bits of three plain runs; recording runs nothing", test_graph},

@@ -2,6 +2,7 @@
 Tensor cores and asynchronous copies: the instructions that CUDA C++ has no plain word for, one function each.
     mma_m16n8k16      d = a * b + c for a warp: a (16, 16) and b (16, 8) bf16, c and d (16, 8) float
     ldmatrix_x4       four 8x8 matrices of bf16 from shared memory into fragments; _trans: each of them transposed
+    stmatrix_x4_trans the way back of ldmatrix_x4_trans
     cp_async_16       16 bytes from global to shared memory while the thread goes on; _zfill: beyond n_valid bytes zeros
     cp_async_commit   closes a group of this thread's copies; cp_async_wait<n>: until at most n groups are under way
 All 32 lanes of the warp call mma and ldmatrix together. Copied data is seen by the thread that copied after its wait,
@@ -22,8 +23,8 @@ Order:  within one mma the hardware adds 16 products and c in an order of its ow
         inputs give the same bits on one architecture.
 Cost:   mma 4096 multiply-adds; ldmatrix 512 bytes of shared memory, without bank conflicts where the 8 rows of a matrix
         lie in different 16-byte columns modulo 128.
-Needs compute capability 8.0. Where no GPU runs, dev/simt models the same functions.
-Source: PTX ISA, mma.m16n8k16, ldmatrix, cp.async
+Needs compute capability 8.0, stmatrix 9.0. Where no GPU runs, dev/simt models the same functions.
+Source: PTX ISA, mma.m16n8k16, ldmatrix, stmatrix, cp.async
 */
 #ifndef LLMC_MMA_H
 #define LLMC_MMA_H
@@ -65,6 +66,17 @@ __device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
+#endif
+}
+
+// ---- fragments to shared memory ----
+
+__device__ inline void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
+#ifdef SIMT
+    simt_stmatrix_x4(row, r, 1);
+#else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"((unsigned)__cvta_generic_to_shared(row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 #endif
 }
 

@@ -97,6 +97,34 @@ static inline void simt_load_matrix_(unsigned* r, const void* row, int n_matrice
 static inline void simt_ldmatrix_x4(unsigned* r, const void* row, int transposed, SIMT_SITE) { simt_load_matrix_(r, row, 4, transposed, file, line); }
 static inline void simt_ldmatrix_x2(unsigned* r, const void* row, int transposed, SIMT_SITE) { simt_load_matrix_(r, row, 2, transposed, file, line); }
 
+// ---- stmatrix: the way back: row r of matrix j goes to the address that lane 8 * j + r gives ----
+
+struct SimtStoreMatrix {
+    const unsigned* r;
+    unsigned short* row;
+    int transposed;
+};
+
+SIMT_TRUSTED static inline void simt_complete_store_matrix_(void** parts, int n) {
+    for (int lane = 0; lane < n; lane++) {
+        const SimtStoreMatrix* m = (const SimtStoreMatrix*)parts[lane];
+        for (int j = 0; j < 4; j++) {
+            for (int i = 0; i < 2; i++) {
+                int row = m->transposed ? lane % 4 * 2 + i : lane / 4, col = m->transposed ? lane / 4 : lane % 4 * 2 + i;
+                ((const SimtStoreMatrix*)parts[8 * j + row])->row[col] = (unsigned short)(m->r[j] >> 16 * i);
+            }
+        }
+    }
+}
+
+static inline void simt_stmatrix_x4(void* row, const unsigned* r, int transposed, SIMT_SITE) {
+    SimtStoreMatrix m = {r, (unsigned short*)row, transposed};
+    if (!simt_is_shared(row, 16) || (uintptr_t)row % 16 != 0) {
+        simt_fail("stmatrix at %s:%d: lane %d: %p is no 16 bytes of shared memory at a multiple of 16", file, line, simt_lane(), row);
+    }
+    simt_collective("stmatrix", 0xffffffff, &m, simt_complete_store_matrix_, file, line);
+}
+
 // ---- cp.async: n_bytes from global to shared memory, the first n_valid of them read and the rest zeros ----
 
 static inline void simt_cp_async(void* shared, const void* global, int n_bytes, int n_valid, SIMT_SITE) {
