@@ -2,6 +2,13 @@
 Promises of llmc/ops/gated_delta.h. Both forms are judged in double, their gradients by finite differences and by an
 example of the specification; fast chunks must have the plain loop's bits, windows and documents those of the whole.
 */
+#if defined(SIMT) && !defined(EXACT)
+#define WGMMA  // dev/simt models it
+#endif
+#if defined(WGMMA) && !defined(EXACT)
+static int delta_hopper;  // 1 takes the kernels of flash_delta_hopper.h, 0 those of other cards
+#define FLASH_DELTA_HOPPER delta_hopper
+#endif
 #include "llmc/ops/gated_delta.h"
 #include "llmc/test/golden.h"  // golden_open, golden_floats
 #include "llmc/test/test.h"
@@ -326,7 +333,8 @@ static void store_bf16(float* x, size_t n) {
     for (size_t i = 0; i < n; i++) { x[i] = (float)(bf16)x[i]; }
 }
 
-static Result run_bf16(const Problem* p, const Device* dev) {
+// trains: both passes; or forward alone, which then keeps no states
+static Result run_bf16(const Problem* p, int trains, const Device* dev) {
     Result r = result(p);
     DeltaShape s = shape_to_device(p, dev);
     const DeltaInputsOf<bf16> in = {
@@ -334,7 +342,7 @@ static Result run_bf16(const Problem* p, const Device* dev) {
         to_device_as<bf16>(p->v, n_values(p), dev), to_device(p->g, n_gates(p), dev),
         to_device(p->beta, n_gates(p), dev)};
     const size_t n_bytes = sizeof(float) * delta_states_floats(&s);
-    float* states = (float*)device_alloc(n_bytes, "states");
+    float* states = trains ? (float*)device_alloc(n_bytes, "states") : NULL;
     bf16 *o = to_device_as<bf16>(r.o, n_values(p), dev), *dout = to_device_as<bf16>(p->dout, n_values(p), dev);
     float* state = to_device_or_null(r.state, n_states(p), dev);
     float* dstate = to_device_or_null(r.dstate, n_states(p), dev);
@@ -343,13 +351,13 @@ static Result run_bf16(const Problem* p, const Device* dev) {
         to_device_as<bf16>(r.d[2], n_values(p), dev), to_device(r.d[3], n_gates(p), dev),
         to_device(r.d[4], n_gates(p), dev)};
     delta_chunks_forward(o, states, state, in, &s, dev);
-    delta_chunks_backward(d, dstate, (const bf16*)dout, states, in, &s, dev);
+    if (trains) { delta_chunks_backward(d, dstate, (const bf16*)dout, states, in, &s, dev); }
     from_device_as<bf16>(r.o, o, n_values(p), dev);
     from_device_as<bf16>(r.d[0], d.dq, n_keys(p), dev), from_device_as<bf16>(r.d[1], d.dk, n_keys(p), dev);
     from_device_as<bf16>(r.d[2], d.dv, n_values(p), dev);
     from_device(r.d[3], d.dg, n_gates(p), dev), from_device(r.d[4], d.dbeta, n_gates(p), dev);
     from_device_or_null(r.state, state, n_states(p), dev), from_device_or_null(r.dstate, dstate, n_states(p), dev);
-    device_release(states, n_bytes);
+    if (trains) { device_release(states, n_bytes); }
     device_drop(dout), shape_drop(&s);
     device_drop((void*)in.q), device_drop((void*)in.k), device_drop((void*)in.v);
     device_drop((void*)in.g), device_drop((void*)in.beta);
@@ -380,7 +388,9 @@ static void test_bf16(Test* t) {
         store_bf16(p.q, n_keys(&p)), store_bf16(p.k, n_keys(&p)), store_bf16(p.v, n_values(&p));
         store_bf16(p.dout, n_values(&p));
         Device dev = test_device(1);
-        Result want = run(&p, 1), got = run_bf16(&p, &dev);
+        Result want = run(&p, 1), got = run_bf16(&p, 1, &dev), alone = run_bf16(&p, 0, &dev);
+        check_bits(t, "forward alone: o", alone.o, got.o, n_values(&p));
+        if (got.state) { check_bits(t, "forward alone: state", alone.state, got.state, n_states(&p)); }
         check_bf16(t, "o", got.o, want.o, n_values(&p));
         if (got.state) {
             check_bf16(t, "state", got.state, want.state, n_states(&p));
@@ -389,11 +399,21 @@ static void test_bf16(Test* t) {
         for (int g = 0; g < N_GRADIENTS; g++) {
             check_bf16(t, gradient_names[g], got.d[g], want.d[g], n_gradient(&p, g));
         }
-        result_free(&want), result_free(&got);
+        result_free(&want), result_free(&got), result_free(&alone);
         device_free(&dev);
         problem_free(&p);
     }
 }
+
+#ifdef WGMMA
+static void test_bf16_hopper(Test* t) {
+    delta_hopper = 1;
+    test_bf16(t);
+    delta_hopper = 0;
+}
+#else
+static void test_bf16_hopper(Test* t) { skip(t, "not built for sm_90a"); }
+#endif
 #endif
 
 // the two forms, from one another; both are float
@@ -584,6 +604,7 @@ int main(int argc, char** argv) {
          test_cut},
 #if defined(__CUDACC__) && !defined(EXACT)
         {"bf16", "outputs and gradients of bf16 are near those of floats, on tensor cores and at odd sizes", test_bf16},
+        {"bf16 hopper", "the same of the kernels for Hopper", test_bf16_hopper},
 #endif
         {"documents", "a packed row has the bits of its documents alone", test_documents},
     };

@@ -23,7 +23,8 @@ ARCHS = ["sm_80", "sm_90"]  # of the record
 # together they use every kernel as training does
 SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "train_deepseek_v4.cu", "train_glm5.cu",
            "dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu"]
-HOPPER, HOPPER_SOURCES = "sm_90a", ["dev/bench/gpu_ops.cu", "train_moe.cu", "train_deepseek_v4.cu"]  # kernels with hopper in their name
+HOPPER = "sm_90a"  # kernels with hopper in their name
+HOPPER_SOURCES = ["dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu", "train_moe.cu", "train_deepseek_v4.cu"]
 HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "hyper", "latent", "layernorm", "lora",
        "matmul", "residual", "rmsnorm", "rope", "router", "swiglu"]
 

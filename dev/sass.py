@@ -66,8 +66,10 @@ KERNELS = [
         ("grouped_rows_hopper_kernel", (0, "StoredMatrix"), 256, 8, 128, (), "gradient of the input, weights of fp8")]),
     ("dev/bench/gated_delta.cu", [
         ("flash_delta_forward_kernel", (128,), 128, 28, 256, (4, 4, 2, 2, 2), "64 positions, 128 x 64 of the state"),
+        ("flash_delta_forward_hopper_kernel", (128,), 128, 28, 256, (), "64 positions, 128 x 64 of the state"),
         ("flash_delta_deltas_kernel", (128,), 128, 16, 96, (4, 2), "64 positions, 64 channels"),
-        ("flash_delta_backward_kernel", (128,), 128, 28, 256, (4, 2, 2, 2, 2), "64 positions, 128 x 64 of the state")]),
+        ("flash_delta_backward_kernel", (128,), 128, 28, 256, (4, 2, 2, 2, 2), "64 positions, 128 x 64 of the state"),
+        ("flash_delta_backward_hopper_kernel", (128,), 128, 28, 256, (), "64 positions, 128 x 64 of the state")]),
     ("train_glm5.cu", [
         ("flash_latent_forward_kernel", (256,), 256, 16, 128, (2, 2), "64 positions, 64 keys"),
         ("flash_latent_positions_kernel", (256,), 256, 8, 96, (4,), "64 positions, 32 keys: D and dq"),
@@ -218,9 +220,11 @@ What it says:
   most. 128 x 256 by wgmma has 85, so {wide} TFLOP/s; with weights of fp8, which become bf16 on their way into a tile, 128. A cluster
   that shared a tile would have more. Experts with few rows have another limit before that:
   below {rows} rows their weights take longer from memory than their products from the cache.
-- **The gated delta rule** goes from chunk to chunk, so that latency, not throughput, is its limit along a row: a block of four warps is
-  alone on its multiprocessor, and five barriers separate products that wait for each other. `flash_delta_scores_kernel` (a triangular
-  system, column by column) and `flash_delta_keys_kernel` are not counted.
+- **The gated delta rule** goes from chunk to chunk, so that latency is its limit along a row where few rows leave multiprocessors without
+  a block: by `mma.sync` a block of four warps is alone on its multiprocessor, and five barriers separate products that wait for each
+  other; by wgmma there are two barriers, none of them between products. Where all multiprocessors have a block, bytes are: of a chunk
+  forward with `states` moves some 64 KB, 3,300 cycles of memory. `flash_delta_scores_kernel` (a triangular system, column by column) and
+  `flash_delta_keys_kernel` are not counted.
 - **Latent and sparse attention**: phases of a chunk are separated by barriers, so their limits add up; [deepseek_v4.md](deepseek_v4.md)
   does that for sparse attention. Keys of a position are gathered once for 64 heads, and come from the cache.
 """

@@ -14,7 +14,7 @@ and what backward solves, dD = r + Y' (beta r) with another r, has the same Y: (
     keys       of all chunks at once, from S, dS+, u and dD: dq, dk, dg, dbeta. A block has a key head, and one value
                head after the other adds to its sums
 Needs 104 KB of shared memory for a block, of keys above 64 channels 144: other GPUs than sm_80, sm_90 and their like
-take the plain kernels.
+take the plain kernels. Hopper, make CUDA_ARCH=sm_90a: forward and backward by wgmma (flash_delta_hopper.h).
 Error:  operands are rounded to bf16 (S, dS, u, D, dD, du, P, Y too), sums are float, and so are S and dS from chunk to
         chunk: test_gated_delta.c has bounds.
 Memory: scratch of 2 * 64 bf16 and 3 floats for each position and value head, backward with 2 DV bf16 and DK DV / 64
@@ -28,6 +28,12 @@ Cost:   along a row B * Hv * DV / 64 blocks of 144 KB of shared memory, one on a
 #include "delta_shape.h"         // DeltaShape, DeltaInputsOf
 #include "flash_delta_chunks.h"  // FlashDelta, FlashDeltaChunk, FlashDeltaGates, FLASH_DELTA_V, FLASH_DELTA_THREADS
 #include "tile.h"                // tile_load, tile_add_product_of
+#ifdef WGMMA
+#include "flash_delta_hopper.h"  // flash_delta_hopper_forward, flash_delta_hopper_backward
+#ifndef FLASH_DELTA_HOPPER  // test_gated_delta.c: a variable, so that it has both kinds of kernels
+#define FLASH_DELTA_HOPPER 1
+#endif
+#endif
 
 enum { FLASH_DELTA_KEYS_THREADS = 256 };   // 8 warps: two have the same 16 positions, and half of the channels each
 
@@ -705,6 +711,12 @@ template <int W>
 static inline void flash_delta_forward_(bf16* o, float* states, float* state, DeltaInputsOf<bf16> in,
                                         const DeltaShape* s, const Device* dev) {
     const FlashDelta x = flash_delta_begin_<W>(in, s, 0, dev);
+#ifdef WGMMA
+    if (FLASH_DELTA_HOPPER) {
+        flash_delta_hopper_forward<W>(o, states, state, x, in, s, dev);
+        return;
+    }
+#endif
     const dim3 grid((unsigned)(s->B * s->Hv), (unsigned)ceil_div(s->DV, FLASH_DELTA_V));
     const size_t shared = sizeof(FlashDeltaForward<W>);
     cudaCheck(cudaFuncSetAttribute(flash_delta_forward_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -713,24 +725,37 @@ static inline void flash_delta_forward_(bf16* o, float* states, float* state, De
     cudaCheck(cudaGetLastError());
 }
 
+// dS, dD and dv along the row
+template <int W>
+static inline void flash_delta_backward_along_(bf16* dv, float* dstate, const bf16* dout, const FlashDelta& x,
+                                               DeltaInputsOf<bf16> in, const DeltaShape* s, const Device* dev) {
+#ifdef WGMMA
+    if (FLASH_DELTA_HOPPER) {
+        flash_delta_hopper_backward<W>(dv, dstate, dout, x, in, s, dev);
+        return;
+    }
+#endif
+    const dim3 grid((unsigned)(s->B * s->Hv), (unsigned)ceil_div(s->DV, FLASH_DELTA_V));
+    const size_t shared = sizeof(FlashDeltaBackward<W>);
+    cudaCheck(cudaFuncSetAttribute(flash_delta_backward_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)shared));
+    flash_delta_backward_kernel<W><<<grid, FLASH_DELTA_THREADS, shared, dev->stream>>>(dv, dstate, dout, x, in, *s);
+}
+
 template <int W, int WV>
 static inline void flash_delta_backward_(DeltaGradientsOf<bf16> d, float* dstate, const bf16* dout, const float* states,
                                          DeltaInputsOf<bf16> in, const DeltaShape* s, const Device* dev) {
     const FlashDelta x = flash_delta_begin_<W>(in, s, 1, dev);
     const unsigned n_chunks = (unsigned)delta_chunks_(s), n_heads = (unsigned)(s->B * s->Hv),
                    parts = (unsigned)ceil_div(s->DV, FLASH_DELTA_V);
-    const size_t of_deltas = sizeof(FlashDeltaDeltas<W>), along = sizeof(FlashDeltaBackward<W>);
-    const size_t of_keys = sizeof(FlashDeltaKeys<W, WV>);
+    const size_t of_deltas = sizeof(FlashDeltaDeltas<W>), of_keys = sizeof(FlashDeltaKeys<W, WV>);
     cudaCheck(cudaFuncSetAttribute(flash_delta_deltas_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)of_deltas));
-    cudaCheck(cudaFuncSetAttribute(flash_delta_backward_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   (int)along));
     cudaCheck(cudaFuncSetAttribute(flash_delta_keys_kernel<W, WV>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)of_keys));
     flash_delta_deltas_kernel<W><<<dim3(n_chunks, n_heads, parts), FLASH_DELTA_THREADS, of_deltas, dev->stream>>>(
         states, x, in, *s);
-    flash_delta_backward_kernel<W>
-        <<<dim3(n_heads, parts), FLASH_DELTA_THREADS, along, dev->stream>>>(d.dv, dstate, dout, x, in, *s);
+    flash_delta_backward_along_<W>(d.dv, dstate, dout, x, in, s, dev);
     flash_delta_keys_kernel<W, WV><<<dim3(n_chunks, (unsigned)(s->B * s->Hk)), FLASH_DELTA_KEYS_THREADS, of_keys,
                                      dev->stream>>>(d, dout, states, x, in, *s);
     cudaCheck(cudaGetLastError());

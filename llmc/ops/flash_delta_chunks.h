@@ -1,5 +1,5 @@
 /*
-What the kernels of flash_delta.h and those for Hopper share: the scratch of both passes, chunks as a block finds
+What the kernels of flash_delta.h and flash_delta_hopper.h share: the scratch of both passes, chunks as a block finds
 them, and the gates of a chunk in shared memory.
 */
 #ifndef LLMC_FLASH_DELTA_CHUNKS_H

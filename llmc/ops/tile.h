@@ -87,6 +87,9 @@ __device__ inline unsigned tile_pair_(float low, float high) {
            __bfloat16_as_ushort(__float2bfloat16_rn(low));
 }
 
+__device__ inline float tile_low_(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ inline float tile_high_(unsigned pair) { return __uint_as_float(pair & 0xffff0000); }
+
 // where this lane's two columns of sums[m][n] lie in a row of a tile: 8n + 2 (lane % 4) and the next
 template <int W>
 __device__ inline bf16* tile_pair_at(bf16* tile, int row, int n) {

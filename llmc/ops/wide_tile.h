@@ -14,8 +14,8 @@ Cost:   a product of 64 x N*8 x W takes N*8 * W / 32 cycles of a multiprocessor;
 #ifndef LLMC_WIDE_TILE_H
 #define LLMC_WIDE_TILE_H
 #ifdef __CUDACC__
-#include "../core/wgmma.h"  // wgmma_ss, wgmma_rs, smem_descriptor, fence_proxy_async
-#include "tile.h"           // tile_store_rows, cp_async_16_zfill, cp_async_wait
+#include "../core/wgmma.h"  // wgmma_ss, wgmma_rs, smem_descriptor, smem_descriptor_at, fence_proxy_async
+#include "tile.h"           // tile_store_rows, tile_to_operands, cp_async_16_zfill, cp_async_wait, stmatrix_x4_trans
 
 // ---- warpgroups of a block ----
 
@@ -127,12 +127,23 @@ __device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], cons
     }
 }
 
-// sums += p y, p[0][k]: operands a of columns 16k..16k+15, y: a tile of K*16 rows
-template <int W, int K>
+// sums += p y, p[0][k]: operands a of columns 16k..16k+15, y: a tile of K*16 rows. ADD 0: sums = p y
+template <int W, int ADD = 1, int K>
 __device__ inline void wide_tile_add_product(float (&sums)[1][W / 8][4], const unsigned (&p)[1][K][4], const bf16* y) {
     uint64_t b = smem_descriptor(y, K * 16 * 128);
     #pragma unroll
-    for (int k = 0; k < K; k++) { wgmma_rs<1>(sums, p[0][k], smem_descriptor_at(b, k * 16 * 128), 1); }
+    for (int k = 0; k < K; k++) { wgmma_rs<1>(sums, p[0][k], smem_descriptor_at(b, k * 16 * 128), ADD || k > 0); }
+}
+
+// sums += p y', y: a tile of N*8 rows. ADD 0: sums = p y'
+template <int ADD, int K, int N>
+__device__ inline void wide_tile_add_product_transposed(float (&sums)[1][N][4], const unsigned (&p)[1][K][4],
+                                                        const bf16* y) {
+    uint64_t b = smem_descriptor(y);
+    #pragma unroll
+    for (int k = 0; k < K; k++) {
+        wgmma_rs<0>(sums, p[0][k], smem_descriptor_at(b, k / 4 * N * 8 * 128 + k % 4 * 32), ADD || k > 0);
+    }
 }
 
 // ---- to memory ----
@@ -144,6 +155,28 @@ __device__ inline void wide_tile_store_rows(bf16* x, size_t stride, int n_rows, 
     #pragma unroll
     for (int c = 0; c < W; c += 64) {
         tile_store_rows<64>(x + c, stride, n_rows, C - c, tile + c * ROWS, row, sums, factor, c / 8);
+    }
+}
+
+// Turned sums, 64 channels by N*8 rows of memory: this warp's 16 channels, of C, go to the rows that exist, by way of
+// the same channels of a tile of N*8 rows, which this warp alone still uses
+template <int N>
+__device__ inline void wide_tile_store_turned(bf16* x, size_t stride, int n_rows, int C, bf16* tile,
+                                              const float (&sums)[1][N][4]) {
+    const int lane = threadIdx.x % WARP, row = lane / 16 * 8 + lane % 8;  // rows of the matrices of stmatrix
+    const int chunk = threadIdx.x % WARPGROUP / WARP * 2 + lane / 8 % 2;
+    bf16* mine = tile_chunk<64>(tile, row, chunk);
+    unsigned p[1][N / 2][4];
+    tile_to_operands(p, sums);
+    __syncwarp();
+    #pragma unroll
+    for (int k = 0; k < N / 2; k++) { stmatrix_x4_trans(mine + k * 16 * 64, p[0][k]); }
+    __syncwarp();
+    x += row * stride + chunk * 8;
+    #pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        const bool exists = row + 16 * k < n_rows && chunk * 8 < C;
+        if (exists) { pack_store(x + k * 16 * stride, pack_load<8>(mine + k * 16 * 64)); }
     }
 }
 #endif  // __CUDACC__
