@@ -35,7 +35,8 @@ KB are counted, not measured: 1024 bytes that loads and stores ask caches or mem
 what lanes of a warp read together counts once, shared memory does not count. q, k, v and o are 0.75 KB of bf16, all of
 them 0.2 GB. The limits on an H200: float 67 TFLOP/s, bf16 989 TFLOP/s (with wgmma; mma, which runs on older cards too,
 reaches less), memory 4.8 TB/s. From 5 on a scan has 128 blocks, one on a multiprocessor, and 64 chunks in each wait for
-one another: how near it comes to these limits, only a card can tell.
+one another: how near it comes to these limits, only a card can tell. In a build for sm_90a step 8 and the scan of
+backward are the kernels by wgmma (llmc/ops/flash_delta_hopper.h).
     make build/nvcc-sm_90-bf16/cuda/gated_delta && build/nvcc-sm_90-bf16/cuda/gated_delta
     under dev/simt (build/simt-fast/cuda/gated_delta): only the checks
 */
