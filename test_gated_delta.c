@@ -414,6 +414,23 @@ static void test_bf16_hopper(Test* t) {
 #else
 static void test_bf16_hopper(Test* t) { skip(t, "not built for sm_90a"); }
 #endif
+
+#ifdef SIMT
+// there both kinds of tensor cores add in the same order, and forward's sums are the same
+static void test_hopper_bits(Test* t) {
+    Problem p = problem(1, 200, 2, 4, 128, 128, WITH_STATE | WITH_STARTS);
+    Device dev = test_device(1);
+    Result want = run_bf16(&p, 0, &dev);
+    delta_hopper = 1;
+    Result got = run_bf16(&p, 0, &dev);
+    delta_hopper = 0;
+    check_bits(t, "o", got.o, want.o, n_values(&p));
+    check_bits(t, "state", got.state, want.state, n_states(&p));
+    result_free(&want), result_free(&got);
+    device_free(&dev);
+    problem_free(&p);
+}
+#endif
 #endif
 
 // the two forms, from one another; both are float
@@ -605,6 +622,9 @@ int main(int argc, char** argv) {
 #if defined(__CUDACC__) && !defined(EXACT)
         {"bf16", "outputs and gradients of bf16 are near those of floats, on tensor cores and at odd sizes", test_bf16},
         {"bf16 hopper", "the same of the kernels for Hopper", test_bf16_hopper},
+#ifdef SIMT
+        {"hopper bits", "in dev/simt they give the o and the state of the others to the last bit", test_hopper_bits},
+#endif
 #endif
         {"documents", "a packed row has the bits of its documents alone", test_documents},
     };
