@@ -43,23 +43,7 @@ build() {  # folder, test, flags
 # run the promises that match; 0: red, as it must be
 turns_red() {  # folder, test, filter, flags
     build "$1" "$2" "$4" || return
-    if timeout 60 "$1/$2" "$3" > "$1/output" 2>&1; then echo "survived $2 \"$3\""; return 1; fi
-}
-
-# the same of kernels, in a fast build of dev/simt
-build_kernels() {  # folder, test
-    (cd "$1" && "$OLDPWD/dev/simt/rewrite.py" simt "$2.c" llmc/*/*.h) || return
-    CC="g++ -x c++ -include cuda_runtime.h -D__CUDACC__ -DSIMT -I$1/simt -Idev/simt/include" \
-        build "$1/simt" "$2" "$(sed 's/gnu11/gnu++17/; s/-O0/-O1/' <<< "$flags") -ffp-contract=off"
-}
-turns_red_kernels() {  # folder, test, filter
-    build_kernels "$1" "$2" || return
-    if timeout 300 "$1/simt/$2" "$3" > "$1/output" 2>&1; then echo "survived $2 \"$3\" in dev/simt"; return 1; fi
-}
-are_green_kernels() {  # folder, test, filter
-    unchanged "$1" "$2"
-    build_kernels "$1" "$2" || return
-    if ! timeout 300 "$1/simt/$2" "$3" > "$1/output" 2>&1; then tail -1 "$1/output"; return 1; fi
+    if timeout $((kernels ? 300 : 60)) "$1/$2" "$3" > "$1/output" 2>&1; then echo "survived $2 \"$3\""; return 1; fi
 }
 
 # a test that is red anyway would catch everything: that of `make test`, where it is built, is asked
@@ -70,7 +54,7 @@ is_green() {  # program
 # the same of kernels, of what mutations ask for
 kernels_are_green() {  # folder, test, filter
     build "$1" "$2" "" || return
-    if ! timeout 120 "$1/$2" "$3" > "$1/output" 2>&1; then tail -1 "$1/output"; return 1; fi
+    if ! timeout 300 "$1/$2" "$3" > "$1/output" 2>&1; then tail -1 "$1/output"; return 1; fi
 }
 
 # run "$@" (which explains a failure on stdout) beside at most one job per core, and print its verdict
@@ -113,13 +97,12 @@ change() {  # folder, test, filter, file[:function], pattern, replacement, patte
         shift 2
     done
     [ $places = 0 ] || return 0
-    "$red" "$folder" "$test" "$filter" "$flags -ffp-contract=off"
+    turns_red "$folder" "$test" "$filter" "$flags -ffp-contract=off"
 }
 
 # Patterns are extended regular expressions within one line; a blank in them stands for any blanks, or none. A pattern
 # that stands in several functions is sought in the one named behind the file: attention.h:attention_softmax_.
 #     mutation DESCRIPTION TEST FILTER FILE[:FUNCTION] PATTERN REPLACEMENT [PATTERN REPLACEMENT ...]
-red=turns_red
 mutation() {
     local description=$1
     shift
@@ -690,7 +673,7 @@ mutation "absorbed: every head has a sink" test_glm5 absorbed latent_layer.h:lat
 kernel_mutation "sparse attention by wgmma: an odd chunk's ds take the place of those before" test_sparse_attention \
     Hopper flash_sparse_hopper.h 'flash_sparse_hopper_write_\(ds_tile, row, chunk % 2u \* N, ds\)' \
     'flash_sparse_hopper_write_(ds_tile, row, 0, ds)'
-kernel_mutation "gated delta on Hopper: a document goes on with the state before it" test_gated_delta "bf16 hopper" \
+kernel_mutation "gated delta on Hopper: a document goes on with the state before it" test_gated_delta "hopper bits" \
     flash_delta_hopper.h 'if \(c\.fresh\) \{ tile_set_zero\(S\); \}' ''
 
 # ---- the tests as they are are green; a compiler that fuses multiply and add is found out ----
