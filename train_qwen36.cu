@@ -808,7 +808,7 @@ static int mtp_rows(const Run* r) {
     return n;
 }
 
-static void qwen36_freeze(Run* r) { mtp_freeze(r, &workplace(r)->mtp, parameter_is_mtp); }
+static void qwen36_freeze(Run* r) { mtp_freeze(r->model, parameter_is_mtp); }
 
 static void qwen36_take_images(Run* r, const ProbeBatch* x) {
     const ImageRows images = {x->n_images, x->grids, x->pixels, x->P, x->n_frames};

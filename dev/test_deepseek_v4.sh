@@ -150,7 +150,6 @@ options() {
     frozen taught 'layers.*.gate.bias' '^layers.*gate\.bias|tid2eid'
     refuse "every indexer frozen, while config.json has them learn" "--freeze: all indexers are frozen, which --indexer kl lets learn: leave some of them out, or give --indexer off" "${start[@]}" --config taught.json --freeze '*indexer*'
     refuse "every bias frozen, while config.json moves them" "--freeze: the biases of all routers are frozen, which --bias-rate " "${start[@]}" --config taught.json --freeze '*.gate.bias'
-    refuse "all of the module frozen, while it is to learn" "--freeze: all of the module for the token after the next is frozen, which --mtp-weight " "${start[@]}" --config taught.json --freeze 'mtp.*'
     help_example() { go --help >/dev/null && tr -s ' \n' ' ' <out | grep -oE -- "--$1 [^']*'[^']*'" | sed "s/.*'\(.*\)'/\1/"; }  # OPTION
     frozen tiny "$(help_example freeze)" '^embed\.|layers\.0\.|experts\.3\.|indexer|gate\.(bias|tid2eid)'
     go "${start[@]:2}" --model tiny --lora-rank 3 --lora-rank-pattern "$(help_example lora-rank-pattern)" --steps 1 --run patterns

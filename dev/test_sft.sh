@@ -93,8 +93,8 @@ data() {
     rm -rf with && go "${talks[@]}" --seq-len 80 --run with && check "--truncate drop: they are left out, which a line says" \
         test "$(boxed '  left out' '13 of 37 samples') $(grep -c 'expected at most 81 tokens, found [0-9]*: --seq-len takes more, --truncate end drops its end' out)" = "1 3"
     "$python" -c 'import json; print(json.dumps({"messages": [{"role": "user", "content": 2000 * "a"}, {"role": "assistant", "content": "b"}]}))' | cat talks.jsonl - >longer.jsonl
-    go "${talks[@]}" --train longer.jsonl --seq-len 1024 --dry-run && check "... --seq-len is no remedy where the model has no more positions" \
-        test "$(grep -c 'longer.jsonl:38: expected at most 1025 tokens, found [0-9]*: --truncate end drops its end$' out)" = 1
+    go "${talks[@]}" --train longer.jsonl --seq-len 256 --dry-run && check "... --seq-len is no remedy where the model has no more positions" \
+        test "$(grep -c 'longer.jsonl:38: expected at most 257 tokens, found [0-9]*: --truncate end drops its end$' out)" = 1
     rm -rf with && go "${talks[@]}" --pack 0 --run with && check "--pack 0: one in each row" test "$(boxed 'training data' '36 conversations in 36 rows of 192, .*')" = 1
     check "... whose padding counts among the tokens of a record, as its schema says" \
         test "$(tail -n 1 with/metrics.jsonl | grep -c "\"tokens\": $((6 * 2 * 192)),") $(head -n 1 with/metrics.jsonl | grep -c '"tokens": "positions of rows so far, padding too"')" = "1 1"

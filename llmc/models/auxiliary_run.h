@@ -57,7 +57,7 @@ static inline AuxiliaryLearns auxiliary_choose(Run* r, AuxiliaryOptions* x, cons
 
 static inline void auxiliary_freeze(Run* r, AuxiliaryOptions* x, const AuxiliaryRows* rows) {
     Model* m = r->model;
-    mtp_freeze(r, &x->mtp, rows->is_mtp);
+    mtp_freeze(r->model, rows->is_mtp);
     indexer_check_freeze(r, &x->indexer, rows->is_index);
     levelled_freeze(r, &x->balance, rows->bias);
     for (int i = 0; i < m->n_table && !model_is_adapter(m); i++) {

@@ -6,7 +6,8 @@ of it in the same words.
     mtp_typed     in Trainer.choose: what was typed instead of what config.json says
     mtp_choose    ... behind adapted_choose: does the module learn? What excludes it is refused
     mtp_check     in Trainer.check: are rows long enough?
-    mtp_freeze    in Trainer.freeze: a module that does not learn stays as it is; one that is to learn is not frozen
+    mtp_freeze    in Trainer.freeze: a module that does not learn stays as it is. One that --freeze keeps may go on with
+                  its loss, which then teaches the model alone
     mtp_box       its row of the box
     mtp_rows_before  rows of the model's table before the module's, or before what else stands beside the text's
     mtp_load      in Trainer.load: its rows. It is drawn by itself: the rest begins as it does without
@@ -20,7 +21,7 @@ is_row: does a row of the table belong to the module?
 #include "../core/rng.h"          // splitmix64
 #include "../files/tensorfile.h"  // tensors_load_into
 #include "../run/trainer.h"       // Run, run_is_chosen
-#include "decoder_run.h"          // decoder_count, decoder_freezes_all
+#include "decoder_run.h"          // decoder_count
 #include "other_losses.h"         // mtp_loss
 
 typedef struct {
@@ -76,12 +77,7 @@ static inline void mtp_check(const Run* r) {
     }
 }
 
-static inline void mtp_freeze(const Run* r, const MtpOptions* x, int (*is_row)(const Tensor* t)) {
-    Model* m = r->model;
-    if (m->learns_mtp && decoder_freezes_all(r, is_row)) {
-        options_fail("freeze", "all of the module for the token after the next is frozen, which --mtp-weight %s lets "
-                     "learn: leave some of it out, or give --mtp-weight 0", format_float(x->weight).s);
-    }
+static inline void mtp_freeze(Model* m, int (*is_row)(const Tensor* t)) {
     for (int i = 0; i < m->n_table && !model_is_adapter(m) && !m->learns_mtp; i++) {
         if (is_row(&m->table[i])) { model_freeze(m, &m->table[i]); }
     }

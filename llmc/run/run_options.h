@@ -174,8 +174,8 @@ static inline int run_options(Option* t, RunOptions* o, const char* presets) {
         {"run", "verify-every", "", OPTION_INT, &o->verify_every, "0", 0, INT_MAX, "K",
          "compute every K-th step twice and stop if a bit differs; 0: never", 0},
         {"out", "export-hf", "", OPTION_TEXT, &o->export_hf, "", 0, 0, "DIR",
-         "write the model as a Hugging Face folder, with its tokenizer, for transformers; an earlier export there, of a "
-         "model of the same model_type, is replaced",
+         "write the model as a Hugging Face folder, with its tokenizer, for transformers; an earlier export there, of "
+         "a model of the same model_type, is replaced",
          OPTION_WRITES | OPTION_FOLDER | OPTION_WORK},
         {"out", "export-dtype", "", OPTION_CHOICE, &o->export_dtype, "fp32", 0, 0, EXPORT_DTYPE_NAMES,
          "how --export-hf stores numbers: bf16 rounds to the nearest and takes half the disk; a model that was bf16 "
