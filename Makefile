@@ -165,9 +165,11 @@ $(BUILD)/test_%: test_%.c | build/libraries
 $(TESTS): %: $(BUILD)/%
 	@$<
 
-# for dev/test.sh: where these variables build
+# for dev/test.sh: where these variables build, and the trainers of the root for CPUs
 folder:
 	@echo $(BUILD)
+trainers:
+	@echo $(filter $(basename $(wildcard train_*.c)),$(TRAINERS)) $(BOTH_TRAINERS)
 
 # starts ranks on one machine or several: ./launch -n 4 ./train_gpt2 ...
 launch: $(BUILD)/launch
@@ -177,7 +179,8 @@ $(BUILD)/launch: dev/tools/launch.c $(wildcard dev/tools/launch_*.h)
 	$(FRESH)
 	$(CC) $(CFLAGS) $< -o $@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
+# lists of headers; not of a source that is gone: train_ninth.c may have become train_ninth.cu
+-include $(foreach list,$(wildcard $(BUILD)/*.d $(BUILD)/*/*.d),$(if $(wildcard $(firstword $(filter %.c %.cu,$(file <$(list))))),$(list)))
 
 # ---- cuda: the same sources, built by nvcc; doc/gpu/README.md ----
 #   PRECISION=bf16|fp32|tf32|exact   how tensors are stored; exact: float, every sum in the plain loop's order, the bits of the CPU
@@ -495,5 +498,5 @@ clean:
 	rm -rf build launch $(TRAINERS) $(BOTH_TRAINERS) $(CUDA_TRAINERS) $(TOOLS:%=dev/tools/%)
 
 .PHONY: build/questions build/shapes help folder setup run run-mamba run-moe run-qwen36 run-deepseek-v4 run-glm5 run-lora run-shapes run-digits plot dashboard check test test-all fuzz golden bench clean launch tools $(TRAINERS) $(BOTH_TRAINERS) $(TOOLS:%=dev/tools/%) \
-    setup-cuda cuda cuda_programs cuda_trainers cuda_folder cuda_names cuda_syntax ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests simt_long_tests
+    setup-cuda cuda cuda_programs cuda_trainers cuda_folder cuda_names cuda_syntax ptxas sass $(CUDA_TRAINERS) simt test-simt simt_tests simt_long_tests trainers
 .DELETE_ON_ERROR:

@@ -138,8 +138,7 @@ make_all() {
 
 # what scripts share; build_shared PROGRAM...: and these
 build_shared() {
-    local trainers="train_gpt2 train_mamba_hpn train_moe train_qwen3 train_qwen36 train_deepseek_v4 train_glm5"
-    make_all "trainers and tools" $(printf "$(make -s folder)/%s " $trainers tools/inspect tools/tokenize launch train_gpt2_faults "$@")
+    make_all "trainers and tools" $(printf "$(make -s folder)/%s " $(make -s trainers) tools/inspect tools/tokenize launch train_gpt2_faults "$@")
 }
 
 python=$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)
@@ -209,8 +208,8 @@ quick() {
 # Vectors are written as such, so other widths are the same code at -Og, too
 matrix() {
     local bits="test_gpt2 test_matmul test_attention test_layernorm test_crossentropy test_gelu test_fmath"
-    local models="test_mamba_hpn test_moe test_qwen3 test_qwen36 test_deepseek_v4 test_glm5"  # which hold all their other ops too
-    local row opt
+    local models row opt
+    models=$(without test_gpt2 $(make -s trainers | sed 's/train_/test_/g'))  # which hold all their other ops too
     for row in $(share 2 models clang v3 x86-64 levels clang-x86-64 serial); do
         case $row in
             models) build_and_run "" test_gpt2 $models ;;

@@ -64,6 +64,9 @@ flags_for() { make -n CUDA_ARCH="$1" "build/nvcc-$1-bf16/train_smallcu" 2>/dev/n
 check "sm_90: -arch" test "$(flags_for sm_90)" = -arch=sm_90
 check "sm_90a: the instructions of sm_90a need -gencode" test "$(flags_for sm_90a)" = -gencode=arch=compute_90a,code=sm_90a
 
+rm train_small.cu && made && mv train_small.c train_small.cu && echo >>train_small.cu && made
+check "train_NAME.c that has become train_NAME.cu is built from there" test "$new $(wc -c <err)" = "train_small 0"
+
 mkdir -p runs/other && touch runs/other/metrics.jsonl && make -s plot >out 2>err
 check "make plot without RUN and without runs/hello: names the runs there are" \
     test "$(<out)" = "plot: there is no runs/hello: choose a run, RUN=runs/other"
