@@ -8,6 +8,9 @@
 #     same_tensors                                        of two folders, in whatever types
 #     rewrite, like                                       a folder whose tensors have been through Python; its probe is that of `hf`
 #     edit, changed, becomes                              config.json with other values; those are refused; what a run makes of them
+#     run_parts                                           the parts of a script, each in a folder of its own
+#     hellaswag_beside                                    answers on examples beside a training are those of --eval-only
+#     any_width, router_keys, tied_heads                  a build for any x86-64; what routers record; a tied head in files
 #     frozen                                              --freeze: which tensors keep every bit
 #     boxed                                               a line of the box
 #     nothing_counts                                      steps in which nothing counts for a loss beside that of the next token
@@ -16,8 +19,9 @@
 #     killed, vary                                        kill -9 at random instants, and --resume with other options
 #     resumed_bits, documents_bits, talks_bits            what has no influence on the bits of a run
 #     adapter_resumes                                     an adapter's run that goes on is the one that never stopped
+#     greedy, book_writes, rounded_loss                   a text is what its probe says, also of rounded weights and in other groups
 #     likeliest, at_once                                  is a text what its probe says? Do several side by side say what each says alone?
-#     write_configs, write_glm5                           small models of all kinds, for runs on several ranks; conversations
+#     write_configs, write_glm5, write_prompts            small models of all kinds, for runs on several ranks; conversations; prompts
 #     on_ranks, kib, sends, refused                       the same bytes on several ranks; what they send; what they refuse
 
 # ---- runs ----
