@@ -16,6 +16,10 @@ One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc
     make train_moe                     for what this machine has; CPU=1 and CUDA=1 say it
     ./train_moe --model small --train 'shards/train_*.bin' --steps 2000 --lr 1e-3
     ./train_moe --from mixtral/ --train book.txt
+
+What the first one prints, for example (the numbers change with the text):
+    step 0 | val loss 5.5673 | 8.032 bits/byte | best
+    step 200/5000 | loss 2.5705 | norm 1.02 | lr 2.0e-03 | 40 ms | 6.5k tok/s | 24% peak | eta 3m08s | load 2.19
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
@@ -516,11 +520,10 @@ static void moe_load(Run* r, const SliceSink* sink) {
 static void moe_box_balance(const Run* r) {
     const Config* c = config_of(r);
     const Workplace* w = workplace(r);
-    const float numbers[] = {0.0f, c->aux_alpha, w->bias_rate};  // BALANCE_NONE has none
     const char* who = run_is_typed(r, "balance") ? "" : w->file.says_balance ? " (config.json)"
                     : *r->weights ? " (config.json says nothing)" : "";
-    box_row("balance", "%s%s%s%s", choice_name(BALANCE_NAMES, c->balance).s, c->balance == BALANCE_NONE ? "" : " ",
-            c->balance == BALANCE_NONE ? "" : format_float(numbers[c->balance]).s, who);
+    experts_balance_box(c->balance == BALANCE_BIAS ? format_float(w->bias_rate).s : "none",
+                        c->balance == BALANCE_LOSS ? c->aux_alpha : 0.0f, "", who);
     if (c->z_lambda > 0.0f) { box_row("  z-loss", "%s", format_float(c->z_lambda).s); }
 }
 

@@ -10,9 +10,14 @@ config.json (llmc/models/qwen.h): biases of q, k and v (Qwen2.5), a norm of each
 (Qwen3), a window of keys that a position sees (Mistral), experts.
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make run-lora                      a small one learns this repository's own text, then to answer by an adapter
     make train_qwen3                   for what this machine has; CPU=1 and CUDA=1 say it
     ./train_qwen3 --from Qwen3-0.6B/ --generate 'The sky is'
     ./train_qwen3 --from Qwen3-0.6B/ --train book.txt --lr 1e-5 --export-hf mine/
+
+What the first one prints, for example (the numbers change with the text):
+    step 0 | val loss 5.4708 | 7.893 bits/byte | best
+    step 100/1500 | loss 2.8087 | norm 1.25 | lr 3.0e-03 | 63 ms | 8.1k tok/s | eta 1m30s
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
@@ -505,9 +510,7 @@ static void qwen_box(const Run* r) {
         box_row("experts", "%d in %d layer%s, %d wide, a token takes %d", c->E, n_experts, n_experts > 1 ? "s" : "",
                 c->FE, c->k);
         experts_box(r, c->E);
-        if (run_is_training(r) || *r->o.probe) {
-            box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
-        }
+        if (run_is_training(r) || *r->o.probe) { experts_balance_box("none", c->balance, "", ""); }
         decoder_active_box(r, r->model->n_table);
     }
     box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
@@ -575,7 +578,8 @@ static Trainer qwen_trainer(void) {
     Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_qwen3";
     t.on_gpus = "train_qwen3 CUDA=1";
-    t.about = "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face folders.";
+    t.about = "Trains Qwen2.5, Qwen3, Qwen3-MoE, Mistral and Llama models, from and to Hugging Face folders. "
+              "First steps: make run-lora.";
     t.presets = "random start from a preset: " QWEN_PRESETS;
     t.usual_V = 151936;
     t.options = qwen_options;

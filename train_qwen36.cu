@@ -1,7 +1,7 @@
 /*
 Qwen3.6: most layers carry a state from position to position (gated delta rule), every fourth has attention with an
 output gate, and all have experts, one of which every token takes. From a Hugging Face folder to a Hugging Face folder.
-Read train_qwen3.cu first: attention, experts and what a run does beside the model are explained there.
+Read train_moe.cu first: experts, and what a run does beside the model, are explained there; attention in gqa_layer.h.
 
 The model (doc/qwen36.md): token embedding, L blocks of
     r = r + mixer(norm(r))     linear: delta_layer.h    full: o_proj(attention(q, k, v) o sigmoid(gate)), of which RoPE
@@ -12,9 +12,15 @@ predict the token after the next (MTP). A tower over the patches of images gives
 (vision_tower.h).
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make run-qwen36                    trains a small one on this repository's own text
+    make run-shapes                    a small one with eyes learns to name shapes
     make train_qwen36                  for what this machine has; CPU=1 and CUDA=1 say it
     ./train_qwen36 --from Qwen3.6-35B-A3B/ --generate 'The sky is'
     ./train_qwen36 --model tiny --train book.txt
+
+What the first one prints, for example (the numbers change with the text):
+    step 0 | val loss 5.4554 | 7.871 bits/byte | best
+    step 100/2000 | loss 2.5867 | norm 1.46 | lr 3.0e-03 | 84 ms | 6.1k tok/s | 23% peak | eta 2m54s | load 3.98
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
@@ -989,9 +995,7 @@ static void qwen36_box(const Run* r) {
                 format_count(decoder_count(r->model, parameter_is_vision)).s,
                 is_frozen ? ", which stay as they are" : "");
     }
-    if (run_is_training(r) || *r->o.probe) {
-        box_row("balance", "%s", c->balance > 0.0f ? format_float(c->balance).s : "not in the loss (--aux-alpha)");
-    }
+    if (run_is_training(r) || *r->o.probe) { experts_balance_box("none", c->balance, "", ""); }
     decoder_active_box(r, workplace(r)->qwen.adapters.n_table + trunk_rows(r));
     box_row("vocabulary", "%d, padded to %d%s", c->V, c->Vp, c->tied ? ", tied" : "");
     adapted_box(r, c->tied);
@@ -1107,7 +1111,8 @@ static Trainer qwen36_trainer(void) {
     Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_qwen36";
     t.on_gpus = "train_qwen36 CUDA=1";
-    t.about = "Trains Qwen3.6, linear attention, attention and experts, from and to Hugging Face folders.";
+    t.about = "Trains Qwen3.6, linear attention, attention and experts, from and to Hugging Face folders. "
+              "First steps: make run-qwen36.";
     t.presets = "random start from a preset: " QWEN36_PRESETS;
     t.usual_V = 248320;
     t.has_states = 1;

@@ -503,16 +503,16 @@ for key in ("aux_alpha", "z_lambda", "balance", "rope_base", "rope_alpha"): del 
 json.dump(c, open("hf/config.json", "w"))'
     rm -rf with && go --from hf --train text --seq-len 16 --steps 1 --run with
     check "config.json without keys of ours: no balancing" test "$(grep -cE '"(balance": "none|aux_alpha": 0.0)' with/step_000001/config.json)" = 2
-    check "... which the box and settings.json say" test "$(boxed balance 'none .config.json says nothing.') $(grep -c '"balance": "none"' with/settings.json)" = "1 1"
+    check "... which the box and settings.json say" test "$(boxed balance 'bias none, loss none .config.json says nothing.') $(grep -c '"balance": "none"' with/settings.json)" = "1 1"
     refuse "the weight of a loss that such a folder does without" "--aux-alpha: is for --balance loss, here it is none" --from hf --train text --aux-alpha 0.02
     rm -rf with && go --from hf --balance loss --train text --seq-len 16 --steps 1 --run with
     check "... and --balance loss has the weight of --aux-alpha" test "$(grep -cE '"(balance": "loss|aux_alpha": 0.01)' with/step_000001/config.json)" = 2
     rm -rf with && go --config hf/config.json --train text --seq-len 16 --steps 1 --run with
     check "a random start from such a config.json: the default, as --model" \
-        test "$(grep -cE '"(balance": "loss|aux_alpha": 0.01)' with/step_000001/config.json) $(boxed balance 'loss 0.01')" = "2 1"
+        test "$(grep -cE '"(balance": "loss|aux_alpha": 0.01)' with/step_000001/config.json) $(boxed balance 'bias none, loss 0.01')" = "2 1"
     rm -rf with && go --config tiny.json --train text --seq-len 16 --steps 1 --run with
     check "... from one that says it: what it says, also in settings.json" \
-        test "$(boxed balance 'loss 0.01 .config.json.') $(boxed '  z-loss' 0.001) $(grep -c '"z-lambda": 0.001' with/settings.json)" = "1 1 1"
+        test "$(boxed balance 'bias none, loss 0.01 .config.json.') $(boxed '  z-loss' 0.001) $(grep -c '"z-lambda": 0.001' with/settings.json)" = "1 1 1"
 }
 
 # ---- learning ----

@@ -86,8 +86,8 @@ options() {
     for i in 0 1 2 3; do flag same "" --recompute $i --config moe.json --freeze 'first:1' --doc-reset 1 --train documents; done
     for i in 1 7; do flag same 0 --head-rows $i; done
     flag same 0 --head-rows 5 --verify-every 1
-    flag 'config router_aux_loss_coef 0.5 && other' -1 --aux-alpha 0.5 --config moe.json
-    flag 'config output_router_logits false && other' 1001 --aux-alpha 0 --config moe.json
+    flag 'config router_aux_loss_coef 0.5 && other && [ "$(boxed balance "bias none, loss 0.5")" = 1 ]' -1 --aux-alpha 0.5 --config moe.json
+    flag 'config output_router_logits false && other && [ "$(boxed balance "bias none, loss none")" = 1 ]' 1001 --aux-alpha 0 --config moe.json
     flag 'config output_router_logits true && other' "" --aux-alpha 0.25 --config scores.json
     refuse "--ep-room of a model without experts" "--ep-room: is for --ep, and for models with experts" "${start[@]}" --ep-room 2
     refuse "--aux-alpha of a model without experts" "--aux-alpha: is for models with experts" "${start[@]}" --aux-alpha 0.1

@@ -120,7 +120,7 @@ options() {
     for i in 1 7; do flag same 0 --head-rows $i; done
     flag same 0 --head-rows 5 --verify-every 1
     flag same "" --head-rows 3 --config tied.json
-    flag 'config router_aux_loss_coef 0.5 && config output_router_logits true && other' -1 --aux-alpha 0.5
+    flag 'config router_aux_loss_coef 0.5 && config output_router_logits true && other && [ "$(boxed balance "bias none, loss 0.5")" = 1 ]' -1 --aux-alpha 0.5
     flag 'config output_router_logits false && other' 1001 --aux-alpha 0 --config balance.json
     refuse "--graph in a program for CPUs" "--graph: is for GPUs" "${start[@]}" --graph 1
     refuse "--pp of one rank" "--pp: 2: expected as many ranks or a multiple, found 1: start with launch -n 2" "${start[@]}" --pp 2

@@ -7,6 +7,7 @@
                          micro-batches?
     experts_obstacle     why a micro-batch is no graph (graph_check), or NULL
     experts_box          rows of the box: which ranks have them, what travels
+    experts_balance_box  ... how they are kept equally busy
     experts_sent_bytes   of rows, by each rank in an update where experts are equally busy; says_again: backward
                          computes outputs again
     experts_parts_sent   with --tp: of positions, in a micro-batch
@@ -16,6 +17,7 @@ what was asked for now: the result does not depend on it.
 */
 #ifndef LLMC_EXPERTS_RUN_H
 #define LLMC_EXPERTS_RUN_H
+#include "../core/print.h"   // format_float
 #include "../run/pipeline.h"  // pp_sum, pp_who
 #include "../run/trainer.h"  // Run, run_is_typed
 #include "expert_layer.h"    // EpOptions, expert_most_positions
@@ -182,6 +184,13 @@ static inline void experts_box(const Run* r, int E) {
     box_row("  of them", "%d on each of %d ranks", E / ranks, ranks);
     if (!run_is_training(r)) { return; }
     box_row("  rows sent", "%s per update by %s", format_bytes(pp_sum(r, r->trainer->rows_sent)).s, pp_who(r));
+}
+
+// bias: what becomes of those by which routers choose. loss: its weight; of: what it is of, behind a weight that is not
+// 0, or nothing. who: says so, or nothing
+static inline void experts_balance_box(const char* bias, float loss, const char* of, const char* who) {
+    const ShortText weight = format_float(loss);
+    box_row("balance", "bias %s, loss %s%s%s", bias, loss > 0.0f ? weight.s : "none", loss > 0.0f ? of : "", who);
 }
 
 // bytes of a micro-batch: with --cp, of what a router counts there and in `sequences` of its rows

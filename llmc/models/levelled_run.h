@@ -13,6 +13,7 @@ meets it: what every trainer with such routers says of it in the same words (lev
 #define LLMC_LEVELLED_RUN_H
 #include "../core/print.h"   // format_float
 #include "../run/trainer.h"  // Run, run_is_chosen
+#include "experts_run.h"     // experts_balance_box
 #include "levelled_routers.h"  // levelled_keep
 
 enum { LEVELLED_MOST_LAYERS = 1025 };
@@ -77,10 +78,8 @@ static inline void levelled_freeze(const Run* r, LevelledOptions* x, size_t bias
 }
 
 static inline void levelled_box(const Run* r, const LevelledOptions* x, float bias_rate, float loss) {
-    const ShortText by_bias = format_float(bias_rate), by_loss = format_float(loss);
     const int moves = bias_rate > 0.0f && !x->all_stay;
     if (!run_is_training(r) || model_is_adapter(r->model)) { return; }
-    box_row("balance", "bias %s%s, loss %s%s", moves ? by_bias.s : "stays", moves ? " an update" : "",
-            loss > 0.0f ? by_loss.s : "none", loss > 0.0f ? " for each sequence" : "");
+    experts_balance_box(moves ? format_float(bias_rate).s : "stays", loss, " for each sequence", "");
 }
 #endif  // LLMC_LEVELLED_RUN_H
