@@ -189,7 +189,7 @@ mutation "fp8: blocks of a part are as wide as those of the whole" test_matmul s
     'column / s->block_columns' 'column / FP8_BLOCK'
 mutation "fp8: ... read straight" test_matmul stored gemm.h:gemm_column_factors_ '/ w->block_columns' '/ FP8_BLOCK'
 mutation "fp8: the last elements of a block are left out" test_matmul stored gemm.h:gemm_few_columns_ \
-    'if \(k < end\) \{' 'if (k < end \&\& kind == STORED_F32) {'
+    'gemm_few_term_\(sum, a, gemm_widen_\(last' 'if (kind == STORED_F32) gemm_few_term_(sum, a, gemm_widen_(last'
 mutation "fp8: experts share the scales of the first" test_grouped_matmul stored stored.h:stored_next \
     'if \(m.scales\)' 'if (0 \&\& n_scales)'
 # ---- and in fp4 ----
