@@ -1,8 +1,8 @@
 /*
 DeepSeek V4: several residual streams instead of one, which every half of a layer mixes anew; attention over a window of
 keys that are values as well, and over entries that stand for several tokens; experts, which in the first layers the
-token itself decides on. From a folder of its weights to such a folder. Read train_qwen3.cu first: experts, and what a
-run does beside the model, are explained there.
+token itself decides on. From a folder of its weights to such a folder. Read train_moe.cu first: experts, and what a run
+does beside the model, are explained there.
 
 The model (doc/deepseek_v4.md): hc streams X_j, all of them the token's embedding; L blocks of
     X = mix(X, attention(norm(y)))   y = sum of pre_j X_j; X'_k = post_k f + sum of comb_jk X_j, with pre, post and comb
@@ -13,9 +13,15 @@ them (HCA). Of the experts one is for every position. A module behind the last l
 after the next (MTP). Not here: drafts of several tokens.
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make run-deepseek-v4               trains a small one on this repository's own text
     make train_deepseek_v4             for what this machine has; CPU=1 and CUDA=1 say it
     ./train_deepseek_v4 --from DeepSeek-V4-Flash/ --lora-rank 16 --train book.txt
     ./train_deepseek_v4 --model tiny --train book.txt
+
+What the first one prints, for example (the numbers change with the text):
+    step 0 | val loss 5.5547 | 8.014 bits/byte | best
+    step 100/1800 | loss 3.1635 | norm 0.79 | lr 3.0e-03 | 111 ms | 4.6k tok/s | 40% peak | eta 3m30s | load 3.03
+                  | mtp 2.9238 | index 0.0226
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
@@ -1030,7 +1036,8 @@ static Trainer deepseek_v4_trainer(void) {
     Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_deepseek_v4";
     t.on_gpus = "train_deepseek_v4 CUDA=1";
-    t.about = "Trains DeepSeek V4, streams that mix, attention over entries and experts, from and to folders of it.";
+    t.about = "Trains DeepSeek V4, streams that mix, attention over entries and experts, from and to folders of it. "
+              "First steps: make run-deepseek-v4.";
     t.presets = "random start from a preset: " DEEPSEEK_V4_PRESETS;
     t.usual_V = 129280;
     t.has_states = 1;

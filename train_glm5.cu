@@ -1,7 +1,7 @@
 /*
 GLM-5, GLM-5.1 and GLM-5.2: attention whose keys and values are made of one short vector for each token (MLA), over the
 tokens that an indexer chooses (DSA), and experts. From a Hugging Face folder to a Hugging Face folder. Read
-train_qwen3.cu first: experts, and what a run does beside the model, are explained there.
+train_moe.cu first: experts, and what a run does beside the model, are explained there.
 
 The model (doc/glm5.md): token embedding, L blocks of
     r = r + attention(norm(r))   latent_layer.h; layers without an indexer see what the last one before them that has
@@ -10,9 +10,15 @@ The model (doc/glm5.md): token embedding, L blocks of
 a last norm, and the output matrix. A module behind the last norm may learn to predict the token after the next (MTP).
 
 One file for both kinds of machine: a C compiler builds it for CPUs, exact; nvcc for GPUs.
+    make run-glm5                trains a small one on this repository's own text
     make train_glm5              for what this machine has; CPU=1 and CUDA=1 say it
     ./train_glm5 --from GLM-5/ --lora-rank 16 --train book.txt
     ./train_glm5 --model tiny --train book.txt
+
+What the first one prints, for example (the numbers change with the text):
+    step 0 | val loss 5.5849 | 8.058 bits/byte | best
+    step 100/1500 | loss 3.1015 | norm 1.13 | lr 3.0e-03 | 179 ms | 2.9k tok/s | 20% peak | eta 3m19s | load 3.84
+                  | mtp 2.7696 | index 0.0230
 */
 #include "llmc/core/floatx.h"         // floatX: float or bf16
 #include "llmc/models/activations.h"  // Activations, Tradeoffs: what a pass has beside the parameters
@@ -842,7 +848,8 @@ static Trainer glm5_trainer(void) {
     Trainer t = adapted_trainer(offsetof(Workplace, adapted));
     t.name = "train_glm5";
     t.on_gpus = "train_glm5 CUDA=1";
-    t.about = "Trains GLM-5, attention over chosen tokens by short vectors, and experts, from and to folders of it.";
+    t.about = "Trains GLM-5, attention over chosen tokens by short vectors, and experts, from and to folders of it. "
+              "First steps: make run-glm5.";
     t.presets = "random start from a preset: " GLM5_PRESETS;
     t.usual_V = 154880;
     t.options = glm5_options;

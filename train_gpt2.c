@@ -13,6 +13,10 @@ banded attention.
     make train_gpt2 && ./train_gpt2 --help                    every option
     ./train_gpt2 --model tiny --train book.txt --steps 1000   your text, byte by byte
     ./train_gpt2 --from gpt2/ --train 'shards/train_*.bin'    fine-tunes a Hugging Face folder on token shards
+
+What the first one prints, for example (the numbers change with the text):
+    step 0 | val loss 5.4560 | 7.871 bits/byte | best
+    step 100/2800 | loss 2.9669 | norm 1.13 | lr 4.0e-03 | 61 ms | 8.4k tok/s | 60% peak | eta 2m37s
 */
 #include "llmc/core/tensor_arena.h"  // TensorArena: activations, laid out by a table
 #include "llmc/models/gpt2.h"        // GPT2, Config, Parameters: sizes and parameters, shared with train_gpt2.cu

@@ -12,16 +12,16 @@ The scan keeps a state of fixed size per channel, so generation costs the same a
 scan that is parallel in time (doc/selective_scan.md says why), gradients through a state that is carried from row to
 row.
 
-    make run-mamba                                                  trains a small one on llmc/, two minutes
+    make run-mamba                                                  trains a small one on this repository's own text
     make run-digits                                                 two classifiers of handwritten digits
     make train_mamba_hpn && ./train_mamba_hpn --help                every option
     ./train_mamba_hpn --model tiny --train book.txt --steps 1000    your text, byte by byte
     ./train_mamba_hpn --from mamba-130m/ --generate "The"           a Hugging Face folder
 
-What the first one prints, for example (its text is llmc/ itself, so the numbers change with it):
-    step 0 | val loss 5.4855 | 7.915 bits/byte | best
-    step 0 | accuracy 7.67% | top 5 9.68% | perplexity 241
-    step 50/2800 | loss 2.5618 | norm 0.96 | lr 3.0e-03 | 44 ms | 23.2k tok/s | 33% peak | eta 2m02s
+What the first one prints, for example (the numbers change with the text):
+    step 0 | val loss 5.4955 | 7.929 bits/byte | best
+    step 0 | accuracy 7.30% | top 5 8.94% | perplexity 244
+    step 50/1800 | loss 2.5572 | norm 0.86 | lr 3.0e-03 | 76 ms | 13.5k tok/s | 34% peak | eta 2m12s
 */
 #include "llmc/core/carried.h"          // Carried: what a pass hands to the next
 #include "llmc/core/tensor_arena.h"     // TensorArena: activations, laid out by a table
