@@ -650,6 +650,19 @@ check "a run that has not begun is left out with a note" grep -q "odd/new/metric
 check "two of one name are told apart" grep -q 'odd/a</td>.*runs/a</td>' odd/compare.html
 refuses "$plot" "no steps are recorded yet" "a run without steps alone" odd/new
 refuses "$plot" "nowhere/metrics.jsonl: No such file" "a run that is not there" runs/a nowhere
+refuses "$plot" "runs: expected a run, found a folder of runs: choose runs/a or runs/b" "a folder of runs: they are named" runs
+cat >titles.py <<'PYTHON'
+import glob, re, sys
+root = sys.argv[1]
+sys.path.insert(0, root + "/dev/tools")
+from plot import DRAWN_ELSEWHERE, TITLES
+text = "".join(open(path).read() for path in glob.glob(root + "/llmc/*/*.h"))
+schema = open(root + "/llmc/models/mamba_log.h").read().split("json_pack")[1].split(";")[0]
+keys = set(re.findall(r'log_add_key\(&r->log, "(\w+)"', text)) | {key for key, _ in re.findall(r'"(\w+)",\s*"([^"]+)"', schema)}
+raw = keys - {*TITLES, *DRAWN_ELSEWHERE, "kind", "surgery_method"}  # words
+print(len(keys) > 20 and not raw or sorted(raw), *(title for title in TITLES.values() if len(title) > 24))
+PYTHON
+check "each key that a trainer explains has a title, no wider than its diagram" test "$($python titles.py "$root")" = True
 mkdir stop
 mv stop.jsonl stop/metrics.jsonl
 refuses "$plot" "stop/metrics.jsonl:3: step: expected a number" "a record without a step" stop

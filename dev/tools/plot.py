@@ -32,6 +32,7 @@ Exit status: 0 drawn (without matplotlib a line says that the PNG is not),
 """
 import argparse
 import bisect
+import glob
 import html
 import json
 import math
@@ -140,8 +141,20 @@ class Run:
         return [record[key] for record in self.updates]
 
 
+def runs_inside(folder):
+    """Of a folder that is no run itself: those it holds, as make run-lora leaves them."""
+    if os.path.exists(os.path.join(folder, "metrics.jsonl")):
+        return []
+    found = glob.glob(os.path.join(glob.escape(folder), "*", "metrics.jsonl"))
+    return sorted(printable(os.path.dirname(path)) for path in found)
+
+
 def read_runs(folders):
     """The runs that have records; a new one without is left out with a note when there are others."""
+    for folder in folders:
+        inside = runs_inside(folder)
+        if inside:
+            raise InputError(f"{folder}: expected a run, found a folder of runs: choose {' or '.join(inside)}")
     runs = [Run(folder) for folder in folders]
     drawn = [run for run in runs if run.updates or run.validations or run.tests]
     for run in runs:

@@ -15,9 +15,16 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d
 DARK_COLORS = ("#56b4e9", "#ff8c42", "#2fc79a", "#e39ac4", "#f0c34e", "#9ad4f5", "#c9c9c9")
 DASHES = ("", "6 3", "2 3")  # after the last colour they come again, dashed
 SAME_IN_NONE = ("command", "starts", "options.run")  # settings that say nothing of why two runs differ
-# of diagrams of keys that trainers explain in the first line of metrics.jsonl, in this order; of others the key
+# of diagrams of keys that trainers explain in the first line of metrics.jsonl, in this order; of others the key. A
+# small diagram has room for 24 letters
 TITLES = {"balance": "balance of routers", "z": "z-loss of routers", "idle_experts": "experts without a token",
-          "mtp_loss": "loss of the token after the next", "index_loss": "loss of the indexers"}
+          "mtp_loss": "loss of MTP", "index_loss": "loss of the indexers",
+          "acc5": "accuracy, five guesses", "perplexity": "perplexity", "ce_loss": "cross entropy",
+          "hpn_loss": "loss of prototypes", "label_cosine": "cosine to the target", "collapse": "cosine among states",
+          "ff_loss_mean": "loss, Forward-Forward", "bp_applied": "back-propagation",
+          "bp_updates_applied": "updates by AdamW",
+          "ff_updates_applied": "updates, Forward-Forward", "conflict_layers": "layers in conflict",
+          "clipped": "clipped gradients", "data_wait_ms": "wait for batches", "epoch": "epochs", "rss_mb": "memory"}
 LARGEST_STEP = 2**53  # up to here a double counts
 LONGEST_LINE = 1 << 20
 BLOCK = 1 << 20
