@@ -70,7 +70,7 @@ help:
 	@echo "make run-glm5    a small GLM-5: short vectors and chosen bytes, two minutes"
 	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
-	@echo "                 each with options of yours: make run MORE='--steps 9000 --seed 2' RUN=runs/long"
+	@echo "                 MORE='--steps 9000 --seed 2' RUN=runs/mine: options of yours"
 	@echo "make test        build and run every test: about seven minutes on 2 cores"
 	@echo "make test-all    the rest: compilers, sanitizers, ...: most of an hour"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
