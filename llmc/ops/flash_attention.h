@@ -29,7 +29,7 @@ Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the l
                          HS <= 128   168, 168                 80 KiB            2
             dk and dv    HS <=  64   222, 235                 49 KiB            2
                          HS <= 128   254, 254                 65 KiB            2
-            dq           HS <=  64   161, 168                 48 KiB            3
+            dq           HS <=  64   165, 168                 48 KiB            3
                          HS <= 128   168, 168                 64 KiB            2, on sm_90 3
         What a warp issues for a tile that is not masked (make sass, sm_90), beside 128, 128 and 96 mma of about 6.4
         cycles each: forward 712 instructions (HS 64) or 678 (HS 128), dk and dv 566 or 544, dq 458 or 472.
