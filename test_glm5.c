@@ -256,7 +256,7 @@ static void test_counts(Test* t) {
     check(t, tiny.tensors == 232 && tiny.elements == 841324u + 40u, "the tiny one: %d tensors, %zu elements", tiny.tensors, tiny.elements);
 }
 
-// who has an indexer: by the rule, by a pattern, by a list
+// who has an indexer: by the rule, by a pattern, by a list that says the same
 static void test_indexers(Test* t) {
     static const int full[] = {0, 1, 2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70, 74};
     const Config published = config_preset("glm-5.2", 154880), before = config_preset("glm-5", 154880);
@@ -272,7 +272,7 @@ static void test_indexers(Test* t) {
     ErrorText error;
     check(t, parse(&c, "", &error) && strcmp(c.indexers, "FFSSSFSF") == 0 && strcmp(c.mlps, "MMEEEEEE") == 0, "the rule: %s %s", c.indexers, c.mlps);
     check(t, parse(&c, ",\"index_topk_pattern\":\"FSFSFSS\"", &error) && strcmp(c.indexers, "FSFSFSSF") == 0, "a pattern: %s", c.indexers);
-    check(t, parse(&c, ",\"index_topk_pattern\":\"FFFFFFF\",\"indexer_types\":[\"full\",\"shared\",\"shared\",\"shared\",\"full\",\"shared\","
+    check(t, parse(&c, ",\"index_topk_pattern\":\"FSSSFSS\",\"indexer_types\":[\"full\",\"shared\",\"shared\",\"shared\",\"full\",\"shared\","
                        "\"shared\"]", &error) && strcmp(c.indexers, "FSSSFSSF") == 0, "a list: %s", c.indexers);
 }
 
@@ -282,7 +282,11 @@ static void test_refused(Test* t) {
         {",\"index_topk_pattern\":\"FFF\"", "expected 7 letters F or S"},
         {",\"n_group\":3", "expected groups of two experts or more"},
         {",\"n_group\":4,\"topk_group\":1", "\"num_experts_per_tok\": expected at most 2, found 3"},
-        {",\"num_experts\":2", "\"num_experts_per_tok\": expected at most 2, found 3"},
+        {",\"num_experts\":2", "\"n_routed_experts\": expected 2, as \"num_experts\" says, found 8"},
+        {",\"index_topk_pattern\":\"FFFFFFF\",\"indexer_types\":[\"full\",\"shared\",\"full\",\"full\",\"full\",\"full\",\"full\"]",
+         "\"indexer_types\": expected full of layer 1, as \"index_topk_pattern\" says, found shared"},
+        {",\"indexer_types\":[\"full\",\"full\",\"full\",\"shared\",\"shared\",\"full\",\"shared\"]",
+         "\"indexer_types\": expected shared of layer 2, as \"index_topk_freq\" says, found full"},
         {",\"qk_head_dim\":48", "\"qk_head_dim\""}, {",\"num_key_value_heads\":2", "\"num_key_value_heads\""},
         {",\"scoring_func\":\"softmax\"", "\"scoring_func\""}, {",\"moe_layer_freq\":2", "\"moe_layer_freq\""},
         {",\"tie_word_embeddings\":true", "\"tie_word_embeddings\""}, {",\"pad_token_id\":320", "\"pad_token_id\""},
