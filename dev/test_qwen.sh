@@ -627,7 +627,7 @@ fp8() {
     for name in $shapes; do
         echo "# --base-dtype fp8: $name"
         rm -rf base floats halves fp8 begun
-        go --config ${name/fused/experts}.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 20 --export-hf begun
+        rm -rf begun; go --config ${name/fused/experts}.json --train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 20 --export-hf begun
         [ $name = fused ] && rewrite begun base 'fuse()' || mv begun base
         "$python" "$root/dev/ref/fp8.py" base floats && "$python" "$root/dev/ref/fp8.py" base halves --bf16
         go --from base --base-dtype fp8 --export-hf fp8 && go --from floats --export-hf begun && cmp {fp8,begun}/model.safetensors && ! cmp -s {base,begun}/model.safetensors
@@ -737,7 +737,7 @@ releases() {
     for name in $shapes; do
         echo "# a folder in fp8: $name"
         rm -rf base begun floats release run other full learned
-        go --config ${name/fused/sparse}.json "${start[@]}" --steps 20 --export-hf begun
+        rm -rf begun; go --config ${name/fused/sparse}.json "${start[@]}" --steps 20 --export-hf begun
         [ $name = fused ] && rewrite begun base 'fuse()' || mv begun base
         i=()
         case $name in
@@ -767,7 +767,7 @@ releases() {
 
     echo "# a folder in fp8: ranks, refusals"
     edit moe.json wide.json hidden_size 160 moe_intermediate_size 136 num_experts 4 mlp_only_layers '[]' head_dim 66
-    go --config wide.json --export-hf begun --train text --seq-len 16 --batch-size 2 --steps 4 && "$python" "$root/dev/ref/fp8.py" begun release --release floats
+    rm -rf begun; go --config wide.json --export-hf begun --train text --seq-len 16 --batch-size 2 --steps 4 && "$python" "$root/dev/ref/fp8.py" begun release --release floats
     for name in apart fused; do
         [ $name = fused ] && rewrite begun base 'fuse()' && "$python" "$root/dev/ref/fp8.py" base release --release floats
         run=("${start[@]}" --grad-accum 4 --from release --lora-rank 3)
@@ -780,7 +780,7 @@ releases() {
         done
     done
     local up=model.layers.1.mlp.up_proj.weight
-    go --config dense.json --export-hf begun && "$python" "$root/dev/ref/fp8.py" begun release --release floats
+    rm -rf begun && go --config dense.json --export-hf begun && "$python" "$root/dev/ref/fp8.py" begun release --release floats
     broken() {  # PROMISE TEXT PYTHON
         rewrite release broken 'W = "'$up'"; S = W + "_scale_inv"; d, s, x = t[S]; '"$3"
         for i in fp8 fp32; do refuse "$1, --weights $i" "broken/model.safetensors: tensor \"$2" --from broken --weights $i --generate x; done
@@ -805,7 +805,7 @@ fp4() {
     evaluated() { go --eval-only --val text --seq-len 15 --batch-size 3 --eval-batches 2 --seed 1 "$@" && grep "val loss" out; }
     write() { go --max-new-tokens 30 --temperature 0 --generate "line 7" "$@" && cat out; }
     start=(--train text --seq-len 16 --batch-size 2 --lr 1e-2 --steps 4)
-    go --config packed.json "${start[@]}" --steps 20 --export-hf begun
+    rm -rf begun; go --config packed.json "${start[@]}" --steps 20 --export-hf begun
     for form in apart fused; do
         echo "# experts in fp4, $form"
         rm -rf base release floats run other several as_read merged
