@@ -19,11 +19,11 @@ Cost:   products of a chunk, of keys above 64 channels, take 1024 cycles of a mu
 #ifndef LLMC_FLASH_DELTA_HOPPER_H
 #define LLMC_FLASH_DELTA_HOPPER_H
 #if defined(__CUDACC__) && defined(WGMMA)
-#include "../core/wgmma.h"       // wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep, fence_proxy_async
+#include "../core/wgmma.h"       // wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep
 #include "delta_shape.h"         // DeltaShape, DeltaInputsOf
 #include "flash_delta_chunks.h"  // FlashDelta, FlashDeltaChunk, FlashDeltaGates, FLASH_DELTA_V, FLASH_DELTA_THREADS
 #include "tile.h"                // tile_load_a_transposed, tile_to_operands, tile_set_zero
-#include "wide_tile.h"           // wide_tile_load, wide_tile_add_product, wide_tile_store_turned
+#include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_add_product, wide_tile_store_turned
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
@@ -187,9 +187,7 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS, 2)
     flash_delta_keep_gates(&w->g, gates);
     for (int chunk = 0; chunk <= last; chunk++) {
         FlashDeltaHopperTiles<W>* t = &w->stage[chunk % 2];
-        cp_async_wait<0>();
-        fence_proxy_async();
-        __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
+        wide_tile_arrived();  // this chunk, and nobody uses the one before any more
         if (chunk < last) { load(next, chunk + 1); }
         flash_delta_read_gates(gates, x, in.beta, s, b, h, next);
         if (c.fresh) { tile_set_zero(S); }
@@ -269,9 +267,7 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS, 2)
     keep_gates(gates);
     for (int chunk = last; chunk >= 0; chunk--) {
         FlashDeltaHopperTiles<W>* t = &w->stage[chunk % 2];
-        cp_async_wait<0>();
-        fence_proxy_async();
-        __syncthreads();  // this chunk has arrived, and nobody uses the one behind any more
+        wide_tile_arrived();  // this chunk, and nobody uses the one behind any more
         if (chunk > 0) { load(next, chunk - 1); }
         flash_delta_hopper_values_(out, t->v);
         wgmma_fence();
