@@ -9,6 +9,7 @@ query. Sums are those of tile.h: a warp has M * 16 rows, and a quad of its lanes
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // WARP, Pack, bf16, kernel_exp2, LOG2_E
 #include "../core/mma.h"     // cp_async_16_zfill
+#include "flash_rows.h"      // FlashRow, FLASH_ROWS_THREADS, flash_row_D, flash_row
 #include "tile.h"            // tile_quad_max
 
 static const float FLASH_LN_2 = 0.693147181f;
@@ -141,13 +142,6 @@ __device__ inline void flash_softmax_step(float (&scores)[M][N][4], float (&out)
 
 // ---- backward ----
 
-enum { FLASH_ROWS_THREADS = 128 };
-
-// what backward needs of a query: its weights are 2^(score - level)
-struct FlashRow {
-    float level, D;
-};
-
 // where the FlashRow of query t is: two make 16 bytes, so each head begins at an even place
 __host__ __device__ inline size_t flash_row_stride(const AttentionShape* s) {
     return (size_t)(attention_queries(s) + 1) / 2 * 2;
@@ -175,16 +169,8 @@ __global__ void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* 
     int64_t i = n < n_rows ? n : n_rows - 1;  // all lanes stay for the sum; heads are neighbours in memory
     int h = (int)(i % s.NH), t = s.t0 + (int)(i / s.NH % n_queries), b = (int)(i / s.NH / n_queries);
     size_t at = attention_at_out(&s, b, h, t), row = attention_at_row(&s, b, h, t);
-    float D = 0.0f;
-    for (int c = threadIdx.x % 8 * 8; c < s.HS; c += 64) {
-        Pack<bf16, 8> x = pack_load<8>(dout + at + c), y = pack_load<8>(out + at + c);
-        for (int j = 0; j < 8; j++) { D += to_float(x.x[j]) * to_float(y.x[j]); }
-    }
-    for (int step = 4; step > 0; step /= 2) { D += __shfl_xor_sync(ALL_LANES, D, step); }
-    if (n < n_rows && threadIdx.x % 8 == 0) {
-        FlashRow x = {max[row] * LOG2_E - log2f(inv[row]), D};  // inv 0: level Inf, so that all weights are 0
-        rows[flash_at_row_(s, b, h, t)] = x;
-    }
+    const float D = flash_row_D(dout + at, out + at, s.HS);
+    if (n < n_rows && threadIdx.x % 8 == 0) { rows[flash_at_row_(s, b, h, t)] = flash_row(max[row], inv[row], D); }
 }
 
 // of this lane's two queries, those of rows row + lane / 4 and 8 below in a tile of n_queries from query t on
