@@ -135,15 +135,17 @@ __global__ void vote_kernel(int* out) {
     if (lane < 8) { out[96 + lane] = (int)__ballot_sync(0xff, lane != 2); }
     __syncwarp();
     if (lane == 0) { out[96 + 8] = out[96 + 7]; }
+    const int distance = (lane - 20) * (lane - 20), least = __reduce_min_sync(FULL, distance - 5);
+    out[105 + lane] = least * 1000 + __reduce_max_sync(FULL, distance);
 }
 
 static void test_votes(Test* t) {
-    int got[105], want[105], *d = zero_ints(105);
+    int got[137], want[137], *d = zero_ints(137);
     vote_kernel<<<1, 32>>>(d);
-    ints_back(got, d, 105);
-    for (int l = 0; l < 32; l++) { want[l] = 0x49249249; want[32 + l] = 2; want[64 + l] = 2; }
+    ints_back(got, d, 137);
+    for (int l = 0; l < 32; l++) { want[l] = 0x49249249; want[32 + l] = 2; want[64 + l] = 2; want[105 + l] = -5 * 1000 + 400; }
     for (int l = 0; l < 9; l++) { want[96 + l] = 0xfb; }
-    check_ints(t, "votes", got, want, 105);
+    check_ints(t, "votes", got, want, 137);
 }
 
 // ---- blocks ----

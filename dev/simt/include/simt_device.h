@@ -4,6 +4,7 @@ What a kernel may call: barriers, shuffles, votes, atomics, cache hints, bit and
 #ifndef SIMT_DEVICE_H
 #define SIMT_DEVICE_H
 #include "simt_launch.h"
+#include <limits.h>
 #include <math.h>
 #include <time.h>
 
@@ -101,6 +102,31 @@ static inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) {
     SimtBallot b = {predicate, 0};
     simt_collective("__all_sync", mask, &b, simt_complete_ballot_, file, line);
     return b.lanes == mask;
+}
+
+struct SimtReduction {
+    int value, most;
+};
+SIMT_TRUSTED static inline void simt_complete_reduction_(void** parts, int n) {
+    int low = INT_MAX, high = INT_MIN;
+    for (int i = 0; i < n; i++) {
+        const SimtReduction* x = (const SimtReduction*)parts[i];
+        if (x) { low = x->value < low ? x->value : low, high = x->value > high ? x->value : high; }
+    }
+    for (int i = 0; i < n; i++) {
+        SimtReduction* x = (SimtReduction*)parts[i];
+        if (x) { x->value = x->most ? high : low; }
+    }
+}
+static inline int __reduce_min_sync(unsigned mask, int value, SIMT_SITE) {
+    SimtReduction x = {value, 0};
+    simt_collective("__reduce_min_sync", mask, &x, simt_complete_reduction_, file, line);
+    return x.value;
+}
+static inline int __reduce_max_sync(unsigned mask, int value, SIMT_SITE) {
+    SimtReduction x = {value, 1};
+    simt_collective("__reduce_max_sync", mask, &x, simt_complete_reduction_, file, line);
+    return x.value;
 }
 
 // which lanes happen to run together is no property of a program
