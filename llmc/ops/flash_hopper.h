@@ -37,9 +37,10 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 #ifndef LLMC_FLASH_HOPPER_H
 #define LLMC_FLASH_HOPPER_H
 #if defined(__CUDACC__) && defined(WGMMA)
-#include "../core/kernel.h"  // WARP, bf16, kernel_exp2, cudaCheck
+#include "../core/kernel.h"  // WARP, LOG2_E, bf16, cudaCheck
 #include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep
-#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, FlashRow, flash_my_rows
+#include "flash_rows.h"      // FlashRow, flash_row_weights, flash_row_gradients, flash_column_weights, ...
+#include "flash_steps.h"     // FlashPlace, flash_mask_scores, flash_softmax_weights, flash_my_rows
 #include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum
 #include "wide_tile.h"       // WideRows, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell
 
@@ -154,27 +155,6 @@ __device__ inline void flash_hopper_mask_keys_(float (&x)[1][N][4], const Attent
     }
 }
 
-// their weights from scores; rows: of this lane's first query, and on
-template <int N>
-__device__ inline void flash_hopper_key_weights_(float (&p)[1][N][4], const FlashRow* rows, float scale) {
-    #pragma unroll
-    for (int i = 0; i < 4 * N; i++) {
-        float& x = p[0][i / 4][i % 4];
-        x = kernel_exp2(x * scale - rows[i / 4 * 8 + i % 2].level);
-    }
-}
-
-// their ds / scale from datt
-template <int N>
-__device__ inline void flash_hopper_key_gradients_(float (&ds)[1][N][4], const float (&p)[1][N][4],
-                                                   const FlashRow* rows) {
-    #pragma unroll
-    for (int i = 0; i < 4 * N; i++) {
-        float& x = ds[0][i / 4][i % 4];
-        x = p[0][i / 4][i % 4] * (x - rows[i / 4 * 8 + i % 2].D);
-    }
-}
-
 // A step of two warpgroups with the same 64 keys, of which each makes one product of its own, keys by queries or values
 // by dout, and adds to its sums one with the other's: the first dv, the second dk
 template <int W, int QUERIES>
@@ -190,7 +170,7 @@ __device__ inline void flash_hopper_apart_step_(float (&sums)[1][W / 8][4], floa
     wgmma_wait<0>();
     wgmma_keep(x);
     if (!is_second) {
-        flash_hopper_key_weights_(x, rows, s.scale * LOG2_E);
+        flash_column_weights(x, rows, s.scale * LOG2_E);
         flash_hopper_mask_keys_(x, s, all, b, t, u);
         wide_tile_tell(told, x);
     }
@@ -198,7 +178,7 @@ __device__ inline void flash_hopper_apart_step_(float (&sums)[1][W / 8][4], floa
     if (is_second) {
         float p[1][QUERIES / 8][4];
         wide_tile_hear(p, told);
-        flash_hopper_key_gradients_(x, p, rows);  // 0 where the weight is
+        flash_column_gradients(x, p, rows);  // 0 where the weight is
     }
     tile_to_operands(operands, x);
     wgmma_keep(sums);
@@ -289,7 +269,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_keep(p);
-        flash_hopper_key_weights_(p, now, s.scale * LOG2_E);
+        flash_column_weights(p, now, s.scale * LOG2_E);
         flash_hopper_mask_keys_(p, s, all, b, t, u + row);
         tile_to_operands(p_operands, p);
         wgmma_keep(dv_sums);
@@ -298,7 +278,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_keep(ds);
-        flash_hopper_key_gradients_(ds, p, now);
+        flash_column_gradients(ds, p, now);
         flash_hopper_mask_keys_(ds, s, all, b, t, u + row);
         tile_to_operands(ds_operands, ds);
         wgmma_keep(dk_sums);
@@ -322,31 +302,16 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
     wide_tile_store_rows<W, KEYS>(dv + kv, s.kv_row, n_keys, s.HS, v_tile, row, dv_sums, one);
 }
 
-// of a warp's 16 queries (rows) and the keys of a tile (columns): weights from scores; rows: of this lane's two queries
+// x of a warp's 16 queries (rows, from query t on) and the keys of a tile (columns, from key u on): 0 where one does
+// not see the other. all: keys that all of these queries see
 template <int N>
-__device__ inline void flash_hopper_query_weights_(float (&p)[1][N][4], const FlashRow (&rows)[2], float scale) {
-    #pragma unroll
-    for (int i = 0; i < 4 * N; i++) {
-        float& x = p[0][i / 4][i % 4];
-        x = kernel_exp2(x * scale - rows[i % 4 / 2].level);
-    }
-}
-
-// ds / scale from datt, 0 where a query does not see the key; all: keys that all of these queries see
-template <int N>
-__device__ inline void flash_hopper_query_gradients_(float (&ds)[1][N][4], const float (&p)[1][N][4],
-                                                     const FlashRow (&rows)[2], const AttentionShape& s, FlashRange all,
-                                                     int b, int t, int u) {
-    #pragma unroll
-    for (int i = 0; i < 4 * N; i++) {
-        float& x = ds[0][i / 4][i % 4];
-        x = p[0][i / 4][i % 4] * (x - rows[i % 4 / 2].D);
-    }
+__device__ inline void flash_hopper_mask_queries_(float (&x)[1][N][4], const AttentionShape& s, FlashRange all, int b,
+                                                  int t, int u) {
     if (all.has_all(u, 8 * N)) { return; }
     int lane = threadIdx.x % WARP;
     #pragma unroll
     for (int half = 0; half < 2; half++) {
-        flash_hide(ds[0], half, flash_keys(s, b, t + lane / 4 + half * 8, 1), u, 0.0f);
+        flash_hide(x[0], half, flash_keys(s, b, t + lane / 4 + half * 8, 1), u, 0.0f);
     }
 }
 
@@ -396,8 +361,9 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         wgmma_wait<0>();
         wgmma_keep(p);
         wgmma_keep(ds);
-        flash_hopper_query_weights_(p, my_rows, s.scale * LOG2_E);
-        flash_hopper_query_gradients_(ds, p, my_rows, s, all, b, t + row, tile * KEYS);
+        flash_row_weights(p, my_rows, s.scale * LOG2_E);
+        flash_row_gradients(ds, p, my_rows);
+        flash_hopper_mask_queries_(ds, s, all, b, t + row, tile * KEYS);
         tile_to_operands(operands, ds);
         wgmma_keep(sums);
         wgmma_fence();

@@ -1,7 +1,7 @@
 /*
 What backward of attention on tensor cores needs of each row of a head, a FlashRow: its weights are
 2^(score * scale * LOG2_E - level), and D, the sum of weights times their gradients, is dout . out, so that no pass over
-the keys is needed for it.
+the keys is needed for it. And what becomes of a product by them, in sums of a warpgroup (wide_tile.h).
 Error:  of D: out is rounded, so e * sum |dout| |out| with e = 2^-8, and a gradient of a score has att * scale of it.
 Cost:   reads dout and out once.
 */
@@ -9,7 +9,7 @@ Cost:   reads dout and out once.
 #define LLMC_FLASH_ROWS_H
 #ifdef __CUDACC__
 #include "../core/device.h"  // Device, ceil_div
-#include "../core/kernel.h"  // ALL_LANES, LOG2_E, Pack, bf16, cudaCheck
+#include "../core/kernel.h"  // ALL_LANES, LOG2_E, Pack, bf16, kernel_exp2, cudaCheck
 
 enum { FLASH_ROWS_THREADS = 128 };
 
@@ -47,6 +47,45 @@ static inline void flash_head_rows(FlashRow* rows, const bf16* dout, const bf16*
     flash_head_rows_kernel<<<(unsigned)ceil_div(n_rows, FLASH_ROWS_THREADS / 8), FLASH_ROWS_THREADS, 0,
                              dev->stream>>>(rows, dout, out, max, inv, n_rows, C);
     cudaCheck(cudaGetLastError());
+}
+
+// ---- sums of a warpgroup: weights from scores, and ds / scale from datt; scale: with LOG2_E ----
+
+// rows: of this lane's two
+template <int N>
+__device__ inline void flash_row_weights(float (&p)[1][N][4], const FlashRow (&rows)[2], float scale) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = p[0][i / 4][i % 4];
+        x = kernel_exp2(x * scale - rows[i % 4 / 2].level);
+    }
+}
+template <int N>
+__device__ inline void flash_row_gradients(float (&ds)[1][N][4], const float (&p)[1][N][4], const FlashRow (&rows)[2]) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = ds[0][i / 4][i % 4];
+        x = p[0][i / 4][i % 4] * (x - rows[i % 4 / 2].D);
+    }
+}
+
+// transposed, of queries that are columns; columns: of this lane's first, and on
+template <int N>
+__device__ inline void flash_column_weights(float (&p)[1][N][4], const FlashRow* columns, float scale) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = p[0][i / 4][i % 4];
+        x = kernel_exp2(x * scale - columns[i / 4 * 8 + i % 2].level);
+    }
+}
+template <int N>
+__device__ inline void flash_column_gradients(float (&ds)[1][N][4], const float (&p)[1][N][4],
+                                              const FlashRow* columns) {
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        float& x = ds[0][i / 4][i % 4];
+        x = p[0][i / 4][i % 4] * (x - columns[i / 4 * 8 + i % 2].D);
+    }
 }
 #endif  // __CUDACC__
 #endif  // LLMC_FLASH_ROWS_H
