@@ -72,8 +72,12 @@ KERNELS = [
         ("flash_delta_backward_hopper_kernel", (128,), 128, 28, 256, (), "64 positions, 128 x 64 of the state")]),
     ("train_glm5.cu", [
         ("flash_latent_forward_kernel", (256,), 256, 16, 128, (2, 2), "64 positions, 64 keys"),
-        ("flash_latent_positions_kernel", (256,), 256, 8, 96, (4,), "64 positions, 32 keys: D and dq"),
-        ("flash_latent_keys_kernel", (256,), 256, 8, 128, (4,), "64 keys, 32 positions")]),
+        ("flash_latent_positions_kernel", (256,), 256, 8, 96, (4,), "64 positions, 32 keys"),
+        ("flash_latent_keys_kernel", (256,), 256, 8, 128, (4,), "64 keys, 32 positions"),
+        ("flash_latent_forward_hopper_kernel", (256, 256), 256, 16, 256, (), "128 positions, 64 keys"),
+        ("flash_latent_positions_hopper_kernel", (256, 256), (256, 192), 16, 288, (), "128 positions, 48 keys"),
+        ("flash_latent_keys_hopper_kernel", (256,), 256, 16, 256, (), "64 keys, 64 positions: dv or dk"),
+        ("flash_latent_mass_hopper_kernel", (256,), 256, 32, 256, (), "128 positions, 128 keys, a head")]),
     ("train_deepseek_v4.cu", [
         ("flash_sparse_forward_kernel", (512,), 256, 16, 256, (4, 2), "64 heads, 64 gathered keys"),
         ("flash_sparse_backward_kernel", (512,), 256, 8, 320, (4, 2, 2), "64 heads, 32 gathered keys"),
@@ -114,6 +118,16 @@ def successors(code, labels):
     return [[j for j in js if j < len(code)] for js in after]
 
 
+def reached(after):
+    """Instructions to which there is a way from the first one."""
+    seen, todo = {0}, [0]
+    while todo:
+        new = [j for j in after[todo.pop()] if j not in seen]
+        seen.update(new)
+        todo += new
+    return seen
+
+
 def products(text):
     """How many mma of 16 x 8 x 16 an instruction is for its warp: an HGMMA of 64 x N x 16 is of four warps."""
     wide = re.search(r"HGMMA\.64x(\d+)x16", text)
@@ -125,7 +139,8 @@ def fewest(code, labels, copies, mma=None, rounds=(), copy="LDGSTS"):
     None: there is no such pass. The loops with HMMA inside it go round so often."""
     after = successors(code, labels)
     is_copy, is_mma = ([bool(re.search(copy, text)) for text in code], [products(text) for text in code])
-    backward = [(i, j) for i, js in enumerate(after) for j in js if j <= i]
+    live = reached(after)  # without what is put aside for lanes that are not together
+    backward = [(i, j) for i, js in enumerate(after) for j in js if j <= i and i in live]
     if not backward:
         return None
     end, head = max(backward, key=lambda edge: (sum(is_mma[edge[1]:edge[0] + 1]), edge[1] - edge[0]))
@@ -226,7 +241,9 @@ What it says:
   forward with `states` moves some 64 KB, 3,300 cycles of memory. `flash_delta_scores_kernel` (a triangular system, column by column) and
   `flash_delta_keys_kernel` are not counted.
 - **Latent and sparse attention**: phases of a chunk are separated by barriers, so their limits add up; [deepseek_v4.md](deepseek_v4.md)
-  does that for sparse attention. Keys of a position are gathered once for 64 heads, and come from the cache.
+  does that for sparse attention. Keys of a position are gathered once for 64 heads, and come from the cache. Latent attention by wgmma
+  has 128 positions a block, where `mma.sync` has 64, and so 128 FLOP a byte of keys and values forward, 192 for dq, and in mass, with
+  128 keys, 64: twice as many. The cache remains the limit, of forward and of dk and dv {latent} TFLOP/s.
 """
 
 
@@ -234,7 +251,7 @@ def page(found, release):
     header = ["kernel", "tile of a block", "instructions", "mma", "cycles of these", "bound by", "KiB", "TB/s"]
     lines = [header, ["---", "---", "---:", "---:", "---:", "---", "---:", "---:"]] + found
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-    return HEADER.format(release=release, hmma=HMMA_CYCLES, l2=L2) + "\n" + table + FOOTER.format(grouped=f"{64 * L2:.0f}", wide=f"{256 / 3 * L2:.0f}", rows=f"{64 * L2 / MEMORY:.0f}")
+    return HEADER.format(release=release, hmma=HMMA_CYCLES, l2=L2) + "\n" + table + FOOTER.format(grouped=f"{64 * L2:.0f}", latent=f"{128 * L2:.0f}", wide=f"{256 / 3 * L2:.0f}", rows=f"{64 * L2 / MEMORY:.0f}")
 
 
 def write(nvcc, only, check):
