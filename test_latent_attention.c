@@ -2,6 +2,13 @@
 Promises of llmc/ops/latent_attention.h, which follow from the tables (llmc/test/op.h): documents of several lengths, lists of
 every length. And with all keys on every list it is attention.h's. dev/simt runs the CUDA kernels.
 */
+#if defined(SIMT) && !defined(EXACT)
+#define WGMMA  // dev/simt models it
+#endif
+#if defined(WGMMA) && !defined(EXACT)
+static int latent_hopper;  // 1 takes the kernels of flash_latent_hopper.h, 0 those of other cards
+#define FLASH_LATENT_HOPPER latent_hopper
+#endif
 #include "llmc/ops/attention.h"
 #include "llmc/ops/latent_attention.h"
 #include "llmc/test/op_promises.h"  // Op, op_problem, op_main
@@ -44,7 +51,7 @@ static void backward_ref(float* const* a, const int* d) {
 OP_STORED(X)
 static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
     THE_PROBLEM;
-    latent_attention_backward(x[DQ], x[DKV], x[DK_ROPE], x[DOUT], x[QS], x[KV], x[K_ROPE], a[MAX], a[INV], chosen,
+    latent_attention_backward(x[DQ], x[DKV], x[DK_ROPE], x[DOUT], x[OUT], x[QS], x[KV], x[K_ROPE], a[MAX], a[INV], chosen,
                               d['M'], &s, &places, dev);
 }
 
@@ -363,7 +370,7 @@ static size_t key_at(const int* d, int u, int h, int c, int* array) {
 static void bounds_of_row(double* const* x, double* const* e, const int* d, int n, int h) {
     const int A = d['Q'] - d['R'], V = d['V'], M = d['M'], at = n * d['H'] + h;
     const double scale = 1.0 / sqrt((double)d['Q']), *q = x[QS] + at * d['Q'], *dout = x[DOUT] + at * V;
-    double *att = (double*)new_array((size_t)M, sizeof(double)), total = 0.0, delta = 0.0, size = 0.0;
+    double *att = (double*)new_array((size_t)M, sizeof(double)), total = 0.0, delta = 0.0, size = 0.0, delta_error = 0.0;
     int of;
     for (int u = 0; u < M; u++) {
         double dot = 0.0;
@@ -382,6 +389,7 @@ static void bounds_of_row(double* const* x, double* const* e, const int* d, int 
             delta += att[u] * dout[c] * value[c], size += att[u] * fabs(dout[c] * value[c]);
         }
     }
+    for (int c = 0; c < V; c++) { delta_error += ROUNDED * fabs(dout[c] * x[OUT][at * V + c]); }
     for (int u = 0; u < M; u++) {
         double datt = 0.0, sizes = size, *dkv = x[DKV] + (u * d['H'] + h) * d['W'], *dkv_error = e[DKV] + (u * d['H'] + h) * d['W'];
         const double* value = x[KV] + (u * d['H'] + h) * d['W'] + A;
@@ -390,7 +398,8 @@ static void bounds_of_row(double* const* x, double* const* e, const int* d, int 
             datt += dout[c] * value[c], sizes += fabs(dout[c] * value[c]);
             add_bounded(dkv + A + c, dkv_error + A + c, att[u], ROUNDED * att[u], dout[c]);
         }
-        const double ds = att[u] * (datt - delta) * scale, ds_error = ROUNDED * fabs(ds) + FLOAT_ERROR * att[u] * sizes * scale;
+        const double ds = att[u] * (datt - delta) * scale;
+        const double ds_error = ROUNDED * fabs(ds) + att[u] * scale * (delta_error + FLOAT_ERROR * sizes);
         for (int c = 0; c < d['Q']; c++) {
             const size_t i = key_at(d, u, h, c, &of);
             add_bounded(x[DQ] + at * d['Q'] + c, e[DQ] + at * d['Q'] + c, ds, ds_error, x[of][i]);
@@ -428,16 +437,64 @@ static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
     op_problem_free(&p);
 }
 
+static void check_mass(Test* t, const int* shape, const Device* dev) {
+    OpProblem p = op_problem(&latent_mass, shape, EASY, 1);
+    const int *d = p.d, N = d['N'], H = d['H'], Q = d['Q'], R = d['R'], A = Q - R, K = d['K'];
+    float* got[OP_ARRAYS] = {NULL};
+    const OpRun r = op_run_of_(0, 0);
+    op_run_(t, got, &p, &r, dev);
+    for (int i = 0; i < N * K; i++) {
+        const int n = i / K, u = ((int*)p.a[M_CHOSEN])[i];
+        double want = d['G'] && u >= 0 ? p.a[M_BEFORE][i] : 0.0, size = fabs(want);
+        for (int h = 0; u >= 0 && h < H; h++) {
+            const float *q = p.a[M_Q] + (n * H + h) * Q, *key = p.a[M_KV] + (u * H + h) * d['W'], *turns = p.a[M_K_ROPE] + u * R;
+            double dot = 0.0;
+            for (int c = 0; c < Q; c++) { dot += (double)q[c] * (c < A ? key[c] : turns[c - A]); }
+            const double weight = exp(dot / sqrt((double)Q) - p.a[M_MAX][n * H + h]) * p.a[M_INV][n * H + h];
+            want += weight, size += fabs(weight);
+        }
+        check(t, fabs(got[M_MASS][i] - want) <= FLOAT_ERROR * size, "mass, N %d, H %d, Q %d: [%d] found %.9g, expected %.9g", N, H, Q, i,
+              (double)got[M_MASS][i], want);
+    }
+    op_free_(got);
+    op_problem_free(&p);
+}
+
 static void test_tensor_cores(Test* t) {
     const int of[][OP_DIMS] = {
         // N, H, Q, W, R, V, K, P, M: chunks and tiles, all keys and lists; as wide as it goes; more keys than positions
         {150, 2, 24, 24, 8, 8, 0, 3, 150}, {150, 1, 64, 80, 16, 32, 70, 3, 150}, {70, 1, 256, 448, 64, 256, 0, 3, 70},
         {70, 2, 136, 144, 8, 16, 33, 3, 150},
     };
+    // ... G: one head; several tiles and chunks, from another layer's; as wide as it goes
+    const int of_mass[][OP_DIMS] = {{70, 1, 24, 24, 8, 8, 33, 3, 70, 0}, {150, 3, 144, 136, 16, 8, 70, 3, 300, 1}, {40, 2, 256, 448, 64, 256, 33, 3, 40, 0}};
     Device dev = test_device(1);
     for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }
+    for (int i = 0; i < 3; i++) { check_mass(t, of_mass[i], &dev); }
     device_free(&dev);
 }
+
+// ---- the kernels of flash_latent_hopper.h ----
+
+#ifdef WGMMA
+// several tiles of positions and keys, and chunks of both, in each width: lists, more keys than positions; channels that end
+// within 64, all keys; as wide as GLM-5
+static const int hopper_shapes[][OP_DIMS] = {
+    {300, 2, 192, 256, 64, 128, 120, 3, 350}, {200, 1, 136, 216, 24, 104, 0, 3, 200}, {200, 1, 256, 448, 64, 256, 90, 3, 200},
+};
+
+static void test_hopper(Test* t) {
+    Device dev = test_device(1);  // whose workspace holds what the problem before left there
+    latent_hopper = 1;
+    test_tensor_cores(t);
+    test_generation(t);
+    for (int i = 0; i < 3; i++) { check_tensor_cores(t, hopper_shapes[i], &dev); }
+    latent_hopper = 0;
+    device_free(&dev);
+}
+#else
+static void test_hopper(Test* t) { skip(t, "not built for sm_90a"); }
+#endif
 #endif
 
 #ifdef __CUDACC__
@@ -467,6 +524,7 @@ int main(int argc, char** argv) {
         {"most", "heads that backward has no room for are known before it begins", test_most},
 #if defined(__CUDACC__) && !defined(EXACT)
         {"tensor cores", "bf16: every element within its own bound", test_tensor_cores},
+        {"Hopper", "the same of products of warpgroups", test_hopper},
 #endif
     };
     return op_main(argc, argv, ops, 2, own, sizeof own / sizeof own[0]);

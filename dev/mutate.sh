@@ -680,6 +680,10 @@ mutation "absorbed: every head has a sink" test_glm5 absorbed latent_layer.h:lat
 kernel_mutation "sparse attention by wgmma: an odd chunk's ds take the place of those before" test_sparse_attention \
     Hopper flash_sparse_hopper.h 'flash_sparse_hopper_write_\(ds_tile, row, chunk % 2u \* N, ds\)' \
     'flash_sparse_hopper_write_(ds_tile, row, 0, ds)'
+kernel_mutation "latent attention by wgmma: no rescaling when the maximum grows" test_latent_attention \
+    Hopper flash_latent_hopper.h 'if \(__any_sync\(ALL_LANES, grew\)\)' 'if (0)'
+kernel_mutation "latent attention on tensor cores: D of backward is 0" test_latent_attention "tensor cores" \
+    flash_rows.h 'log2f\(inv\), D\}' 'log2f(inv), 0.0f}'
 kernel_mutation "gated delta on Hopper: a document goes on with the state before it" test_gated_delta "hopper bits" \
     flash_delta_hopper.h 'if \(c\.fresh\) \{ tile_set_zero\(S\); \}' ''
 

@@ -24,7 +24,7 @@ ARCHS = ["sm_80", "sm_90"]  # of the record
 SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "train_deepseek_v4.cu", "train_glm5.cu",
            "dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu"]
 HOPPER = "sm_90a"  # kernels with hopper in their name
-HOPPER_SOURCES = ["dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu", "train_moe.cu", "train_deepseek_v4.cu"]
+HOPPER_SOURCES = ["dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu", "train_moe.cu", "train_deepseek_v4.cu", "train_glm5.cu"]
 HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "hyper", "latent", "layernorm", "lora",
        "matmul", "residual", "rmsnorm", "rope", "router", "swiglu"]
 

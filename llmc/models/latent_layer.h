@@ -575,9 +575,9 @@ static inline void latent_heads_backward_(const LatentPass* p, const Device* dev
     const size_t width = sizeof(float) * (size_t)p->size.dr;
     const Places places = latent_places_(p);
     const int n = latent_n_keys_(p);
-    LatentBackward b = latent_backward_begin(a->dq, a->dkv, a->dk_rope, a->dattention, a->q, a->kv, latent_rope_(p),
-                                             p->s.att_max, p->s.att_inv, latent_pass_lists_(p) ? p->chosen : NULL, n,
-                                             &shape, &places, dev);
+    LatentBackward b = latent_backward_begin(a->dq, a->dkv, a->dk_rope, a->dattention, a->attention, a->q, a->kv,
+                                             latent_rope_(p), p->s.att_max, p->s.att_inv,
+                                             latent_pass_lists_(p) ? p->chosen : NULL, n, &shape, &places, dev);
     for (int step = 0; step < tp_chain_steps(x); step++) {
         const int piece = tp_chain_piece(step, x);
         if (piece >= 0) {

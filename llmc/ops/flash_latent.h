@@ -3,40 +3,54 @@ Latent attention of latent_attention.h in bf16 on tensor cores, which calls it w
 8, keys and values of up to 256 channels, rows that begin at multiples of 16 bytes, and as much shared memory as that
 needs; otherwise its own kernels run. Keys and values of 128 or 256 channels waste nothing; others are filled up with
 zeros to the next of the two.
+In a build for Hopper (WGMMA) flash_latent_hopper.h has all of it, but for the rows of FlashRow.
     A block of threads has 64 neighbouring positions of one head and goes over what any of them sees (latent_inputs.h),
     a chunk at a time; who does not see a key gives it no weight. Backward has the same twice: positions and what they
-    see, for D and dq, then keys and the positions by which they are seen, for dk and dv. No atomics
+    see, for dq, then keys and the positions by which they are seen, for dk and dv. No atomics
     forward    softmax "online" (flash_attention.h). The keys of the next chunk are under way (cp.async) while this
                one's values are used, and its values while the next scores are made
     backward   a chunk is half as long and has two stages, as two products are made of it at a time
     mass       a block goes from head to head with a chunk, and adds up weights in registers
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, to first order, beside sums in float:
             out   e * sum of att |value|  (weights are rounded before they meet values)  + e |out|
-            dq    e * sum of |ds| |key|  + e |dq|
-            dkv   e * sum over n of |ds| |q|, or of att |dout|,  + e |dkv|
+            dq    e * sum of (|ds| + att scale |dout| . |out|) |key|  + e |dq|  (D is made of out, rounded)
+            dkv   the same sums over n, with |q|, or e * sum of att |dout|,  + e |dkv|
         An Inf or NaN reaches the rows of tiles that see it, and no others.
-Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flops, backward four times that, for scores
-        and datt are made three times, and 2 (dn + dr), mass 2 (dn + dr). Forward reads 2 (dn + dr + dv) bytes for each
-        head and key of a tile, which is 64 flops a byte, backward three times that. By ptxas of CUDA 13.0 for sm_90,
+Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flops, backward three times that, for scores
+        and datt are made twice, and 2 (dn + dr), mass 2 (dn + dr). Forward reads 2 (dn + dr + dv) bytes for each
+        head and key of a tile, which is 64 flops a byte, backward twice that. By ptxas of CUDA 13.0 for sm_90,
         without spills, of blocks of eight warps:
                          registers, W 128, W 256     shared memory             blocks at once
-            forward           127           167      80 KiB, 128 KiB           2, 1
-            mass              115           113      96 KiB, 160 KiB           2, 1
-            positions         127           168      96 KiB, 160 KiB           2, 1
-            keys              162           232      96 KiB, 160 KiB           1, 1
+            forward           127           166      80 KiB, 128 KiB           2, 1
+            mass              114           112      96 KiB, 160 KiB           2, 1
+            positions         126           163      96 KiB, 160 KiB           2, 1
+            keys              160           229      96 KiB, 160 KiB           1, 1
         Not measured on a GPU.
 Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2024, arXiv:2405.04434
 */
 #ifndef LLMC_FLASH_LATENT_H
 #define LLMC_FLASH_LATENT_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, bf16, kernel_exp
+#include "../core/kernel.h"  // WARP, LOG2_E, bf16, kernel_exp, kernel_exp2
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
+#ifdef WGMMA
+#include "flash_latent_hopper.h"  // FLASH_LATENT_HOPPER_WORDS, flash_latent_hopper_forward, ...
+#endif
+#include "flash_rows.h"      // FlashRow, flash_head_rows
 #include "latent_inputs.h"   // LatentInputsOf, LatentSight, latent_see, latent_next, latent_find
 #include "tile_rows.h"       // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
 
+#ifndef FLASH_LATENT_HOPPER  // test_latent_attention.c: a variable, so that it has both kinds of kernels
+#define FLASH_LATENT_HOPPER 1
+#endif
+
 enum {
-    FLASH_LATENT_WORDS = TILE_ROWS / WARP,
+    FLASH_LATENT_WORDS = TILE_ROWS / WARP,   // of a tile's rows...
+#ifdef WGMMA
+    FLASH_LATENT_MOST_WORDS = FLASH_LATENT_HOPPER_WORDS,  // ...and as many as scratch has room for
+#else
+    FLASH_LATENT_MOST_WORDS = FLASH_LATENT_WORDS,
+#endif
     FLASH_LATENT_KEYS = 64,                  // of a chunk in forward and mass...
     FLASH_LATENT_HALF = FLASH_LATENT_KEYS / 2,  // ...and in backward
     FLASH_LATENT_STEPS = 8                   // blocks that share a tile's chunks in mass
@@ -108,13 +122,12 @@ __global__ void __launch_bounds__(TILE_ROWS_THREADS, W == 128 ? 2 : 1)
 flash_latent_forward_kernel(bf16* out, float* max, float* inv, LatentInputsOf<bf16> in, LatentSight see) {
     const int KEYS = FLASH_LATENT_KEYS;
     extern __shared__ __align__(128) bf16 latent_room[];
-    __shared__ LatentEnds<FLASH_LATENT_WORDS> ends;
     __shared__ FlashLatentChunk<FLASH_LATENT_KEYS> chunks[2];
     __shared__ float factors[TILE_ROWS];
     bf16 *q_tile = latent_room, *k_tile = q_tile + TILE_ROWS * W, *v_tile = k_tile + KEYS * W;
     float* dots = (float*)(v_tile + KEYS * W);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, h = blockIdx.y, dv = in.s.dv, r = tile_rows_row();
-    const FlashLatentSeen seen = latent_see(ends, see, gridDim.x - 1 - blockIdx.x);
+    const FlashLatentSeen seen = latent_see<FLASH_LATENT_WORDS>(see, gridDim.x - 1 - blockIdx.x);
     const LatentRowsOf<bf16> keys = in.keys(h), values = in.values(h);
     float sums[4][W / 64][4], top = -10000.0f, total = 0.0f;
     tile_set_zero(sums);
@@ -172,11 +185,10 @@ __global__ void __launch_bounds__(TILE_ROWS_THREADS, W == 128 ? 2 : 1)
 flash_latent_mass_kernel(float* mass, LatentInputsOf<bf16> in, LatentSight see, int goes_on) {
     const int KEYS = FLASH_LATENT_KEYS, TILE = (TILE_ROWS + KEYS) * W;
     extern __shared__ __align__(128) bf16 latent_room[];
-    __shared__ LatentEnds<FLASH_LATENT_WORDS> ends;
     __shared__ FlashLatentChunk<FLASH_LATENT_KEYS> chunk;
     float* dots = (float*)(latent_room + 2 * TILE);
     const int warp = threadIdx.x / WARP, H = in.s.H, topk = in.s.topk, r = tile_rows_row();
-    const FlashLatentSeen seen = latent_see(ends, see, gridDim.x - 1 - blockIdx.x);
+    const FlashLatentSeen seen = latent_see<FLASH_LATENT_WORDS>(see, gridDim.x - 1 - blockIdx.x);
     const size_t row = (size_t)(seen.row + min(r, seen.n_rows(see) - 1));
     for (int i = 0; i < seen.n_rows(see) && blockIdx.y == 0; i++) {
         const size_t end = (size_t)(seen.row + i + 1) * topk;
@@ -228,26 +240,6 @@ flash_latent_mass_kernel(float* mass, LatentInputsOf<bf16> in, LatentSight see, 
 
 // ---- backward ----
 
-// what backward needs of a position: its weights are exp(score - level)
-struct FlashLatentPosition {
-    float level, D;
-};
-
-__device__ inline float flash_latent_level_(const LatentInputsOf<bf16>& in, size_t row) {
-    return in.max[row] - logf(in.inv[row]);  // inv 0: Inf, so that all weights are 0
-}
-
-// where a block is on its way over the chunks of its items, in pass 0 for D, then in pass 1 for dq
-struct FlashLatentStep {
-    int k, pass;
-};
-__device__ inline FlashLatentStep flash_latent_step_(FlashLatentStep x, const LatentSight& see,
-                                                     const FlashLatentSeen& seen) {
-    x.k = latent_next(see, seen, x.k + FLASH_LATENT_HALF);
-    if (x.k >= seen.end) { x.k = latent_next(see, seen, 0), x.pass++; }
-    return x;
-}
-
 // two products of rows with a chunk, dots of both: two tiles of x, one behind the other, with two of y
 template <int W>
 __device__ inline void flash_latent_two_dots_(float* dots, bf16* x, bf16* y) {
@@ -256,42 +248,40 @@ __device__ inline void flash_latent_two_dots_(float* dots, bf16* x, bf16* y) {
                                warp / 2 % 2 * 32, y + second * KEYS * W, 0, warp % 2);
 }
 
-// block is (TILE_ROWS_THREADS), grid (tiles of positions, heads). shared memory: queries, dout, two stages of keys and
-// values, dots of both. in.D is not known yet
+// block is (TILE_ROWS_THREADS), grid (tiles of positions, heads). rows (N, H). shared memory: queries, dout, two stages
+// of keys and values, dots of both
 template <int W>
 __global__ void __launch_bounds__(TILE_ROWS_THREADS, W == 128 ? 2 : 1)
-flash_latent_positions_kernel(bf16* dq, float* D, LatentInputsOf<bf16> in, LatentSight see) {
+flash_latent_positions_kernel(bf16* dq, const FlashRow* rows, LatentInputsOf<bf16> in, LatentSight see) {
     const int KEYS = FLASH_LATENT_HALF, TILE = KEYS * W;
     extern __shared__ __align__(128) bf16 latent_room[];
-    __shared__ LatentEnds<FLASH_LATENT_WORDS> ends;
     __shared__ FlashLatentChunk<FLASH_LATENT_HALF> chunks[2];
     bf16 *q_tile = latent_room, *dout_tile = q_tile + TILE_ROWS * W, *stages = dout_tile + TILE_ROWS * W;
     float *dots = (float*)(stages + 4 * TILE), *dout_dots = dots + 2 * TILE_ROWS * KEYS;
     const int h = blockIdx.y, Q = in.s.dn + in.s.dr, r = tile_rows_row();
-    const FlashLatentSeen seen = latent_see(ends, see, gridDim.x - 1 - blockIdx.x);
-    const size_t row = (size_t)(seen.row + min(r, seen.n_rows(see) - 1)) * in.s.H + h;
-    FlashLatentPosition of = {flash_latent_level_(in, row), 0.0f};
-    FlashLatentStep step = {latent_next(see, seen, 0), 0};
+    const FlashLatentSeen seen = latent_see<FLASH_LATENT_WORDS>(see, gridDim.x - 1 - blockIdx.x);
+    const FlashRow of = rows[(size_t)(seen.row + min(r, seen.n_rows(see) - 1)) * in.s.H + h];
+    int k0 = latent_next(see, seen, 0);
     float sums[4][W / 64][4];
     tile_set_zero(sums);
-    latent_find<TILE_ROWS_THREADS>(chunks[0], see, seen, step.k);
+    latent_find<TILE_ROWS_THREADS>(chunks[0], see, seen, k0);
     __syncthreads();
     flash_latent_load_rows_<W>(q_tile, in.queries(h), see, seen);
     flash_latent_load_rows_<W>(dout_tile, in.gradients(h), see, seen);
     flash_latent_load_items_<W>(stages, in.keys(h), chunks[0]);
     flash_latent_load_items_<W>(stages + TILE, in.values(h), chunks[0]);
     cp_async_commit();
-    for (int i = 0; step.pass < 2 && step.k < seen.end; i++) {
-        bf16 *keys = stages + i % 2 * 2 * TILE, *later = stages + (i + 1) % 2 * 2 * TILE;
-        const FlashLatentStep next = flash_latent_step_(step, see, seen);
+    for (int stage = 0; k0 < seen.end; stage ^= 1) {
+        bf16 *keys = stages + stage * 2 * TILE, *later = stages + (stage ^ 1) * 2 * TILE;
         cp_async_wait<0>();
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
-        latent_find<TILE_ROWS_THREADS>(chunks[(i + 1) % 2], see, seen, next.k);
+        k0 = latent_next(see, seen, k0 + KEYS);
+        if (k0 < seen.end) { latent_find<TILE_ROWS_THREADS>(chunks[stage ^ 1], see, seen, k0); }
         flash_latent_two_dots_<W>(dots, q_tile, keys);
         __syncthreads();
-        if (next.pass < 2) {
-            flash_latent_load_items_<W>(later, in.keys(h), chunks[(i + 1) % 2]);
-            flash_latent_load_items_<W>(later + TILE, in.values(h), chunks[(i + 1) % 2]);
+        if (k0 < seen.end) {
+            flash_latent_load_items_<W>(later, in.keys(h), chunks[stage ^ 1]);
+            flash_latent_load_items_<W>(later + TILE, in.values(h), chunks[stage ^ 1]);
             cp_async_commit();
         }
         float x[KEYS / 16][4], y[KEYS / 16][4];
@@ -299,22 +289,17 @@ flash_latent_positions_kernel(bf16* dq, float* D, LatentInputsOf<bf16> in, Laten
         tile_rows_read<KEYS>(y, dout_dots);
         #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const int sees = latent_sees(chunks[i % 2], r, tile_rows_column(j / 4, j % 4));
-            const float weight = sees ? kernel_exp(x[j / 4][j % 4] * in.s.scale - of.level) : 0.0f;
-            if (step.pass == 0) { of.D += sees ? weight * y[j / 4][j % 4] : 0.0f; }
-            x[j / 4][j % 4] = sees ? weight * (y[j / 4][j % 4] - of.D) * in.s.scale : 0.0f;  // ds
+            float& ds = x[j / 4][j % 4];
+            const float weight = kernel_exp2(ds * (in.s.scale * LOG2_E) - of.level);
+            ds = weight * (y[j / 4][j % 4] - of.D) * in.s.scale;
+            ds = latent_sees(chunks[stage], r, tile_rows_column(j / 4, j % 4)) ? ds : 0.0f;
         }
-        if (step.pass == 0 && next.pass > 0) { of.D = tile_quad_sum(of.D); }
-        if (step.pass > 0) {
-            tile_rows_write<KEYS>(dots, x);
-            __syncthreads();
-            tile_add_product_of<2 * KEYS, W, KEYS / 16, 0>(sums, (bf16*)dots, 0, keys, threadIdx.x / WARP * (W / 64));
-        }
-        step = next;
+        tile_rows_write<KEYS>(dots, x);
+        __syncthreads();
+        tile_add_product_of<2 * KEYS, W, KEYS / 16, 0>(sums, (bf16*)dots, 0, keys, threadIdx.x / WARP * (W / 64));
     }
     cp_async_wait<0>();
     __syncthreads();
-    if (threadIdx.x % 4 == 0 && r < seen.n_rows(see)) { D[row] = of.D; }
     tile_rows_store<W>(dq + ((size_t)seen.row * in.s.H + h) * Q, (size_t)in.s.H * Q, seen.n_rows(see), Q, q_tile, sums);
 }
 
@@ -331,28 +316,20 @@ __device__ inline void flash_latent_k_rope_(float* to, const float (&sums)[4][N]
     }
 }
 
-// ... of position n, head h
-__device__ inline FlashLatentPosition flash_latent_position_(const LatentInputsOf<bf16>& in, int n, int h) {
-    const size_t row = (size_t)n * in.s.H + h;
-    const FlashLatentPosition x = {flash_latent_level_(in, row), in.D[row]};
-    return x;
-}
-
 // heads (H, n_keys, dr): what each adds to dk_rope; n_keys: rows of `see`. block is (TILE_ROWS_THREADS), grid (tiles
-// of keys, heads). shared memory: keys, values, two stages of queries and dout, dots of both
+// of keys, heads). rows (N, H). shared memory: keys, values, two stages of queries and dout, dots of both
 template <int W>
 __global__ void __launch_bounds__(TILE_ROWS_THREADS)
-flash_latent_keys_kernel(bf16* dkv, float* heads, LatentInputsOf<bf16> in, LatentSight see) {
+flash_latent_keys_kernel(bf16* dkv, float* heads, const FlashRow* rows, LatentInputsOf<bf16> in, LatentSight see) {
     const int KEYS = FLASH_LATENT_HALF, TILE = KEYS * W;
     extern __shared__ __align__(128) bf16 latent_room[];
-    __shared__ LatentEnds<FLASH_LATENT_WORDS> ends;
     __shared__ FlashLatentChunk<FLASH_LATENT_HALF> chunks[2];
-    __shared__ FlashLatentPosition positions[2][FLASH_LATENT_HALF];
+    __shared__ FlashRow positions[2][FLASH_LATENT_HALF];
     bf16 *k_tile = latent_room, *v_tile = k_tile + TILE_ROWS * W, *stages = v_tile + TILE_ROWS * W;
     float *dots = (float*)(stages + 4 * TILE), *dout_dots = dots + 2 * TILE_ROWS * KEYS;
     const int h = blockIdx.y, H = in.s.H, dn = in.s.dn, KV = dn + in.s.dv, t = threadIdx.x, r = tile_rows_row();
     const int of_values = t / WARP / 4, first = t / WARP % 4 * (W / 32);  // half of the warps have dk, half dv
-    const FlashLatentSeen seen = latent_see(ends, see, blockIdx.x);
+    const FlashLatentSeen seen = latent_see<FLASH_LATENT_WORDS>(see, blockIdx.x);
     int k0 = latent_next(see, seen, 0);
     float sums[4][W / 32][4];
     tile_set_zero(sums);
@@ -363,7 +340,7 @@ flash_latent_keys_kernel(bf16* dkv, float* heads, LatentInputsOf<bf16> in, Laten
     flash_latent_load_items_<W>(stages, in.queries(h), chunks[0]);
     flash_latent_load_items_<W>(stages + TILE, in.gradients(h), chunks[0]);
     cp_async_commit();
-    if (t < KEYS) { positions[0][t] = flash_latent_position_(in, chunks[0].item[t], h); }
+    if (t < KEYS) { positions[0][t] = rows[(size_t)chunks[0].item[t] * H + h]; }
     for (int stage = 0; k0 < seen.end; stage ^= 1) {
         bf16* queries = stages + stage * 2 * TILE;
         cp_async_wait<0>();
@@ -378,7 +355,7 @@ flash_latent_keys_kernel(bf16* dkv, float* heads, LatentInputsOf<bf16> in, Laten
             flash_latent_load_items_<W>(later, in.queries(h), chunk);
             flash_latent_load_items_<W>(later + TILE, in.gradients(h), chunk);
             cp_async_commit();
-            if (t < KEYS) { positions[stage ^ 1][t] = flash_latent_position_(in, chunk.item[t], h); }
+            if (t < KEYS) { positions[stage ^ 1][t] = rows[(size_t)chunk.item[t] * H + h]; }
         }
         float x[KEYS / 16][4], y[KEYS / 16][4];
         tile_rows_read<KEYS>(x, dots);
@@ -386,8 +363,9 @@ flash_latent_keys_kernel(bf16* dkv, float* heads, LatentInputsOf<bf16> in, Laten
         #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int k = tile_rows_column(j / 4, j % 4), sees = latent_sees(chunks[stage], r, k);
-            const FlashLatentPosition of = positions[stage][k];
-            const float weight = sees ? kernel_exp(x[j / 4][j % 4] * in.s.scale - of.level) : 0.0f;
+            const FlashRow of = positions[stage][k];
+            const float score = x[j / 4][j % 4] * (in.s.scale * LOG2_E);
+            const float weight = sees ? kernel_exp2(score - of.level) : 0.0f;
             x[j / 4][j % 4] = weight;
             y[j / 4][j % 4] = sees ? weight * (y[j / 4][j % 4] - of.D) * in.s.scale : 0.0f;
         }
@@ -452,8 +430,14 @@ static inline void flash_latent_forward_(bf16* out, float* max, float* inv, cons
 static inline int flash_latent_forward(bf16* out, float* max, float* inv, const LatentInputsOf<bf16>& in,
                                        const int* chosen, const Places* places, const Device* dev) {
     if (!flash_latent_fits(out, out, in, dev)) { return 0; }
-    const size_t n_ints = latent_sight_ints(in.s.N, in.s.N, chosen ? in.s.topk : 0, FLASH_LATENT_WORDS);
+    const size_t n_ints = latent_sight_ints(in.s.N, in.s.N, chosen ? in.s.topk : 0, FLASH_LATENT_MOST_WORDS);
     int* room = (int*)device_workspace(dev, sizeof(int) * n_ints);
+#ifdef WGMMA
+    if (FLASH_LATENT_HOPPER) {
+        flash_latent_hopper_forward(out, max, inv, in, room, chosen, places, dev);
+        return 1;
+    }
+#endif
     const LatentSight see = latent_sight<FLASH_LATENT_WORDS>(room, chosen, &in.s, places, dev);
     if (flash_latent_is_narrow_(&in.s)) { flash_latent_forward_<128>(out, max, inv, in, see, dev); }
     else { flash_latent_forward_<256>(out, max, inv, in, see, dev); }
@@ -473,8 +457,14 @@ static inline void flash_latent_mass_(float* mass, const LatentInputsOf<bf16>& i
 static inline int flash_latent_mass(float* mass, const LatentInputsOf<bf16>& in, const int* chosen, int goes_on,
                                     const Places* places, const Device* dev) {
     if (!flash_latent_fits(in.q, in.q, in, dev)) { return 0; }
-    const size_t n_ints = latent_sight_ints(in.s.N, in.s.N, in.s.topk, FLASH_LATENT_WORDS);
+    const size_t n_ints = latent_sight_ints(in.s.N, in.s.N, in.s.topk, FLASH_LATENT_MOST_WORDS);
     int* room = (int*)device_workspace(dev, sizeof(int) * n_ints);
+#ifdef WGMMA
+    if (FLASH_LATENT_HOPPER) {
+        flash_latent_hopper_mass(mass, in, room, chosen, goes_on, places, dev);
+        return 1;
+    }
+#endif
     const LatentSight see = latent_sight<FLASH_LATENT_WORDS>(room, chosen, &in.s, places, dev);
     if (flash_latent_is_narrow_(&in.s)) { flash_latent_mass_<128>(mass, in, see, goes_on, dev); }
     else { flash_latent_mass_<256>(mass, in, see, goes_on, dev); }
@@ -482,37 +472,44 @@ static inline int flash_latent_mass(float* mass, const LatentInputsOf<bf16>& in,
 }
 
 template <int W>
-static inline void flash_latent_positions_(bf16* dq, float* D, const LatentInputsOf<bf16>& in, const LatentSight& see,
-                                           const Device* dev) {
+static inline void flash_latent_positions_(bf16* dq, const FlashRow* rows, const LatentInputsOf<bf16>& in,
+                                           const LatentSight& see, const Device* dev) {
     const int n_bytes = flash_latent_backward_bytes_<W>();
     const dim3 grid = flash_latent_grid_(see.N, &in.s);
     cudaCheck(cudaFuncSetAttribute(flash_latent_positions_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_bytes));
-    flash_latent_positions_kernel<W><<<grid, TILE_ROWS_THREADS, n_bytes, dev->stream>>>(dq, D, in, see);
+    flash_latent_positions_kernel<W><<<grid, TILE_ROWS_THREADS, n_bytes, dev->stream>>>(dq, rows, in, see);
     cudaCheck(cudaGetLastError());
 }
 
 template <int W>
-static inline void flash_latent_keys_(bf16* dkv, float* heads, const LatentInputsOf<bf16>& in,
+static inline void flash_latent_keys_(bf16* dkv, float* heads, const FlashRow* rows, const LatentInputsOf<bf16>& in,
                                       const LatentSight& see, const Device* dev) {
     const int n_bytes = flash_latent_backward_bytes_<W>();
     const dim3 grid = flash_latent_grid_(see.N, &in.s);
     cudaCheck(cudaFuncSetAttribute(flash_latent_keys_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
-    flash_latent_keys_kernel<W><<<grid, TILE_ROWS_THREADS, n_bytes, dev->stream>>>(dkv, heads, in, see);
+    flash_latent_keys_kernel<W><<<grid, TILE_ROWS_THREADS, n_bytes, dev->stream>>>(dkv, heads, rows, in, see);
     cudaCheck(cudaGetLastError());
 }
 
-// in.D is D; room, lists: of latent_sight, latent_turned
-static inline void flash_latent_backward(bf16* dq, bf16* dkv, float* D, float* heads,
+// rows (N, H) is scratch; room, lists: of latent_sight, latent_turned
+static inline void flash_latent_backward(bf16* dq, bf16* dkv, FlashRow* rows, float* heads, const bf16* out,
                                          const LatentInputsOf<bf16>& in, int* room, int* lists, const int* chosen,
                                          int n_keys, const Places* places, const Device* dev) {
+    flash_head_rows(rows, in.dout, out, in.max, in.inv, (int64_t)in.s.N * in.s.H, in.s.dv, dev);
+#ifdef WGMMA
+    if (FLASH_LATENT_HOPPER) {
+        flash_latent_hopper_backward(dq, dkv, rows, heads, in, room, lists, chosen, n_keys, places, dev);
+        return;
+    }
+#endif
     const LatentSight see = latent_sight<FLASH_LATENT_WORDS>(room, chosen, &in.s, places, dev);
     const int is_narrow = flash_latent_is_narrow_(&in.s);
-    if (is_narrow) { flash_latent_positions_<128>(dq, D, in, see, dev); }
-    else { flash_latent_positions_<256>(dq, D, in, see, dev); }
+    if (is_narrow) { flash_latent_positions_<128>(dq, rows, in, see, dev); }
+    else { flash_latent_positions_<256>(dq, rows, in, see, dev); }
     const LatentSight turned = latent_turned<FLASH_LATENT_WORDS>(see, lists, n_keys, dev);
-    if (is_narrow) { flash_latent_keys_<128>(dkv, heads, in, turned, dev); }
-    else { flash_latent_keys_<256>(dkv, heads, in, turned, dev); }
+    if (is_narrow) { flash_latent_keys_<128>(dkv, heads, rows, in, turned, dev); }
+    else { flash_latent_keys_<256>(dkv, heads, rows, in, turned, dev); }
 }
 
 template <typename X>
@@ -527,7 +524,7 @@ static inline int flash_latent_mass(float*, const LatentInputsOf<X>&, const int*
     return 0;
 }
 template <typename X>
-static inline void flash_latent_backward(X*, X*, float*, float*, const LatentInputsOf<X>&, int*, int*, const int*,
-                                         int, const Places*, const Device*) {}
+static inline void flash_latent_backward(X*, X*, FlashRow*, float*, const X*, const LatentInputsOf<X>&, int*, int*,
+                                         const int*, int, const Places*, const Device*) {}
 #endif  // __CUDACC__
 #endif  // LLMC_FLASH_LATENT_H

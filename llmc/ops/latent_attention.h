@@ -14,6 +14,7 @@ With all keys on every list it is attention.h's to the last bit.
 Backward, in training alone, where n_keys rows have keys: without lists as many as positions, of which row n is that of
 position n. Everything is written:
     datt = dout . value    D = sum over keys of att * datt    ds = att * (datt - D) * scale
+    (tensor cores in bf16 take dout . out for D: out is given, and nothing else reads it)
     dq   = sum over keys of ds * key                                          (N, H*(dn + dr))
     dkv  = of each head the sums over positions of ds * q, and of att * dout  (n_keys, H*(dn + dv))
     dk_rope  = sum over heads of what the sum over positions of ds * q has of it   (n_keys, dr)
@@ -302,9 +303,11 @@ static inline void latent_strip_backward_(LatentStrip_* x, float* dq, const floa
 
 // all but dk_rope. The device's workspace stays as it is up to latent_backward_end
 static inline LatentBackward latent_backward_begin(float* dq, float* dkv, float* dk_rope, const float* dout,
-                                                   const float* q, const float* kv, const float* k_rope,
-                                                   const float* max, const float* inv, const int* chosen, int n_keys,
-                                                   const LatentShape* s, const Places* places, const Device* dev) {
+                                                   const float* out, const float* q, const float* kv,
+                                                   const float* k_rope, const float* max, const float* inv,
+                                                   const int* chosen, int n_keys, const LatentShape* s,
+                                                   const Places* places, const Device* dev) {
+    (void)out;  // of tensor cores
     const size_t Q = latent_q_(s), KV = latent_kv_(s), H = (size_t)s->H, M = (size_t)n_keys, R = (size_t)s->dr;
     const size_t each = latent_floats_(s, n_keys, 1), of_keys = latent_all_keys_floats_(chosen, s, places);
     const size_t n_k_rope = latent_round_(H * M * R), n_all = of_keys + n_k_rope + each * (size_t)dev->n_threads;
@@ -357,11 +360,11 @@ static inline void latent_backward_end(float* dk_rope, const LatentBackward* b, 
     (void)dk_rope, (void)b, (void)dev;
 }
 
-static inline void latent_attention_backward(float* dq, float* dkv, float* dk_rope, const float* dout, const float* q,
-                                             const float* kv, const float* k_rope, const float* max, const float* inv,
-                                             const int* chosen, int n_keys, const LatentShape* s, const Places* places,
-                                             const Device* dev) {
-    LatentBackward b = latent_backward_begin(dq, dkv, dk_rope, dout, q, kv, k_rope, max, inv, chosen, n_keys, s,
+static inline void latent_attention_backward(float* dq, float* dkv, float* dk_rope, const float* dout,
+                                             const float* out, const float* q, const float* kv, const float* k_rope,
+                                             const float* max, const float* inv, const int* chosen, int n_keys,
+                                             const LatentShape* s, const Places* places, const Device* dev) {
+    LatentBackward b = latent_backward_begin(dq, dkv, dk_rope, dout, out, q, kv, k_rope, max, inv, chosen, n_keys, s,
                                              places, dev);
     latent_backward_k_rope(&b, 0, n_keys, 0, dev);
     latent_backward_end(dk_rope, &b, dev);

@@ -44,7 +44,6 @@ enum {
 struct LatentTile {
     float x[LATENT_TILE][LATENT_ROW], y[LATENT_CHUNK][LATENT_ROW];
     LatentChunk<1, LATENT_CHUNK> chunk;
-    LatentEnds<1> ends;
 };
 typedef LatentSeen<1> LatentSeen_;
 
@@ -138,7 +137,7 @@ __device__ inline void latent_gather_(float* sums, const LatentWeights& weights,
         for (int k = 0; k < n; k++) {
             const float one = to_float(from[latent_offset(tile.chunk.item[k], stride)]);
             const Pack<float, ROWS> w = load_floats<ROWS>(&weights[k][row]);
-            const unsigned by = tile.chunk.seen_by[k][0] >> row;
+            const unsigned by = tile.chunk.seen_by[0][k] >> row;
             for (int i = 0; i < ROWS; i++) { sum[i] = latent_madd_(w.x[i], one, sum[i], by >> i); }
         }
         for (int i = 0; i < ROWS; i++) { sums[(row + i) * y.n + c] = sum[i]; }
@@ -183,7 +182,7 @@ __device__ inline void latent_softmax_(LatentWeights& weights, LatentStatistics_
     float top = of.top[threadIdx.x], total = of.total[threadIdx.x];
     for (int k = 0; k < n; k++) {
         const float one = weights[k][threadIdx.x];
-        if (!(tile.chunk.seen_by[k][0] >> threadIdx.x & 1)) { continue; }
+        if (!(tile.chunk.seen_by[0][k] >> threadIdx.x & 1)) { continue; }
         if (pass == 0) { top = one > top ? one : top; } else { total += one; }
     }
     of.top[threadIdx.x] = top, of.total[threadIdx.x] = total;
@@ -226,7 +225,7 @@ latent_forward_kernel(X* out, float* max, float* inv, LatentInputsOf<X> in, Late
     __shared__ alignas(16) LatentWeights weights;
     __shared__ LatentStatistics_ of;
     const int t = threadIdx.x, h = blockIdx.y, dv = in.s.dv;
-    const LatentSeen_ seen = latent_see(tile.ends, see, gridDim.x - 1 - blockIdx.x);  // what sees most comes first
+    const LatentSeen_ seen = latent_see<1>(see, gridDim.x - 1 - blockIdx.x);  // what sees most comes first
     const int n_rows = seen.n_rows(see);
     if (t < LATENT_TILE) { of.top[t] = -10000.0f, of.total[t] = 0.0f; }
     for (int i = t; i < LATENT_TILE * dv; i += LATENT_THREADS) { sums[i] = 0.0f; }
@@ -269,7 +268,7 @@ template <typename X>
 __global__ void __launch_bounds__(LATENT_THREADS, 2)
 latent_mass_kernel(float* mass, LatentInputsOf<X> in, LatentSight see, int goes_on) {
     __shared__ alignas(16) LatentTile tile;
-    const LatentSeen_ seen = latent_see(tile.ends, see, gridDim.x - 1 - blockIdx.x);
+    const LatentSeen_ seen = latent_see<1>(see, gridDim.x - 1 - blockIdx.x);
     const int n_rows = seen.n_rows(see);
     const int topk = in.s.topk, H = in.s.H;
     for (int i = 0; i < n_rows && blockIdx.y == 0; i++) {
@@ -320,7 +319,7 @@ __device__ inline void latent_add_D_(float* D, LatentWeights& att, LatentWeights
     if (threadIdx.x >= LATENT_TILE) { return; }
     float sum = D[threadIdx.x];
     for (int k = 0; k < n; k++) {
-        sum = latent_madd_(att[k][threadIdx.x], datt[k][threadIdx.x], sum, tile.chunk.seen_by[k][0] >> threadIdx.x);
+        sum = latent_madd_(att[k][threadIdx.x], datt[k][threadIdx.x], sum, tile.chunk.seen_by[0][k] >> threadIdx.x);
     }
     D[threadIdx.x] = sum;
 #else
@@ -343,7 +342,7 @@ latent_positions_kernel(X* dq, float* D, LatentInputsOf<X> in, LatentSight see) 
     __shared__ alignas(16) LatentWeights att, ds;
     __shared__ float D_of[LATENT_TILE];
     const int t = threadIdx.x, h = blockIdx.y, Q = in.s.dn + in.s.dr;
-    const LatentSeen_ seen = latent_see(tile.ends, see, gridDim.x - 1 - blockIdx.x);
+    const LatentSeen_ seen = latent_see<1>(see, gridDim.x - 1 - blockIdx.x);
     const int n_rows = seen.n_rows(see);
     float top[2], factor[2];
     for (int i = 0; i < 2; i++) {
@@ -395,7 +394,7 @@ latent_keys_kernel(X* dkv, float* of_k_rope, LatentInputsOf<X> in, LatentSight s
     __shared__ alignas(16) LatentTile tile;
     __shared__ alignas(16) LatentWeights att, ds;
     const int t = threadIdx.x, h = blockIdx.y, dn = in.s.dn, dr = in.s.dr, dv = in.s.dv, Q = dn + dr, KV = dn + dv;
-    const LatentSeen_ seen = latent_see(tile.ends, see, blockIdx.x);  // the first keys are seen by most
+    const LatentSeen_ seen = latent_see<1>(see, blockIdx.x);  // the first keys are seen by most
     const int n_rows = seen.n_rows(see);
     float* of_values = sums + LATENT_TILE * Q;
     for (int i = t; i < LATENT_TILE * (Q + dv); i += LATENT_THREADS) { sums[i] = 0.0f; }
@@ -491,9 +490,9 @@ static inline void latent_attention_mass(float* mass, const X* q, const X* kv, c
     cudaCheck(cudaGetLastError());
 }
 
-// floats of backward's scratch: D, what heads have of dk_rope, and their sums
+// floats of backward's scratch: D, or FlashRow, what heads have of dk_rope, and their sums
 static inline size_t latent_backward_floats_(const LatentShape* s, int n_keys) {
-    return (size_t)s->N * (size_t)s->H + (size_t)n_keys * ((size_t)s->H + 1) * (size_t)s->dr;
+    return 2 * (size_t)s->N * (size_t)s->H + (size_t)n_keys * ((size_t)s->H + 1) * (size_t)s->dr;
 }
 // ... and ints; topk 0: no lists
 static inline size_t latent_backward_ints_(const LatentShape* s, int n_keys, int topk, int words) {
@@ -504,8 +503,9 @@ static inline size_t latent_backward_ints_(const LatentShape* s, int n_keys, int
 // scratch of a training step of N positions, for the account of memory
 static inline double latent_workspace_bytes(const LatentShape* s, int n_keys, int T, int trains, const Device* dev) {
     (void)T, (void)dev;
-    if (!trains) { return (double)sizeof(int) * (double)latent_sight_ints(s->N, s->N, s->topk, FLASH_LATENT_WORDS); }
-    const size_t n_ints = latent_backward_ints_(s, n_keys, s->topk, FLASH_LATENT_WORDS);
+    const int words = FLASH_LATENT_MOST_WORDS;
+    if (!trains) { return (double)sizeof(int) * (double)latent_sight_ints(s->N, s->N, s->topk, words); }
+    const size_t n_ints = latent_backward_ints_(s, n_keys, s->topk, words);
     return (double)sizeof(float) * (double)(latent_backward_floats_(s, n_keys) + n_ints);
 }
 
@@ -530,23 +530,27 @@ static inline void latent_backward_(X* dq, X* dkv, float* D, float* heads, const
 
 // all but dk_rope. The device's workspace stays as it is up to latent_backward_end
 template <typename X>
-static inline LatentBackward latent_backward_begin(X* dq, X* dkv, X* dk_rope, const X* dout, const X* q, const X* kv,
-                                                   const X* k_rope, const float* max, const float* inv,
+static inline LatentBackward latent_backward_begin(X* dq, X* dkv, X* dk_rope, const X* dout, const X* out, const X* q,
+                                                   const X* kv, const X* k_rope, const float* max, const float* inv,
                                                    const int* chosen, int n_keys, const LatentShape* s,
                                                    const Places* places, const Device* dev) {
     (void)dk_rope;  // of CPUs
     LatentInputsOf<X> in = latent_inputs<X>(q, kv, k_rope, dout, max, inv, NULL, s);
-    const int by_tensor_cores = flash_latent_fits(dq, dkv, in, dev), words = by_tensor_cores ? FLASH_LATENT_WORDS : 1;
+    const int by_tensor_cores = flash_latent_fits(dq, dkv, in, dev) && pack_aligned(out);
+    const int words = by_tensor_cores ? FLASH_LATENT_MOST_WORDS : 1;
     const int topk = chosen ? s->topk : 0;
     const size_t n_floats = latent_backward_floats_(s, n_keys), n_ints = latent_backward_ints_(s, n_keys, topk, words);
     float* D = device_workspace(dev, sizeof(float) * (n_floats + n_ints));
-    float *heads = D + (size_t)s->N * s->H, *sums = heads + (size_t)s->H * n_keys * s->dr;
+    float *heads = D + 2 * (size_t)s->N * s->H, *sums = heads + (size_t)s->H * n_keys * s->dr;
     int *room = (int*)(D + n_floats), *lists = room + latent_sight_ints(s->N, n_keys, topk, words);
     const LatentBackward b = {sums, heads, s->H, n_keys, s->dr};
     if (s->N == 0) { return b; }
+    if (by_tensor_cores) {
+        flash_latent_backward(dq, dkv, (FlashRow*)D, heads, out, in, room, lists, chosen, n_keys, places, dev);
+        return b;
+    }
     in.D = D;
-    if (by_tensor_cores) { flash_latent_backward(dq, dkv, D, heads, in, room, lists, chosen, n_keys, places, dev); }
-    else { latent_backward_(dq, dkv, D, heads, in, room, lists, chosen, n_keys, places, dev); }
+    latent_backward_(dq, dkv, D, heads, in, room, lists, chosen, n_keys, places, dev);
     return b;
 }
 
@@ -568,11 +572,11 @@ static inline void latent_backward_end(X* dk_rope, const LatentBackward* b, cons
 }
 
 template <typename X>
-static inline void latent_attention_backward(X* dq, X* dkv, X* dk_rope, const X* dout, const X* q, const X* kv,
-                                             const X* k_rope, const float* max, const float* inv, const int* chosen,
-                                             int n_keys, const LatentShape* s, const Places* places,
-                                             const Device* dev) {
-    LatentBackward b = latent_backward_begin(dq, dkv, dk_rope, dout, q, kv, k_rope, max, inv, chosen, n_keys, s,
+static inline void latent_attention_backward(X* dq, X* dkv, X* dk_rope, const X* dout, const X* out, const X* q,
+                                             const X* kv, const X* k_rope, const float* max, const float* inv,
+                                             const int* chosen, int n_keys, const LatentShape* s,
+                                             const Places* places, const Device* dev) {
+    LatentBackward b = latent_backward_begin(dq, dkv, dk_rope, dout, out, q, kv, k_rope, max, inv, chosen, n_keys, s,
                                              places, dev);
     latent_backward_k_rope(&b, 0, n_keys, 0, dev);
     latent_backward_end(dk_rope, &b, dev);

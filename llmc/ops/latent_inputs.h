@@ -119,34 +119,36 @@ __global__ void __launch_bounds__(LATENT_JOIN) latent_join_kernel(LatentSight se
 
 // ---- what a tile sees ----
 
-// in shared memory, without lists: items of its rows
-template <int WORDS>
-struct LatentEnds {
-    int begin[WARP * WORDS], end[WARP * WORDS];
+// without lists: the items that row i sees
+struct LatentSpan {
+    int begin, end;
+    __device__ bool has(int item) const { return begin <= item && item < end; }
 };
+__device__ inline LatentSpan latent_span(const LatentSight& see, int i) {
+    const int row = min(i, see.N - 1);  // lanes stay together
+    const int begin = see.of_keys ? row : see.places.first_key[row];
+    const int end = see.of_keys ? see.places.behind[row] : begin + see.places.t[row] + 1;
+    return {i == row ? begin : 0, i == row ? end : 0};
+}
 
 template <int WORDS>
 struct LatentSeen {
-    const LatentEnds<WORDS>* ends;
     int row, end;  // its first row; of the places k of items
     __device__ int n_rows(const LatentSight& see) const { return min(WARP * WORDS, see.N - row); }  // that exist
+    // of the row that is this lane's of word w
+    __device__ LatentSpan span(const LatentSight& see, int w) const {
+        int lane = threadIdx.x % WARP;
+        asm volatile("" : "+r"(lane));  // addresses are found anew for each chunk: in between registers are short
+        return latent_span(see, row + w * WARP + lane);
+    }
 };
 
-// tile `number`
+// tile `number`; all lanes of a warp make these calls
 template <int WORDS>
-__device__ inline LatentSeen<WORDS> latent_see(LatentEnds<WORDS>& ends, const LatentSight& see, int number) {
-    const int first = number * WARP * WORDS, t = threadIdx.x, i = first + t;
-    LatentSeen<WORDS> x = {&ends, first, see.lists ? see.counts[number] : 0};
-    if (t < WARP * WORDS) {
-        ends.begin[t] = ends.end[t] = 0;
-        if (!see.lists && i < see.N) {
-            ends.begin[t] = see.of_keys ? i : see.places.first_key[i];
-            ends.end[t] = see.of_keys ? see.places.behind[i] : see.places.first_key[i] + see.places.t[i] + 1;
-        }
-    }
-    __syncthreads();
-    for (int w = 0; w < WORDS; w++) { x.end = max(x.end, ends.end[w * WARP + t % WARP]); }
-    for (int step = WARP / 2; step > 0; step /= 2) { x.end = max(x.end, __shfl_xor_sync(ALL_LANES, x.end, step)); }
+__device__ inline LatentSeen<WORDS> latent_see(const LatentSight& see, int number) {
+    LatentSeen<WORDS> x = {number * WARP * WORDS, see.lists ? see.counts[number] : 0};
+    for (int w = 0; w < WORDS && !see.lists; w++) { x.end = max(x.end, x.span(see, w).end); }
+    x.end = __reduce_max_sync(ALL_LANES, x.end);
     return x;
 }
 
@@ -155,50 +157,75 @@ template <int WORDS>
 __device__ inline int latent_next(const LatentSight& see, const LatentSeen<WORDS>& x, int k) {
     int next = x.end;
     if (see.lists) { return k; }
-    for (int i = threadIdx.x % WARP; i < WARP * WORDS; i += WARP) {
-        next = k < x.ends->end[i] ? min(next, max(k, x.ends->begin[i])) : next;
+    #pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+        const LatentSpan span = x.span(see, w);
+        next = k < span.end ? min(next, max(k, span.begin)) : next;
     }
-    for (int step = WARP / 2; step > 0; step /= 2) { next = min(next, __shfl_xor_sync(ALL_LANES, next, step)); }
-    return next;
+    return __reduce_min_sync(ALL_LANES, next);
 }
 
 // in shared memory
 template <int WORDS, int KEYS>
 struct LatentChunk {
-    int item[KEYS];                // each is one that exists
-    unsigned seen_by[KEYS][WORDS]; // 0: the chunk has no such item
+    int item[KEYS];  // each is one that exists
+    alignas(8) unsigned seen_by[WORDS][KEYS];  // all 0: the chunk has no such item
 };
 
 template <int WORDS, int KEYS>
 __device__ inline int latent_sees(const LatentChunk<WORDS, KEYS>& chunk, int row, int k) {
-    return chunk.seen_by[k][row / WARP] >> row % WARP & 1;
+    return chunk.seen_by[row / WARP][k] >> row % WARP & 1;
 }
 
-// the items from place k0 on; a __syncthreads later all threads of the block, THREADS, know them
+// The items from place k0 on, of which each lane has one: of the KEYS / (THREADS / WARP) of its warp
+template <int WORDS>
+struct LatentItem {
+    int item;
+    unsigned seen_by[WORDS];
+};
+template <int THREADS, int KEYS, int WORDS>
+__device__ inline LatentItem<WORDS> latent_look(const LatentSight& see, const LatentSeen<WORDS>& x, int k0) {
+    const int EACH = KEYS / (THREADS / WARP), lane = threadIdx.x % WARP;
+    static_assert(KEYS % (THREADS / WARP) == 0 && EACH <= WARP, "latent_look: a lane has one item at most");
+    LatentItem<WORDS> mine = {};
+    k0 += (int)threadIdx.x / WARP * EACH;
+    if (see.lists) {
+        const int k = k0 + min(lane, EACH - 1);
+        const size_t at = latent_first(see, x.row) + (size_t)max(min(k, x.end - 1), 0);
+        if (x.end > 0) { mine.item = see.items[at]; }
+        for (int w = 0; w < WORDS && k < x.end; w++) { mine.seen_by[w] = see.seen_by[at * WORDS + w]; }
+        return mine;
+    }
+    unsigned any = 0;
+    #pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+        const LatentSpan span = x.span(see, w);
+        if (w == 0) { mine.item = __shfl_sync(ALL_LANES, span.begin, 0); }  // one that exists
+        #pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const unsigned by = __ballot_sync(ALL_LANES, span.has(k0 + i));
+            mine.seen_by[w] = lane == i ? by : mine.seen_by[w];
+        }
+        any |= mine.seen_by[w];
+    }
+    mine.item = any ? k0 + lane : mine.item;
+    return mine;
+}
+
+// ... become a chunk, which all threads of the block know a __syncthreads later
+template <int THREADS, int WORDS, int KEYS>
+__device__ inline void latent_keep(LatentChunk<WORDS, KEYS>& chunk, const LatentItem<WORDS>& mine) {
+    const int EACH = KEYS / (THREADS / WARP), lane = threadIdx.x % WARP, k = threadIdx.x / WARP * EACH + lane;
+    if (lane >= EACH) { return; }
+    chunk.item[k] = mine.item;
+    #pragma unroll
+    for (int w = 0; w < WORDS; w++) { chunk.seen_by[w][k] = mine.seen_by[w]; }
+}
+
 template <int THREADS, int WORDS, int KEYS>
 __device__ inline void latent_find(LatentChunk<WORDS, KEYS>& chunk, const LatentSight& see, const LatentSeen<WORDS>& x,
                                    int k0) {
-    const int t = threadIdx.x;
-    if (see.lists) {
-        const int k = min(k0 + t, x.end - 1);
-        if (t >= KEYS) { return; }
-        const size_t at = latent_first(see, x.row) + (size_t)k;
-        chunk.item[t] = k >= 0 ? see.items[at] : 0;
-        for (int w = 0; w < WORDS; w++) { chunk.seen_by[t][w] = k == k0 + t ? see.seen_by[at * WORDS + w] : 0; }
-        return;
-    }
-    #pragma unroll
-    for (int k = t / WARP; k < KEYS; k += THREADS / WARP) {
-        unsigned any = 0, by[WORDS];
-        for (int w = 0; w < WORDS; w++) {
-            const int i = w * WARP + t % WARP;
-            by[w] = __ballot_sync(ALL_LANES, x.ends->begin[i] <= k0 + k && k0 + k < x.ends->end[i]);
-            any |= by[w];
-        }
-        if (t % WARP > 0) { continue; }
-        chunk.item[k] = any ? k0 + k : x.ends->begin[0];
-        for (int w = 0; w < WORDS; w++) { chunk.seen_by[k][w] = by[w]; }
-    }
+    latent_keep<THREADS>(chunk, latent_look<THREADS, KEYS>(see, x, k0));
 }
 
 // ---- rows of channels ----
@@ -219,7 +246,7 @@ __device__ inline size_t latent_offset(int i, unsigned stride) { return (size_t)
 template <typename X>
 struct LatentInputsOf {
     const X *q, *kv, *k_rope, *dout;
-    const float *max, *inv, *D;
+    const float *max, *inv, *D;  // D: on CUDA cores
     LatentShape s;
     __device__ LatentRowsOf<X> queries(int h) const {
         const int Q = s.dn + s.dr;
@@ -246,10 +273,11 @@ struct LatentInputsOf {
 
 static inline unsigned latent_tiles(int N, int words) { return (unsigned)ceil_div(N, WARP * words); }
 
-// ints of scratch: what tiles of N positions with topk numbers each see, 0: no lists, or tiles of n_keys keys
+// ints of scratch: what tiles of N positions with topk numbers each see, 0: no lists, or tiles of n_keys keys, of as
+// many words or fewer
 static inline size_t latent_sight_ints(int N, int n_keys, int topk, int words) {
     const size_t numbers = (size_t)latent_tiles(N, words) * WARP * words * topk;
-    return latent_tiles(N > n_keys ? N : n_keys, words) + (1 + (size_t)words) * numbers;
+    return latent_tiles(N > n_keys ? N : n_keys, 1) + (1 + (size_t)words) * numbers;
 }
 
 template <int WORDS>

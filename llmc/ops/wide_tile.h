@@ -97,15 +97,16 @@ __device__ inline void wide_tile_load(bf16* tile, const bf16* x, size_t stride, 
 
 // ---- products of a warpgroup ----
 
-// sums = x y', x: 64 rows of a tile of ROWS, from row 64 * part on, y: a tile of N*8 rows
+// sums = x y', x: 64 rows of a tile of ROWS, from row 64 * part on, y: a tile of N*8 rows. add 1: sums +=
 template <int W, int ROWS, int N>
-__device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], const bf16* x, int part, const bf16* y) {
+__device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], const bf16* x, int part, const bf16* y,
+                                                    int add = 0) {
     uint64_t a = smem_descriptor(x + part * 64 * 64), b = smem_descriptor(y);
     #pragma unroll
     for (int k = 0; k < W; k += 16) {
         int before = k / 64, n_bytes = k % 64 * 2;  // so many 64 channels
         wgmma_ss<0, 0>(sums, smem_descriptor_at(a, before * ROWS * 128 + n_bytes),
-                       smem_descriptor_at(b, before * N * 8 * 128 + n_bytes), k > 0);
+                       smem_descriptor_at(b, before * N * 8 * 128 + n_bytes), add || k > 0);
     }
 }
 
