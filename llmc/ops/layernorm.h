@@ -28,7 +28,7 @@ Source: Ba, Kiros & Hinton 2016, arXiv:1607.06450; doc/layernorm.md. Slower kern
 #include "../core/kernel.h"  // load_floats, store_floats, row_add, row_total, MaybeNull
 #include "../core/mma.h"     // in a CUDA build: cp_async_commit, cp_async_wait
 #include "residual.h"        // residual_forward
-#include "row_ring.h"        // in a CUDA build: row_ring_fetch, row_ring_kept, row_ring_add_threads, row_ring_add_rows
+#include "row_ring.h"        // in a CUDA build: RowRing, row_ring_channel, row_ring_add_threads, row_ring_add_rows
 #include <math.h>
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
@@ -427,15 +427,8 @@ enum { LAYERNORM_PACKS = 3 };  // of 8 channels, of a thread
 // what a thread has of one row: inp, dout and dinp
 enum { LAYERNORM_INP, LAYERNORM_DOUT, LAYERNORM_DINP, LAYERNORM_ARRAYS };
 
-// of this thread in a stage
 template <typename X>
-__device__ inline Pack<X, ROW_RING_W>* layernorm_kept_(int stage, int array) {
-    return row_ring_kept<LAYERNORM_PACKS, LAYERNORM_ARRAYS, X>(stage, array);
-}
-template <typename X>
-__device__ inline void layernorm_fetch_(int stage, int array, const X* from, int n, int N, int C) {
-    row_ring_fetch<LAYERNORM_PACKS, LAYERNORM_ARRAYS>(stage, array, from, n, N, C);
-}
+using LayernormRing_ = RowRing<LAYERNORM_PACKS, LAYERNORM_ARRAYS, X>;
 
 // Block (T, R) number b takes the rows b * R, ..., then those gridDim.x * R further, and leaves its sums over them in
 // parts (blocks, 2 + RIGHT, C). T is a multiple of WARP. C is a multiple of 8, at most 24 T. INPUT: dinp is asked for;
@@ -455,9 +448,9 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
         if (row_ring_channel(k) < C) { w[k] = pack_load<W>(weight + row_ring_channel(k)); }
     }
     auto fetch = [&](int stage, int n) {
-        layernorm_fetch_(stage, LAYERNORM_INP, inp, n, N, C);
-        layernorm_fetch_(stage, LAYERNORM_DOUT, dout, n, N, C);
-        if (INPUT) { layernorm_fetch_<X>(stage, LAYERNORM_DINP, dinp, n, N, C); }
+        LayernormRing_<X>::fetch(stage, LAYERNORM_INP, inp, n, N, C);
+        LayernormRing_<X>::fetch(stage, LAYERNORM_DOUT, dout, n, N, C);
+        if (INPUT) { LayernormRing_<X>::fetch(stage, LAYERNORM_DINP, dinp, n, N, C); }
         cp_async_commit();
     };
     int first = blockIdx.x * blockDim.y, n = first + threadIdx.y, stage = 0;
@@ -466,9 +459,9 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
     for (int turn = 0; first < N; first += step, n += step, turn ^= 1) {
         fetch((stage + STAGES - 1) % STAGES, n + (STAGES - 1) * step);
         const float next_m = n + step < N ? mean[n + step] : 0.0f, next_s = n + step < N ? rstd[n + step] : 0.0f;
-        const Pack<X, W>* x_kept = layernorm_kept_<X>(stage, LAYERNORM_INP);
-        const Pack<X, W>* d_kept = layernorm_kept_<X>(stage, LAYERNORM_DOUT);
-        const Pack<X, W>* y_kept = layernorm_kept_<X>(stage, LAYERNORM_DINP);
+        const Pack<X, W>* x_kept = LayernormRing_<X>::kept(stage, LAYERNORM_INP);
+        const Pack<X, W>* d_kept = LayernormRing_<X>::kept(stage, LAYERNORM_DOUT);
+        const Pack<X, W>* y_kept = LayernormRing_<X>::kept(stage, LAYERNORM_DINP);
         Pack<float, 2> row_sums = {};  // of g and of g * xhat
         cp_async_wait<STAGES - 1>();
         for (int k = 0; k < K; k++) {
@@ -506,7 +499,7 @@ layernorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, co
 // rows that a block works on at a time; 0: not in one pass
 template <typename X>
 static inline int layernorm_rows_(int C, const Device* dev) {
-    return row_ring_rows<LAYERNORM_PACKS, LAYERNORM_ARRAYS, X>(C, dev);
+    return LayernormRing_<X>::rows(C, dev);
 }
 
 // into how many parts the rows are cut for dweight and dbias alone
@@ -555,8 +548,8 @@ template <int INPUT, int PARAMETERS, int RIGHT, typename X>
 static inline void layernorm_backward_launch_(X* dinp, float* parts, const X* dout, const X* inp, const X* weight,
                                               const float* mean, const float* rstd, int N, int C, int n_blocks,
                                               const Device* dev) {
-    const dim3 block((unsigned)row_ring_threads<LAYERNORM_PACKS>(C), (unsigned)layernorm_rows_<X>(C, dev));
-    const int n_bytes = row_ring_thread_bytes<LAYERNORM_PACKS, LAYERNORM_ARRAYS, X>() * (int)(block.x * block.y);
+    const dim3 block((unsigned)LayernormRing_<X>::threads(C), (unsigned)layernorm_rows_<X>(C, dev));
+    const int n_bytes = LayernormRing_<X>::thread_bytes() * (int)(block.x * block.y);
     cudaCheck(cudaFuncSetAttribute(layernorm_backward_kernel<INPUT, PARAMETERS, RIGHT, X>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
     layernorm_backward_kernel<INPUT, PARAMETERS, RIGHT>

@@ -30,7 +30,7 @@ Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4
 #include "../core/kernel.h"  // load_floats, store_floats, row_madd, row_total, MaybeNull
 #include "../core/mma.h"     // in a CUDA build: cp_async_commit, cp_async_wait
 #include "residual.h"        // residual_forward
-#include "row_ring.h"        // in a CUDA build: row_ring_fetch, row_ring_kept, row_ring_add_threads, row_ring_add_rows
+#include "row_ring.h"        // in a CUDA build: RowRing, row_ring_channel, row_ring_add_threads, row_ring_add_rows
 #include <math.h>
 #ifndef __CUDACC__
 #include "../core/vec.h"  // vfloat, v_load, v_load_columns, v_fill
@@ -405,15 +405,8 @@ enum { RMSNORM_PACKS = 4 };  // of 8 channels, of a thread
 // what a thread has of one row: inp, dout and, where it is added to, dinp
 enum { RMSNORM_INP, RMSNORM_DOUT, RMSNORM_DINP, RMSNORM_ARRAYS };
 
-// of this thread in a stage
 template <typename X>
-__device__ inline Pack<X, ROW_RING_W>* rmsnorm_kept_(int stage, int array) {
-    return row_ring_kept<RMSNORM_PACKS, RMSNORM_ARRAYS, X>(stage, array);
-}
-template <typename X>
-__device__ inline void rmsnorm_fetch_(int stage, int array, const X* from, int n, int N, int C) {
-    row_ring_fetch<RMSNORM_PACKS, RMSNORM_ARRAYS>(stage, array, from, n, N, C);
-}
+using RmsnormRing_ = RowRing<RMSNORM_PACKS, RMSNORM_ARRAYS, X>;
 
 // Block (T, R) number b takes the rows b * R, ..., then those gridDim.x * R further, and leaves its sum over them in
 // parts (blocks, C). INPUT: dinp is asked for; WEIGHT: dweight is
@@ -433,9 +426,9 @@ rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, cons
         for (int i = 0; i < W; i++) { w[k].x[i] = from_float<G>(x.x[i]); }
     }
     auto fetch = [&](int stage, int n) {
-        rmsnorm_fetch_(stage, RMSNORM_INP, inp, n, N, C);
-        rmsnorm_fetch_(stage, RMSNORM_DOUT, dout, n, N, C);
-        if (INPUT && add) { rmsnorm_fetch_<X>(stage, RMSNORM_DINP, dinp, n, N, C); }
+        RmsnormRing_<X>::fetch(stage, RMSNORM_INP, inp, n, N, C);
+        RmsnormRing_<X>::fetch(stage, RMSNORM_DOUT, dout, n, N, C);
+        if (INPUT && add) { RmsnormRing_<X>::fetch(stage, RMSNORM_DINP, dinp, n, N, C); }
         cp_async_commit();
     };
     int first = blockIdx.x * blockDim.y, n = first + threadIdx.y, stage = 0;
@@ -444,9 +437,9 @@ rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, cons
     for (int turn = 0; first < N; first += step, n += step, turn ^= 1) {
         fetch((stage + STAGES - 1) % STAGES, n + (STAGES - 1) * step);
         const float next_s = n + step < N ? rstd[n + step] : 0.0f;
-        const Pack<X, W>* x_kept = rmsnorm_kept_<X>(stage, RMSNORM_INP);
-        const Pack<X, W>* d_kept = rmsnorm_kept_<X>(stage, RMSNORM_DOUT);
-        const Pack<X, W>* y_kept = rmsnorm_kept_<X>(stage, RMSNORM_DINP);
+        const Pack<X, W>* x_kept = RmsnormRing_<X>::kept(stage, RMSNORM_INP);
+        const Pack<X, W>* d_kept = RmsnormRing_<X>::kept(stage, RMSNORM_DOUT);
+        const Pack<X, W>* y_kept = RmsnormRing_<X>::kept(stage, RMSNORM_DINP);
         Pack<float, 1> row_sum = {};  // of g * xhat
         cp_async_wait<STAGES - 1>();
         for (int k = 0; k < K; k++) {
@@ -541,7 +534,7 @@ static inline int rmsnorm_is_short_(int C) {
 // rows that a block of the ring works on at a time; 0: not in one pass
 template <typename X>
 static inline int rmsnorm_rows_(int C, const Device* dev) {
-    return row_ring_rows<RMSNORM_PACKS, RMSNORM_ARRAYS, X>(C, dev);
+    return RmsnormRing_<X>::rows(C, dev);
 }
 
 // into how many parts the rows are cut: none has less than `rows`, and a multiprocessor has up to at_once
@@ -592,8 +585,8 @@ static inline void rmsnorm_backward_launch_(X* dinp, float* dweight, const X* do
         rmsnorm_backward_short_kernel<INPUT, WEIGHT>
             <<<n_parts, WARP, 0, dev->stream>>>(dinp, parts, dout, inp, weight, rstd, add, N, C);
     } else {
-        const dim3 block((unsigned)row_ring_threads<RMSNORM_PACKS>(C), (unsigned)R);
-        const int n_bytes = row_ring_thread_bytes<RMSNORM_PACKS, RMSNORM_ARRAYS, X>() * (int)(block.x * block.y);
+        const dim3 block((unsigned)RmsnormRing_<X>::threads(C), (unsigned)R);
+        const int n_bytes = RmsnormRing_<X>::thread_bytes() * (int)(block.x * block.y);
         cudaCheck(cudaFuncSetAttribute(rmsnorm_backward_kernel<INPUT, WEIGHT, X, G>,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes));
         rmsnorm_backward_kernel<INPUT, WEIGHT>

@@ -20,24 +20,44 @@ enum { ROW_RING_STAGES = 3 };     // rows of a thread in shared memory: this one
 
 __device__ inline int row_ring_channel(int k) { return (int)(k * blockDim.x + threadIdx.x) * ROW_RING_W; }
 
-// of the packs that a stage has of one array, the first of this thread; the next is blockDim.x * blockDim.y further
+// The ring of an op: PACKS packs of a row in a thread, ARRAYS arrays of X
 template <int PACKS, int ARRAYS, typename X>
-__device__ inline Pack<X, ROW_RING_W>* row_ring_kept(int stage, int array) {
-    extern __shared__ float4 row_ring_room[];
-    const int threads = blockDim.x * blockDim.y, first = (stage * ARRAYS + array) * PACKS * threads;
-    return reinterpret_cast<Pack<X, ROW_RING_W>*>(row_ring_room) + first + threadIdx.y * blockDim.x + threadIdx.x;
-}
-
-// row n of an array sets out for its stage; beyond N and C zeros do
-template <int PACKS, int ARRAYS, typename X>
-__device__ inline void row_ring_fetch(int stage, int array, const X* from, int n, int N, int C) {
-    Pack<X, ROW_RING_W>* to = row_ring_kept<PACKS, ARRAYS, X>(stage, array);
-    for (int k = 0; k < PACKS; k++, to += blockDim.x * blockDim.y) {
-        const int c = row_ring_channel(k), exists = n < N && c < C;
-        const X* pack = exists ? from + (size_t)n * C + c : from;
-        for (int i = 0; i < ROW_RING_W; i += pack_width<X>()) { cp_async_16_zfill(&to->x[i], pack + i, 16 * exists); }
+struct RowRing {
+    // of the packs that a stage has of one array, the first of this thread; the next is blockDim.x * blockDim.y further
+    __device__ static inline Pack<X, ROW_RING_W>* kept(int stage, int array) {
+        extern __shared__ float4 row_ring_room[];
+        const int threads = blockDim.x * blockDim.y, first = (stage * ARRAYS + array) * PACKS * threads;
+        return reinterpret_cast<Pack<X, ROW_RING_W>*>(row_ring_room) + first + threadIdx.y * blockDim.x + threadIdx.x;
     }
-}
+
+    // row n of an array sets out for its stage; beyond N and C zeros do
+    __device__ static inline void fetch(int stage, int array, const X* from, int n, int N, int C) {
+        Pack<X, ROW_RING_W>* to = kept(stage, array);
+        for (int k = 0; k < PACKS; k++, to += blockDim.x * blockDim.y) {
+            const int c = row_ring_channel(k), exists = n < N && c < C;
+            const X* pack = exists ? from + (size_t)n * C + c : from;
+            for (int i = 0; i < ROW_RING_W; i += pack_width<X>()) {
+                cp_async_16_zfill(&to->x[i], pack + i, 16 * exists);
+            }
+        }
+    }
+
+    // ---- sizes of a launch ----
+
+    // bytes of shared memory of a thread
+    static inline int thread_bytes() { return ROW_RING_STAGES * ARRAYS * PACKS * ROW_RING_W * (int)sizeof(X); }
+
+    // T: threads of a row
+    static inline int threads(int C) { return (int)ceil_div(ceil_div(C, PACKS * ROW_RING_W), WARP) * WARP; }
+
+    // R: rows that a block works on at a time; 0: C is no multiple of 8, or more than threads can have. 1 KiB: for the
+    // sums of warps
+    static inline int rows(int C, const Device* dev) {
+        if (C % ROW_RING_W != 0) { return 0; }
+        const int room = (dev->most_shared - 1024) / thread_bytes();
+        return (room < ROW_RING_THREADS ? room : (int)ROW_RING_THREADS) / threads(C);
+    }
+};
 
 // what the warps of a block have of N sums over rows
 template <int N>
@@ -81,29 +101,6 @@ __device__ inline void row_ring_add_rows(float* parts, const float (&sums)[KINDS
         for (int r = 1; r < R; r++) { sum += kept[(size_t)r * KINDS * C + j]; }
         parts[j] = sum;
     }
-}
-
-// ---- sizes of a launch ----
-
-// bytes of shared memory of a thread
-template <int PACKS, int ARRAYS, typename X>
-static inline int row_ring_thread_bytes() {
-    return ROW_RING_STAGES * ARRAYS * PACKS * ROW_RING_W * (int)sizeof(X);
-}
-
-// T: threads of a row
-template <int PACKS>
-static inline int row_ring_threads(int C) {
-    return (int)ceil_div(ceil_div(C, PACKS * ROW_RING_W), WARP) * WARP;
-}
-
-// R: rows that a block works on at a time; 0: C is no multiple of 8, or more than threads can have. 1 KiB: for the sums
-// of warps
-template <int PACKS, int ARRAYS, typename X>
-static inline int row_ring_rows(int C, const Device* dev) {
-    if (C % ROW_RING_W != 0) { return 0; }
-    const int room = (dev->most_shared - 1024) / row_ring_thread_bytes<PACKS, ARRAYS, X>();
-    return (room < ROW_RING_THREADS ? room : (int)ROW_RING_THREADS) / row_ring_threads<PACKS>(C);
 }
 #endif  // __CUDACC__
 #endif  // LLMC_ROW_RING_H
