@@ -94,7 +94,7 @@ tensor_cores_kernel(bf16* out, const bf16* inp, const int* index, const bf16* we
     __shared__ int row_of[GROUPED_TILE];
     int n_columns = (OC + GROUPED_TILE - 1) / GROUPED_TILE, oc = blockIdx.x % n_columns * GROUPED_TILE;
     int warp = threadIdx.x / WARP, m = warp / 2 * 64, n = warp % 2 * 64;
-    GroupedTile rows = grouped_find_tile_(offsets, E, GROUPED_TILE, blockIdx.x / n_columns);
+    GroupedTile rows = grouped_find_tile(offsets, E, GROUPED_TILE, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
     const bf16* w = weight + ((size_t)rows.expert * OC + oc) * C;
     bf16 *a_tile = pair, *b_tile = pair + GROUPED_PAIR / 2;
@@ -116,7 +116,7 @@ tensor_cores_kernel(bf16* out, const bf16* inp, const int* index, const bf16* we
 }
 
 static void tensor_cores(const Layer* l, const Device* dev) {
-    unsigned grid = (unsigned)(grouped_most_tiles_(l->E, l->R, GROUPED_TILE) * ceil_div(l->OC, GROUPED_TILE));
+    unsigned grid = (unsigned)(grouped_most_tiles(l->E, l->R, GROUPED_TILE) * ceil_div(l->OC, GROUPED_TILE));
     tensor_cores_kernel<<<grid, GROUPED_THREADS, GROUPED_PAIR * sizeof(bf16), dev->stream>>>(
         l->out_bf16, l->inp_bf16, l->index, l->weight_bf16, l->offsets, l->E, l->C, l->OC);
 }

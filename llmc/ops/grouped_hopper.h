@@ -21,7 +21,7 @@ Source: Thakkar et al. 2023, CUTLASS 3 (warpgroups that share a tile), without p
 #include "../core/kernel.h"  // WARP, Pack, pack_load, pack_store, bf16, cudaCheck
 #include "../core/stored.h"  // StoredMatrix, stored_row_scales, fp8_widen
 #include "../core/wgmma.h"   // WARPGROUP, wgmma_ss, wgmma_fence, wgmma_commit, wgmma_wait
-#include "grouped_tiles.h"   // GroupedTile, grouped_find_tile_, grouped_most_tiles_, grouped_at_
+#include "grouped_tiles.h"   // GroupedTile, grouped_find_tile, grouped_most_tiles, grouped_at
 #include "tile.h"            // tile_chunk, tile_pair_, tile_set_zero
 #include "wide_tile.h"       // wide_tile_load, wide_tile_arrived, wide_tile_store_rows, wide_tile_warpgroup
 
@@ -44,7 +44,7 @@ __device__ inline void grouped_hopper_find_rows_(int (&from)[N], const int* inde
     #pragma unroll
     for (int i = 0; i < N; i++) {
         int s = first + (int)threadIdx.x / 8 + i * GROUPED_ROW_STEP;
-        from[i] = s < end ? (int)grouped_at_(index, s) : -1;
+        from[i] = s < end ? (int)grouped_at(index, s) : -1;
     }
 }
 
@@ -220,7 +220,7 @@ grouped_rows_hopper_kernel(bf16* out, size_t out_row, const bf16* x, size_t x_ro
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     int n_columns = (N + GROUPED_COLUMNS - 1) / GROUPED_COLUMNS, n0 = blockIdx.x % n_columns * GROUPED_COLUMNS;
     int part = wide_tile_warpgroup(), from[GROUPED_ROWS / GROUPED_ROW_STEP];
-    GroupedTile rows = grouped_find_tile_(offsets, E, GROUPED_ROWS, blockIdx.x / n_columns);
+    GroupedTile rows = grouped_find_tile(offsets, E, GROUPED_ROWS, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
     auto b = grouped_hopper_b_<TURNED>(weight, rows.expert, n0, K, N);
     grouped_hopper_find_rows_(from, index, rows.first, rows.first + rows.n_rows);
@@ -277,7 +277,7 @@ static inline void grouped_hopper_rows(bf16* out, size_t out_row, const bf16* x,
                                        const Device* dev) {
     cudaCheck(cudaFuncSetAttribute(grouped_rows_hopper_kernel<TURNED, Weight>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, GROUPED_HOPPER_BYTES));
-    unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GROUPED_ROWS) * ceil_div(N, GROUPED_COLUMNS));
+    unsigned grid = (unsigned)(grouped_most_tiles(E, R, GROUPED_ROWS) * ceil_div(N, GROUPED_COLUMNS));
     grouped_rows_hopper_kernel<TURNED, Weight><<<grid, GROUPED_LOADERS, GROUPED_HOPPER_BYTES, dev->stream>>>(
         out, out_row, x, x_row, index, weight, offsets, E, K, N);
     cudaCheck(cudaGetLastError());

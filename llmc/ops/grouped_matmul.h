@@ -33,7 +33,7 @@ Source: Gale et al. 2023, "MegaBlocks", arXiv:2211.15841, for products without p
 #define LLMC_GROUPED_MATMUL_H
 #include "few_rows.h"       // in a fast CUDA build: few_rows_outputs
 #include "gemm.h"           // GemmPart, GemmBlock, gemm_block_, Matrix, Device
-#include "grouped_tiles.h"  // in a CUDA build: GroupedTile, grouped_find_tile_, grouped_most_tiles_, grouped_at_
+#include "grouped_tiles.h"  // in a CUDA build: GroupedTile, grouped_find_tile, grouped_most_tiles, grouped_at
 #include "tile.h"           // tile_load, tile_load_a, tile_store_rows
 #include "widen.h"          // in a CUDA build: widen_experts, widen_at_once
 #if defined(WGMMA) && !defined(EXACT)
@@ -284,14 +284,14 @@ __device__ inline void grouped_load_terms_(float (&tile)[GEMM_TILE_K][GEMM_TILE_
                                            const int* index, int s, int n_s, int c, int C) {
     for (int i = threadIdx.x; i < GEMM_TILE_K * GEMM_TILE; i += GEMM_THREADS) {
         int row = i / GEMM_TILE, w = i % GEMM_TILE, exists = row < n_s && c + w < C;
-        tile[row][w] = exists ? to_float(x[grouped_at_(index, s + row) * x_row + c + w]) : 0.0f;
+        tile[row][w] = exists ? to_float(x[grouped_at(index, s + row) * x_row + c + w]) : 0.0f;
     }
 }
 
 // the rows of a tile as its expert's operand has them, and -1 for those that do not exist
 __device__ inline void grouped_find_rows_(int* row_of, int n, const int* index, GroupedTile rows) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        row_of[i] = i < rows.n_rows ? (int)grouped_at_(index, rows.first + i) : -1;
+        row_of[i] = i < rows.n_rows ? (int)grouped_at(index, rows.first + i) : -1;
     }
     __syncthreads();
 }
@@ -307,7 +307,7 @@ grouped_rows_kernel(X* out, size_t out_row, int add, const X* x, size_t x_row, c
     __shared__ alignas(16) float b_tile[GEMM_TILE_K][GEMM_TILE_ROW];
     int n_columns = (N + GEMM_TILE - 1) / GEMM_TILE, n0 = blockIdx.x % n_columns * GEMM_TILE;
     __shared__ int row_of[GEMM_TILE];
-    GroupedTile rows = grouped_find_tile_(offsets, E, GEMM_TILE, blockIdx.x / n_columns);
+    GroupedTile rows = grouped_find_tile(offsets, E, GEMM_TILE, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
     grouped_find_rows_(row_of, GEMM_TILE, index, rows);
     const X* w = weight + (size_t)rows.expert * N * K + (TURNED ? (size_t)n0 * K : (size_t)n0);
@@ -423,7 +423,7 @@ grouped_rows_mma_kernel(bf16* out, size_t out_row, const bf16* x, size_t x_row, 
     __shared__ int row_of[GROUPED_TILE];
     int n_columns = (N + GROUPED_TILE - 1) / GROUPED_TILE, n0 = blockIdx.x % n_columns * GROUPED_TILE;
     int warp = threadIdx.x / WARP, m = warp / 2 * 64, n = warp % 2 * 64;
-    GroupedTile rows = grouped_find_tile_(offsets, E, GROUPED_TILE, blockIdx.x / n_columns);
+    GroupedTile rows = grouped_find_tile(offsets, E, GROUPED_TILE, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
     const bf16* w = weight + (size_t)rows.expert * N * K;
     grouped_find_rows_(row_of, GROUPED_TILE, index, rows);
@@ -459,7 +459,7 @@ grouped_weight_mma_kernel(float* dweight, const bf16* dout, size_t dout_row, con
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, m = warp / 2 * 64, n = warp % 2 * 64;
     auto fetch_rows = [&](int step) {
         int i = threadIdx.x % GROUPED_K, of_inp = threadIdx.x / GROUPED_K, s = first + step * GROUPED_K + i;
-        row_of[step % 2][of_inp][i] = s < end ? (int)grouped_at_(of_inp ? inp_index : dout_index, s) : -1;
+        row_of[step % 2][of_inp][i] = s < end ? (int)grouped_at(of_inp ? inp_index : dout_index, s) : -1;
     };
     auto load = [&](int step, bf16* a_tile, bf16* b_tile) {
         grouped_tile_load_<GROUPED_K, GROUPED_TILE>(a_tile, dout, dout_row, row_of[step % 2][0], oc, OC);
@@ -498,7 +498,7 @@ static inline int grouped_rows_mma_(bf16* out, size_t out_row, const bf16* x, si
     const int n_bytes = 2 * GROUPED_PAIR * (int)sizeof(bf16);
     cudaCheck(cudaFuncSetAttribute(grouped_rows_mma_kernel<TURNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n_bytes));
-    unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GROUPED_TILE) * ceil_div(N, GROUPED_TILE));
+    unsigned grid = (unsigned)(grouped_most_tiles(E, R, GROUPED_TILE) * ceil_div(N, GROUPED_TILE));
     grouped_rows_mma_kernel<TURNED>
         <<<grid, GROUPED_THREADS, n_bytes, dev->stream>>>(out, out_row, x, x_row, index, weight, offsets, E, K, N);
     cudaCheck(cudaGetLastError());
@@ -545,9 +545,9 @@ template <int TILES, typename Weight>
 __global__ void __launch_bounds__(FEW_THREADS, 2)
 grouped_few_kernel(bf16* out, const bf16* x, const int* index, Weight weight, const int* offsets, int E, int K, int N) {
     int n_columns = (N + FEW_OUTPUTS - 1) / FEW_OUTPUTS, n0 = blockIdx.x % n_columns * FEW_OUTPUTS;
-    GroupedTile rows = grouped_find_tile_(offsets, E, 8 * TILES, blockIdx.x / n_columns);
+    GroupedTile rows = grouped_find_tile(offsets, E, 8 * TILES, blockIdx.x / n_columns);
     if (rows.n_rows == 0) { return; }
-    auto row_of = [&](int s) { return grouped_at_(index, rows.first + s); };
+    auto row_of = [&](int s) { return grouped_at(index, rows.first + s); };
     few_rows_outputs<TILES>(out + (size_t)rows.first * N, x, row_of, weight.from((size_t)rows.expert * N),
                             (const bf16*)NULL, rows.n_rows, n0, K, N);
 }
@@ -557,10 +557,10 @@ static inline void grouped_few_launch_(bf16* out, const bf16* x, const int* inde
                                        int E, int R, int K, int N, const Device* dev) {
     const int64_t n_columns = ceil_div(N, FEW_OUTPUTS);
     if (R <= 8) {
-        unsigned grid = (unsigned)(grouped_most_tiles_(E, R, 8) * n_columns);
+        unsigned grid = (unsigned)(grouped_most_tiles(E, R, 8) * n_columns);
         grouped_few_kernel<1><<<grid, FEW_THREADS, 0, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
     } else {
-        unsigned grid = (unsigned)(grouped_most_tiles_(E, R, FEW_ROWS) * n_columns);
+        unsigned grid = (unsigned)(grouped_most_tiles(E, R, FEW_ROWS) * n_columns);
         grouped_few_kernel<2><<<grid, FEW_THREADS, 0, dev->stream>>>(out, x, index, weight, offsets, E, K, N);
     }
     cudaCheck(cudaGetLastError());
@@ -629,7 +629,7 @@ static inline void grouped_launch_rows_(X* out, size_t out_row, int add, const X
     if (TURNED && plain && grouped_few_(out, x, index, weight, offsets, E, R, K, N, dev)) { return; }
     if (!add && grouped_rows_mma_<TURNED>(out, out_row, x, x_row, index, weight, offsets, E, R, K, N, dev)) { return; }
 #endif
-    unsigned grid = (unsigned)(grouped_most_tiles_(E, R, GEMM_TILE) * ceil_div(N, GEMM_TILE));
+    unsigned grid = (unsigned)(grouped_most_tiles(E, R, GEMM_TILE) * ceil_div(N, GEMM_TILE));
     grouped_rows_kernel<TURNED>
         <<<grid, GEMM_THREADS, 0, dev->stream>>>(out, out_row, add, x, x_row, index, weight, offsets, E, K, N);
     cudaCheck(cudaGetLastError());

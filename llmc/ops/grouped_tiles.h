@@ -13,13 +13,13 @@ struct GroupedTile {
 };
 
 // at most so many tiles; how many there are, only the device knows
-static inline int64_t grouped_most_tiles_(int E, int R, int rows) {
+static inline int64_t grouped_most_tiles(int E, int R, int rows) {
     int64_t most = ceil_div(R, rows) + E - 1;
     return most < R ? most : R;
 }
 
 // every warp finds it for itself: lanes hold experts, and count the tiles of those before
-__device__ inline GroupedTile grouped_find_tile_(const int* offsets, int E, int rows, int tile) {
+__device__ inline GroupedTile grouped_find_tile(const int* offsets, int E, int rows, int tile) {
     GroupedTile found = {0, 0, 0};
     int lane = threadIdx.x % WARP;
     for (int e = 0; e < E; e += WARP) {
@@ -42,6 +42,6 @@ __device__ inline GroupedTile grouped_find_tile_(const int* offsets, int E, int 
     return found;
 }
 
-__device__ inline size_t grouped_at_(const int* index, int s) { return index ? (size_t)index[s] : (size_t)s; }
+__device__ inline size_t grouped_at(const int* index, int s) { return index ? (size_t)index[s] : (size_t)s; }
 #endif  // __CUDACC__
 #endif  // LLMC_GROUPED_TILES_H
