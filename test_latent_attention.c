@@ -466,11 +466,14 @@ static void test_tensor_cores(Test* t) {
         {150, 2, 24, 24, 8, 8, 0, 3, 150}, {150, 1, 64, 80, 16, 32, 70, 3, 150}, {70, 1, 256, 448, 64, 256, 0, 3, 70},
         {70, 2, 136, 144, 8, 16, 33, 3, 150},
     };
-    // ... G: one head; several tiles and chunks, from another layer's; as wide as it goes
-    const int of_mass[][OP_DIMS] = {{70, 1, 24, 24, 8, 8, 33, 3, 70, 0}, {150, 3, 144, 136, 16, 8, 70, 3, 300, 1}, {40, 2, 256, 448, 64, 256, 33, 3, 40, 0}};
+    // ... G: one head; several tiles and chunks, from another layer's; as wide as it goes; two chunks of a block
+    const int of_mass[][OP_DIMS] = {
+        {70, 1, 24, 24, 8, 8, 33, 3, 70, 0},    {150, 3, 144, 136, 16, 8, 70, 3, 300, 1},
+        {40, 2, 256, 448, 64, 256, 33, 3, 40, 0}, {20, 2, 24, 24, 8, 8, 600, 3, 1300, 1},
+    };
     Device dev = test_device(1);
     for (int i = 0; i < 4; i++) { check_tensor_cores(t, of[i], &dev); }
-    for (int i = 0; i < 3; i++) { check_mass(t, of_mass[i], &dev); }
+    for (int i = 0; i < 4; i++) { check_mass(t, of_mass[i], &dev); }
     device_free(&dev);
 }
 
