@@ -1024,8 +1024,8 @@ static json_t* deepseek_v4_summary(const Run* r) {
     return router_log_summary(r, NULL, 0, config_of(r)->L, config_of(r)->E);
 }
 
-static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, config_of(r), eot, dtype);
+static json_t* config_to_save(const Run* r, int eot, const char* dtype) {
+    return config_json(config_of(r), eot, dtype);
 }
 
 static void deepseek_v4_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
@@ -1055,7 +1055,7 @@ static Trainer deepseek_v4_trainer(void) {
     t.forward = deepseek_v4_forward;
     t.stepped = deepseek_v4_stepped;
     t.more_loss = losses_beside;
-    t.write_config = write_config;
+    t.config_json = config_to_save;
     t.summary = deepseek_v4_summary;
     return t;
 }

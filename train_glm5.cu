@@ -836,8 +836,8 @@ static json_t* glm5_summary(const Run* r) {
     return router_log_summary(r, c->mlps, EXPERT_LAYER, c->L, c->E);
 }
 
-static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, config_of(r), eot, dtype);
+static json_t* config_to_save(const Run* r, int eot, const char* dtype) {
+    return config_json(config_of(r), eot, dtype);
 }
 
 static void glm5_forward(Run* r, Purpose purpose, const int* tokens, const int* targets, int B, int T, int t0) {
@@ -868,7 +868,7 @@ static Trainer glm5_trainer(void) {
     t.more_loss = losses_beside;
     t.choices = glm5_choices;
     t.open = glm5_open;
-    t.write_config = write_config;
+    t.config_json = config_to_save;
     t.summary = glm5_summary;
     return t;
 }

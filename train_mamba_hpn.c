@@ -919,8 +919,8 @@ static void mamba_stepped(Run* r, const Step* s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. Files, and main.
 
-static FileSum mamba_write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, config_of(r), eot, dtype);
+static json_t* config_to_save(const Run* r, int eot, const char* dtype) {
+    return config_json(config_of(r), eot, dtype);
 }
 
 // what a checkpoint holds beside what every trainer keeps
@@ -1017,7 +1017,7 @@ static Trainer mamba_trainer(void) {
     t.forward = mamba_pass;
     t.logits = mamba_pass_logits;
     t.losses = mamba_losses;
-    t.write_config = mamba_write_config;
+    t.config_json = config_to_save;
     t.extras = mamba_extras;
     t.load_extras = mamba_load_extras;
     t.summary = mamba_summary;

@@ -589,8 +589,8 @@ static json_t* moe_summary(const Run* r) {
     return router_log_summary(r, NULL, 0, config_of(r)->L, config_of(r)->E);
 }
 
-static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, config_of(r), eot, dtype);
+static json_t* config_to_save(const Run* r, int eot, const char* dtype) {
+    return config_json(config_of(r), eot, dtype);
 }
 
 static Trainer moe_trainer(void) {
@@ -613,7 +613,7 @@ static Trainer moe_trainer(void) {
     t.load = moe_load;
     t.stepped = moe_stepped;
     t.more_loss = losses_beside;
-    t.write_config = write_config;
+    t.config_json = config_to_save;
     t.summary = moe_summary;
     return t;
 }

@@ -570,8 +570,8 @@ static json_t* qwen_summary(const Run* r) {
     return router_log_summary(r, c->kinds, EXPERT_LAYER, c->L, c->E);
 }
 
-static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, config_of(r), eot, dtype);
+static json_t* config_to_save(const Run* r, int eot, const char* dtype) {
+    return config_json(config_of(r), eot, dtype);
 }
 
 static Trainer qwen_trainer(void) {
@@ -593,7 +593,7 @@ static Trainer qwen_trainer(void) {
     t.load = qwen_load;
     t.stepped = qwen_stepped;
     t.more_loss = losses_beside;
-    t.write_config = write_config;
+    t.config_json = config_to_save;
     t.summary = qwen_summary;
     return t;
 }

@@ -1103,8 +1103,8 @@ static json_t* qwen36_summary(const Run* r) {
     return router_log_summary(r, NULL, 0, config_of(r)->L, config_of(r)->E);
 }
 
-static FileSum write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, config_of(r), eot, dtype);
+static json_t* config_to_save(const Run* r, int eot, const char* dtype) {
+    return config_json(config_of(r), eot, dtype);
 }
 
 static Trainer qwen36_trainer(void) {
@@ -1139,7 +1139,7 @@ static Trainer qwen36_trainer(void) {
     t.load = qwen36_load;
     t.stepped = qwen36_stepped;
     t.more_loss = losses_beside;
-    t.write_config = write_config;
+    t.config_json = config_to_save;
     t.summary = qwen36_summary;
     return t;
 }

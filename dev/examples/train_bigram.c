@@ -72,9 +72,9 @@ static void bigram_choose(Run* r) {
     model_layout(&b->model, parameter_table(b->model.table, V));
 }
 
-static FileSum bigram_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return json_write(path, json_pack("{s:s, s:s, s:s, s:i, s:i}", "written_by", HF_WRITTEN_BY, "model_type", "llmc-bigram",
-                                      "torch_dtype", dtype, "vocab_size", r->V, "eos_token_id", eot));
+static json_t* bigram_config(const Run* r, int eot, const char* dtype) {
+    return json_pack("{s:s, s:s, s:s, s:i, s:i}", "written_by", HF_WRITTEN_BY, "model_type", "llmc-bigram", "torch_dtype",
+                     dtype, "vocab_size", r->V, "eos_token_id", eot);
 }
 
 static void bigram_box(const Run* r) { box_row("model", "a row of logits for each of %d tokens", r->V); }
@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
     t.stored_bytes = sizeof(float);
     t.usual_T = 256;
     t.choose = bigram_choose;
-    t.write_config = bigram_config;
+    t.config_json = bigram_config;
     t.box = bigram_box;
     t.flops_per_token = bigram_flops;
     t.activation_bytes = bigram_bytes;

@@ -14,7 +14,7 @@ The first byte picks the reader. A manifest is tried as it is, and once more wit
 #define config_preset mamba_config_preset
 #define config_parse mamba_config_parse
 #define config_load mamba_config_load
-#define config_save mamba_config_save
+#define config_json mamba_config_json
 #define parameter_table mamba_parameter_table
 #include "llmc/models/mamba.h"
 #undef Config

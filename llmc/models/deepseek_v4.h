@@ -24,8 +24,7 @@ Source: DeepSeek-AI 2026, arXiv:2606.19348; huggingface/transformers 5.23, model
 #ifndef LLMC_DEEPSEEK_V4_H
 #define LLMC_DEEPSEEK_V4_H
 #include "../core/choice.h"      // choice_name
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice, json_refuse_value
-#include "../core/outfile.h"     // FileSum
+#include "../core/jsonfile.h"    // json_read, json_ints, json_choice, json_refuse_value
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
@@ -536,7 +535,7 @@ static inline json_t* config_turn_json_(const Config* c) {
 }
 
 // eot: the token that ends a text
-static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
+static inline json_t* config_json(const Config* c, int eot, const char* dtype) {
     json_t* json = json_pack(
         "{s:s, s:[s], s:s, s:s, s:s, s:f, s:b, s:b, s:b, s:b, s:s, s:i, s:i, s:i, s:i}", "written_by", HF_WRITTEN_BY,
         "architectures", "DeepseekV4ForCausalLM", "model_type", "deepseek_v4", "dtype", dtype, "hidden_act", "silu",
@@ -565,7 +564,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
         json_object_update(json, more[i]);
         json_decref(more[i]);
     }
-    return json_write_doubles(path, json);
+    return json;
 }
 
 // ---- 2. Parameters: one line for each ----

@@ -21,8 +21,7 @@ Source: zai-org/GLM-5; huggingface/transformers 5.23, models/glm_moe_dsa; DeepSe
 #ifndef LLMC_GLM5_H
 #define LLMC_GLM5_H
 #include "../core/choice.h"      // choice_name
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_choice
-#include "../core/outfile.h"     // FileSum
+#include "../core/jsonfile.h"    // json_read, json_ints, json_choice
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
@@ -356,7 +355,7 @@ static inline void config_leave_rest(const Config* c, SafeSet* set) {
 // ---- config.json, written ----
 
 // eot: the token that ends a text
-static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
+static inline json_t* config_json(const Config* c, int eot, const char* dtype) {
     json_t* json = json_pack(
         "{s:s, s:[s], s:s, s:s, s:s, s:f, s:b, s:b, s:b, s:b, s:s, s:s, s:i, s:i, s:i}", "written_by", HF_WRITTEN_BY,
         "architectures", "GlmMoeDsaForCausalLM", "model_type", "glm_moe_dsa", "dtype", dtype, "hidden_act", "silu",
@@ -389,7 +388,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
         json_object_update(json, more[i]);
         json_decref(more[i]);
     }
-    return json_write_doubles(path, json);
+    return json;
 }
 
 // ---- 2. Parameters: one line for each ----

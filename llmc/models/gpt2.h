@@ -11,9 +11,8 @@ Source: Radford et al. 2019 (GPT-2); Brown et al. 2020, arXiv:2005.14165 (GPT-3)
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H
 #include "../files/hf_folder.h"   // HF_WRITTEN_BY, SafeSet
-#include "../core/jsonfile.h"     // json_read, json_write, json_ints
+#include "../core/jsonfile.h"     // json_read, json_ints
 #include "../files/llmc_bin.h"    // llm.c's checkpoint format
-#include "../core/outfile.h"      // FileSum
 #include "../files/tensorfile.h"  // tensors_load_into, tensors_check_tied
 #include "../ranks/model_gradients.h"  // Model, model_point_gradients
 #include "config_parts.h"         // config_padded, config_warn_of_near
@@ -103,14 +102,13 @@ static inline Config config_load(const char* path) {
     return c;
 }
 
-static inline FileSum config_save(const char* path, Config c, int eot, const char* dtype) {
-    return json_write(
-        path,
-        json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
-                  "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2", "torch_dtype",
-                  dtype, "activation_function", "gelu_new", "n_positions", c.max_T, "vocab_size", c.V, "n_layer",
-                  c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5, "bos_token_id", eot, "eos_token_id",
-                  eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0, "attn_pdrop", 0.0));
+static inline json_t* config_json(Config c, int eot, const char* dtype) {
+    return json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:i, s:i, s:b, s:f, s:f, s:f}",
+                     "written_by", HF_WRITTEN_BY, "architectures", "GPT2LMHeadModel", "model_type", "gpt2",
+                     "torch_dtype", dtype, "activation_function", "gelu_new", "n_positions", c.max_T, "vocab_size",
+                     c.V, "n_layer", c.L, "n_head", c.NH, "n_embd", c.C, "layer_norm_epsilon", 1e-5, "bos_token_id",
+                     eot, "eos_token_id", eot, "tie_word_embeddings", 1, "resid_pdrop", 0.0, "embd_pdrop", 0.0,
+                     "attn_pdrop", 0.0);
 }
 
 // where --dropout leaves out elements (dropout.h): of the embeddings, and of what each half of block l

@@ -85,8 +85,8 @@ static inline void gpt2_load_parameters(Run* r, const SliceSink* sink) {
     else { tensors_init_into(sink, r->model->table, N_PARAMETERS, (uint32_t)r->o.seed); }
 }
 
-static inline FileSum gpt2_write_config(const Run* r, const char* path, int eot, const char* dtype) {
-    return config_save(path, gpt2_of(r)->whole, eot, dtype);
+static inline json_t* gpt2_config_json(const Run* r, int eot, const char* dtype) {
+    return config_json(gpt2_of(r)->whole, eot, dtype);
 }
 
 static inline void gpt2_write_bin(Run* r, const float* params) {
@@ -110,7 +110,7 @@ static inline Trainer gpt2_trainer(const char* name, const char* about) {
     t.box = gpt2_box;
     t.flops_per_token = gpt2_flops_per_token;
     t.load = gpt2_load_parameters;
-    t.write_config = gpt2_write_config;
+    t.config_json = gpt2_config_json;
     t.write_more = gpt2_write_bin;
     return t;
 }

@@ -15,8 +15,7 @@ Source: Gu & Dao 2023, arXiv:2312.00752; start values as in github.com/state-spa
 #define LLMC_MAMBA_H
 #include "../core/fmath.h"        // fm_exp, fm_expm1, fm_log: start values
 #include "../files/hf_folder.h"   // HF_WRITTEN_BY, SafeSet
-#include "../core/jsonfile.h"     // json_read, json_write, json_ints
-#include "../core/outfile.h"      // FileSum
+#include "../core/jsonfile.h"     // json_read, json_ints
 #include "../core/tensor.h"       // Tensor: the table of parameters
 #include "../files/tensorfile.h"  // tensors_load_layers
 #include "config_parts.h"         // config_warn_of_near
@@ -122,7 +121,7 @@ static inline Config config_load(const char* path) {
     return c;
 }
 
-static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
+static inline json_t* config_json(const Config* c, int eot, const char* dtype) {
     const int is_language_model = head_is_language_model(&c->head);
     const char* architecture = is_language_model ? "MambaForCausalLM" : "MambaModel";
     json_t* json = json_pack("{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:b, s:b, "
@@ -136,7 +135,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
         "tie_word_embeddings", c->head.tied, "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);
     if (!is_language_model) { json_object_set_new(json, "layer", json_string("mamba1")); }
     head_to_json(json, &c->head);
-    return json_write(path, json);
+    return json;
 }
 
 // ---- 2. Parameters: one line for each ----

@@ -16,8 +16,7 @@ Source: Jiang et al. 2024, arXiv:2401.04088 (Mixtral); Shazeer 2019, arXiv:1911.
 #ifndef LLMC_MOE_H
 #define LLMC_MOE_H
 #include "../core/choice.h"      // choice_name
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number
-#include "../core/outfile.h"     // FileSum
+#include "../core/jsonfile.h"    // json_read, json_ints, json_number
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../ops/rope.h"         // rope_scaled_base
@@ -189,7 +188,7 @@ static inline Config config_load(const char* path, ConfigFile* file) {
     return c;
 }
 
-static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
+static inline json_t* config_json(const Config* c, int eot, const char* dtype) {
     const double theta = config_rope_theta(c);
     json_t* json = json_pack(
         "{s:s, s:[s], s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:{s:s, s:f}}",
@@ -206,7 +205,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
         shortest_double(c->z_lambda), "bos_token_id", eot, "eos_token_id", eot);
     json_object_update(json, more);
     json_decref(more);
-    return json_write_doubles(path, json);
+    return json;
 }
 
 // ---- 2. Parameters: one line for each ----

@@ -15,8 +15,7 @@ Source: Yang et al. 2024, arXiv:2412.15115 (Qwen2.5), 2025, arXiv:2505.09388 (Qw
 #ifndef LLMC_QWEN_H
 #define LLMC_QWEN_H
 #include "../core/choice.h"      // choice_name
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
-#include "../core/outfile.h"     // FileSum
+#include "../core/jsonfile.h"    // json_read, json_ints, json_number, json_refuse_value
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY
 #include "../files/tensorfile.h" // SafeSet
@@ -302,7 +301,7 @@ static inline void config_put_windows_(const Config* c, json_t* json) {
 }
 
 // eot: the token that ends a text
-static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
+static inline json_t* config_json(const Config* c, int eot, const char* dtype) {
     static const char* const classes[] = {"Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
                                           "MistralForCausalLM", "LlamaForCausalLM"};
     json_t* json = json_pack(
@@ -320,7 +319,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
     }
     if (c->type != LLAMA) { config_put_windows_(c, json); }
     if (c->type == QWEN3_MOE) { config_put_experts_(c, json); }
-    return json_write_doubles(path, json);
+    return json;
 }
 
 // ---- 2. Parameters: one line for each ----

@@ -21,8 +21,7 @@ Source: Qwen Team 2025, "Qwen3-Next"; huggingface/transformers 5.23, models/qwen
 */
 #ifndef LLMC_QWEN36_H
 #define LLMC_QWEN36_H
-#include "../core/jsonfile.h"    // json_read, json_write_doubles, json_ints, json_number, json_refuse_value
-#include "../core/outfile.h"     // FileSum
+#include "../core/jsonfile.h"    // json_read, json_ints, json_number, json_refuse_value
 #include "../core/tensor.h"      // Tensor: the table of parameters
 #include "../files/hf_folder.h"  // HF_WRITTEN_BY, SafeSet, safeset_has_some
 #include "../files/tensorfile.h" // SafeSet
@@ -349,7 +348,7 @@ static inline json_t* config_nest_(const Config* c, json_t* text) {
 }
 
 // eot: the token that ends a text
-static inline FileSum config_save(const char* path, const Config* c, int eot, const char* dtype) {
+static inline json_t* config_json(const Config* c, int eot, const char* dtype) {
     json_t* json = json_pack(
         "{s:s, s:[s], s:s, s:s, s:s, s:f, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b, s:i, s:i}", "written_by",
         HF_WRITTEN_BY, "architectures", "Qwen3_5MoeForCausalLM", "model_type", "qwen3_5_moe_text", "dtype", dtype,
@@ -377,7 +376,7 @@ static inline FileSum config_save(const char* path, const Config* c, int eot, co
         json_object_update(json, more[i]);
         json_decref(more[i]);
     }
-    return json_write_doubles(path, c->has_vision ? config_nest_(c, json) : json);
+    return c->has_vision ? config_nest_(c, json) : json;
 }
 
 // ---- 2. Parameters: one line for each ----

@@ -12,6 +12,7 @@ Files of a run: the model that it starts from, checkpoints, exports.
 */
 #ifndef LLMC_SAVE_H
 #define LLMC_SAVE_H
+#include "../core/jsonfile.h"     // json_read, json_write_doubles
 #include "../files/companions.h"  // companions_read_model, companions_save
 #include "../files/hf_folder.h"   // model_find, hf_export_begin
 #include "../files/tensorfile.h"  // tensors_save, tensors_save_slices, tensors_load_into
@@ -588,18 +589,13 @@ static inline double save_text_bytes_(const Run* r) {
     return (double)r->tokenizer.n_json + companions_bytes(&r->companions) + 8192.0;
 }
 
-// config.json of a folder whose matrices have scales, as the folder has them from which they are
-static inline FileSum save_quantized_config_(const Run* r, const char* path, FileSum sum) {
-    json_t *source = json_read(*r->began_config ? r->began_config : r->config), *own = json_read(path);
+// a config.json says what scales its matrices have as the one does from which they are
+static inline void save_quantized_(const Run* r, json_t* config) {
+    json_t* source = json_read(*r->began_config ? r->began_config : r->config);
     json_t* q = json_object_get(source, "quantization_config");
     q = q ? q : json_object_get(json_object_get(source, "text_config"), "quantization_config");
-    if (q) {
-        json_object_set(own, "quantization_config", q);
-        sum = json_write(path, json_incref(own));  // takes the reference
-    }
+    if (q) { json_object_set(config, "quantization_config", q); }
     json_decref(source);
-    json_decref(own);
-    return sum;
 }
 
 // dtype: DTYPE_F32 or DTYPE_BF16, of what is not as it was read; as_read NULL: of all
@@ -608,8 +604,9 @@ static inline void save_model_(const Run* r, const Tensor* table, int n, SliceSo
     char path[PATH_BYTES];
     const int eot = run_end_of_text(r), has_bf16 = as_read && safeset_has(as_read->set, DTYPE_BF16);
     const char* dtype_of_torch = dtype == DTYPE_BF16 || has_bf16 ? "bfloat16" : "float32";
-    FileSum sum = r->trainer->write_config(r, path_join(path, folder, "config.json"), eot, dtype_of_torch);
-    saved_files_add(files, as_read ? save_quantized_config_(r, path, sum) : sum);
+    json_t* config = r->trainer->config_json(r, eot, dtype_of_torch);
+    if (as_read) { save_quantized_(r, config); }
+    saved_files_add(files, json_write_doubles(path_join(path, folder, "config.json"), config));
     tensors_save_slices(folder, table, n, params, dtype, as_read, shard_bytes, files);
     if (!companions_have(&r->companions, "generation_config.json")) {
         json_t* ids = json_pack("{s:i, s:i, s:i}", "bos_token_id", eot, "eos_token_id", eot, "pad_token_id", eot);

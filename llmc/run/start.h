@@ -28,7 +28,7 @@ computed or written.
 static inline void start_check_trainer_(const Trainer* t) {
     assert(t->name && t->about && t->presets && t->stored_bytes > 0 && t->usual_T > 0);
     assert(t->choose && t->box && t->flops_per_token && t->activation_bytes && t->open && t->leaf && t->forward);
-    assert(t->logits && t->losses && t->write_config && t->close && t->n_scores <= MAX_SCORES);
+    assert(t->logits && t->losses && t->config_json && t->close && t->n_scores <= MAX_SCORES);
     assert((t->extras != NULL) == (t->load_extras != NULL));
     assert((t->next_of_each != NULL) == (t->share_text != NULL));
     assert((t->scores != NULL) == (t->n_scores > 0));
@@ -276,29 +276,20 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
     }
 }
 
-// "model_type" of a config.json that we wrote; "": it has none
-static inline ShortText start_model_type_(const char* path) {
-    ShortText type = {""};
-    json_t* config = json_read(path);
-    const char* found = json_string_value(json_object_get(config, "model_type"));
-    if (found) { snprintf(type.s, sizeof type.s, "%s", found); }
-    json_decref(config);
-    return type;
-}
-
-// Only write_config knows what kind of model this is, so it writes one for the comparison, where it may
+// does a folder hold a model of another architecture?
 static inline void start_check_type_(const Run* r, const char* option, const char* folder) {
-    char path[PATH_BYTES], temporary[] = "/tmp/llmc-XXXXXX";
-    if (!path_exists(path_join(path, folder, "config.json")) || !mkdtemp(temporary)) { return; }
-    const ShortText there = start_model_type_(path);
-    r->trainer->write_config(r, path_join(path, temporary, "config.json"), run_end_of_text(r), "float32");
-    const ShortText ours = start_model_type_(path);
-    unlink(path);
-    rmdir(temporary);
-    if (strcmp(there.s, ours.s) != 0) {
+    char path[PATH_BYTES];
+    if (!path_exists(path_join(path, folder, "config.json"))) { return; }
+    json_t *config = json_read(path), *own = r->trainer->config_json(r, run_end_of_text(r), "float32");
+    const char* ours = json_string_value(json_object_get(own, "model_type"));
+    const char* there = json_string_value(json_object_get(config, "model_type"));
+    there = there ? there : "";
+    if (strcmp(there, ours) != 0) {
         options_fail(option, "%s: holds another model, whose model_type is \"%s\", not \"%s\": choose another folder",
-                     folder, format_text(there.s).s, ours.s);
+                     folder, format_text(there).s, ours);
     }
+    json_decref(config);
+    json_decref(own);
 }
 
 // A folder that an export replaces is an earlier one of the same kind: a model does not give way to an adapter, nor an

@@ -10,6 +10,7 @@ and the questions about a run that everybody asks. The way of a run: start.h (op
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 #include "../core/floatx.h"   // floatX
+#include "../core/jsonfile.h"  // json_t
 #include "../files/companions.h"  // Companions
 #include "../files/extras.h"   // Extra
 #include "../files/hf_folder.h"  // SafeSet
@@ -132,8 +133,8 @@ typedef struct {
     int has_states;                                                // all that it has, or none (generate.h)
 
     // ---- files ----
-    // dtype: of the parameters beside it, as config.json names it: "float32", "bfloat16"
-    FileSum (*write_config)(const Run* r, const char* path, int eot, const char* dtype);
+    // what config.json says; dtype: of the parameters beside it, as it names it: "float32", "bfloat16"
+    json_t* (*config_json)(const Run* r, int eot, const char* dtype);
     // or NULL: an adapter's files (model_save_rows), which a checkpoint and --export-lora have in place of a model's;
     // params: what learns. And what it adds to slice k of row i of the table, which is in `slice`; whether it does
     void (*write_adapter)(const Run* r, const float* params, const char* folder, SavedFiles* files);
