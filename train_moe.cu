@@ -38,6 +38,7 @@ What the first one prints, for example (the numbers change with the text):
 #ifndef TESTING                       // a test includes this file for the model alone
 #include "llmc/models/decoder_run.h"  // decoder_options, decoder_begin_ranks, decoder_check, decoder_flops
 #include "llmc/models/experts_run.h"  // experts_options, experts_box: --ep
+#include "llmc/models/levelled_run.h"  // levelled_check_moves
 #include "llmc/models/router_log.h"   // what routers have counted, for the log
 #include "llmc/run/main.h"            // run_main: options, data, steps, checkpoints, ranks (llmc/run/)
 #endif
@@ -472,7 +473,12 @@ static void moe_choose(Run* r) {
     w->moe.config = config_part(c, r->model->tp.size);
 }
 
-static void moe_freeze(Run* r) { levelled_keep(r->model, AT(bias), 0, workplace(r)->stays); }
+static void moe_freeze(Run* r) {
+    Workplace* w = workplace(r);
+    const int is_moved = config_of(r)->balance == BALANCE_BIAS && model_learns(r->model);
+    const int moves = levelled_keep(r->model, AT(bias), 0, w->stays);
+    levelled_check_moves(is_moved ? w->bias_rate : 0.0f, moves);
+}
 
 static void moe_check(Run* r) {
     const Config* c = config_of(r);

@@ -130,6 +130,7 @@ options() {
     frozen '*.0.block_sparse_moe.gate.*' '\.0\.block_sparse_moe\.gate\.'
     frozen 'first:1,model.embed_tokens.weight' 'layers\.0\.|embed_tokens'
     refuse "--freeze without a tensor" "matches no tensor" "${start[@]}" --freeze '*.mlp.*'
+    refuse "every bias frozen, with --balance bias" "--freeze: the biases of all routers are frozen, which --bias-rate 0.001 moves" "${start[@]}" --balance bias --freeze '*e_score_correction_bias'
     refuse "nothing that learns but biases" "every tensor is frozen" "${start[@]}" --balance bias --freeze 'first:2,model.*,lm_head.weight'
 
     go --help

@@ -147,7 +147,6 @@ static inline void decoder_begin_ranks(Run* r, const DecoderSizes* x) {
     Model* m = r->model;
     const double head = (double)x->Vp * x->D, behind = m->learns_mtp ? head + 2.0 * x->D * x->D : 0.0;
     const double active = x->E > 0 ? (double)x->k / x->E : 1.0;
-    assert(r->trainer->layer_parts_sent && r->trainer->layer_keys_sent);  // out of which decoder_trainer's are made
     const size_t shared = x->is_tied || m->learns_mtp ? x->embedding : TENSOR_NO_FIELD;
     d->sizes = *x;
     pp_begin_between(r, &d->pp, &d->pp_chunks, head + behind, x->C, active, shared, x->starts);

@@ -22,14 +22,17 @@ static inline float* levelled_bias(const Model* m, size_t bias, int l) {
     return row >= 0 && tensor_is_held(&m->held[row], l) ? (float*)model_pointer(m, row, l) : NULL;
 }
 
-// stays (layers): those that --freeze keeps as they are, or all of them
-static inline void levelled_keep(Model* m, size_t bias, int all_stay, char* stays) {
+// stays (layers): those that --freeze keeps as they are, or all of them. Returns whether one is left that moves
+static inline int levelled_keep(Model* m, size_t bias, int all_stay, char* stays) {
+    int moves = 0;
     for (int l = 0; l < tensors_layers_between(m->table, m->n_table, 1); l++) {
         stays[l] = (char)(all_stay || !model_field_learns(m, bias, l));
+        moves |= !stays[l];
     }
     for (int i = 0; i < m->n_table; i++) {
         if (m->table[i].field == bias) { model_freeze(m, &m->table[i]); }
     }
+    return moves;
 }
 
 // balance: its weight in the loss; sequences of a leaf that have one, 1: all of it. A mean over those of all leaves

@@ -5,6 +5,7 @@ meets it: what every trainer with such routers says of it in the same words (lev
     levelled_options  rows of the table: --bias-rate, --seq-balance
     levelled_typed    in Trainer.choose: what was typed instead of what config.json says
     levelled_choose   ... behind adapted_choose: what of it this run does. What excludes it is refused
+    levelled_check_moves   biases that are to move are not all frozen
     levelled_freeze   in Trainer.freeze: biases follow counts alone, and those that --freeze keeps not even these, which
                       are not all
     levelled_box      its row of the box
@@ -62,19 +63,20 @@ static inline void levelled_choose(Run* r, LevelledOptions* x, float bias_rate, 
     options_set(r->table, r->n_options, "seq-balance", format_float(computes ? loss : 0.0f).s);
 }
 
+// rate: by which biases are to move, 0: not at all; moves: one is left that does
+static inline void levelled_check_moves(float rate, int moves) {
+    if (rate == 0.0f || moves) { return; }
+    options_fail("freeze", "the biases of all routers are frozen, which --bias-rate %s moves: leave some of them out, "
+                 "or give --bias-rate 0", format_float(rate).s);
+}
+
 // bias: field of the biases. Called while those of a module that does not learn are frozen already
 static inline void levelled_freeze(const Run* r, LevelledOptions* x, size_t bias) {
     Model* m = r->model;
-    const int n_layers = tensors_layers_between(m->table, m->n_table, 1), learns = model_learns(m);
-    int moves = 0;
-    assert(n_layers <= LEVELLED_MOST_LAYERS);
+    assert(tensors_layers_between(m->table, m->n_table, 1) <= LEVELLED_MOST_LAYERS);
     if (model_is_adapter(m)) { return; }
-    levelled_keep(m, bias, x->all_stay, x->stays);
-    for (int l = 0; l < n_layers; l++) { moves |= !x->stays[l]; }
-    if (x->bias_rate > 0.0f && learns && !moves) {  // the table of settings has 0 where they have no reason to move
-        options_fail("freeze", "the biases of all routers are frozen, which --bias-rate %s moves: leave some of them "
-                     "out, or give --bias-rate 0", format_float(x->bias_rate).s);
-    }
+    const int learns = model_learns(m), moves = levelled_keep(m, bias, x->all_stay, x->stays);
+    levelled_check_moves(learns ? x->bias_rate : 0.0f, moves);
 }
 
 static inline void levelled_box(const Run* r, const LevelledOptions* x, float bias_rate, float loss) {

@@ -33,7 +33,7 @@ static inline void start_check_trainer_(const Trainer* t) {
     assert((t->next_of_each != NULL) == (t->share_text != NULL));
     assert((t->scores != NULL) == (t->n_scores > 0));
     assert(!t->without_more || t->more_loss);
-    assert(!t->parts_sent || t->layer_parts_sent);
+    assert(!t->parts_sent || (t->layer_parts_sent && t->layer_keys_sent));
     assert(!(t->more_data && t->takes_conversations));  // data_open_more knows nothing of them
 }
 
