@@ -21,7 +21,7 @@ t receives in r[j] of matrix j row g, columns 2t and 2t+1; transposed: rows 2t a
     b from B (16, 8) in rows of n:    matrices B[0:8, :], B[8:16, :], transposed
 Order:  within one mma the hardware adds 16 products and c in an order of its own, in float or slightly better; the same
         inputs give the same bits on one architecture.
-Cost:   mma 4096 multiply-adds; ldmatrix 512 bytes of shared memory, without bank conflicts where the 8 rows of a matrix
+Cost:   mma 2048 multiply-adds; ldmatrix 512 bytes of shared memory, without bank conflicts where the 8 rows of a matrix
         lie in different 16-byte columns modulo 128.
 Needs compute capability 8.0, stmatrix 9.0. Where no GPU runs, dev/simt models the same functions.
 Source: PTX ISA, mma.m16n8k16, ldmatrix, stmatrix, cp.async

@@ -582,7 +582,8 @@ static inline int crossentropy_threads_(int64_t n_packs) {
 // columns of a row that its block keeps, multiples of W: all, or as many as leave room for another block
 template <int WRITE, typename X>
 static inline int crossentropy_kept_columns_(int V, int W, const Device* dev) {
-    const int half = dev->most_shared / 2 - 1024;  // what the system and the sums of warps take is less than 1 KiB
+    const int half = dev->most_shared / 2 - 1536;  // 1 KiB of each has the system; the sums of warps have 1 KiB, too,
+                                                   // where there are wide tiles (wide_tile.h)
     const int room = (half < CROSSENTROPY_KEPT ? half : CROSSENTROPY_KEPT) / (int)sizeof(X);
     if (CROSSENTROPY_CHAINS || WRITE == WRITE_NOTHING) { return 0; }
     return (V < room ? V : room) / W * W;

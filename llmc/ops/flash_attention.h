@@ -32,7 +32,7 @@ Cost:   forward 4*HS flops for each query and key it sees, backward 14*HS; the l
             dq           HS <=  64   165, 168                 48 KiB            3
                          HS <= 128   168, 168                 64 KiB            2, on sm_90 3
         What a warp issues for a tile that is not masked (make sass, sm_90), beside 128, 128 and 96 mma of about 6.4
-        cycles each: forward 712 instructions (HS 64) or 678 (HS 128), dk and dv 566 or 544, dq 458 or 472.
+        cycles each: forward 712 instructions (HS 64) or 678 (HS 128), dk and dv 566 or 544, dq 459 or 472.
 Source: Dao 2023, arXiv:2307.08691; online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867
 */
 #ifndef LLMC_FLASH_ATTENTION_H

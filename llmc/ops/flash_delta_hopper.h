@@ -10,7 +10,7 @@ than there
     memory      no tiles of S, r and D: 113 KB of a block, of keys up to 64 channels 81, so a multiprocessor has two
 Cost:   products of a chunk, of keys above 64 channels, take 1024 cycles of a multiprocessor. Three batches of them wait
         for each other: S' k', then Y, then the next S; q and P are multiplied beside. A warp issues 884 instructions
-        forward and 791 backward, where by mma.sync it issues 1869 and 1805. By ptxas of CUDA 13.0 251 and 253
+        forward and 791 backward, where by mma.sync it issues 1866 and 1800. By ptxas of CUDA 13.0 251 and 253
         registers (of keys up to 64 channels 221 and 211), without spills.
         Where every multiprocessor has a block, memory is the limit: forward of training moves some 64 KB for a chunk,
         half of it `states`, which an H200's 4.8 TB/s take 3300 cycles for; without states 1650, but its copies of 56 KB

@@ -187,25 +187,26 @@ flash_latent_mass_kernel(float* mass, LatentInputsOf<bf16> in, LatentSight see, 
     extern __shared__ __align__(128) bf16 latent_room[];
     __shared__ FlashLatentChunk<FLASH_LATENT_KEYS> chunk;
     float* dots = (float*)(latent_room + 2 * TILE);
-    const int warp = threadIdx.x / WARP, H = in.s.H, topk = in.s.topk, r = tile_rows_row();
+    const int warp = threadIdx.x / WARP, H = in.s.H, r = tile_rows_row();
     const FlashLatentSeen seen = latent_see<FLASH_LATENT_WORDS>(see, gridDim.x - 1 - blockIdx.x);
     const size_t row = (size_t)(seen.row + min(r, seen.n_rows(see) - 1));
-    for (int i = 0; i < seen.n_rows(see) && blockIdx.y == 0; i++) {
-        const size_t end = (size_t)(seen.row + i + 1) * topk;
-        for (size_t k = latent_list(see, seen.row + i).end + threadIdx.x; k < end; k += TILE_ROWS_THREADS) {
-            mass[k] = 0.0f;
-        }
-    }
+    if (blockIdx.y == 0) { latent_clear_ends<TILE_ROWS_THREADS>(mass, see, seen); }
+    float* kept = dots;  // (TILE_ROWS, KEYS), before and after the products of a chunk
+    auto each_mine = [&](auto&& use) {
+        #pragma unroll
+        for (int i = 0; i < 16; i++) { use(i, kept[r * KEYS + tile_rows_column(i / 4, i % 4)]); }
+    };
     for (int k0 = blockIdx.y * KEYS; k0 < seen.end; k0 += FLASH_LATENT_STEPS * KEYS) {
         float totals[KEYS / 16][4] = {};
         __syncthreads();  // the chunk before has been used
         latent_find<TILE_ROWS_THREADS>(chunk, see, seen, k0);
         __syncthreads();
-        #pragma unroll
-        for (int i = 0; i < 16 && goes_on; i++) {
-            const int k = tile_rows_column(i / 4, i % 4);
-            if (!latent_sees(chunk, r, k)) { continue; }
-            totals[i / 4][i % 4] = mass[latent_place(see, seen.row + r, chunk.item[k])];
+        if (goes_on) {
+            latent_each_seen<TILE_ROWS_THREADS>(see, seen, chunk, [&](size_t place, int row_of, int k) {
+                kept[row_of * KEYS + k] = mass[place];
+            });
+            __syncthreads();
+            each_mine([&](int i, float& x) { totals[i / 4][i % 4] = x; });  // of what is not seen, anything
         }
         for (int step = 0; step <= H; step++) {  // head `step` is on its way while the one before is used
             if (step > 0) { cp_async_wait<0>(); }
@@ -229,12 +230,12 @@ flash_latent_mass_kernel(float* mass, LatentInputsOf<bf16> in, LatentSight see, 
                 totals[i / 4][i % 4] += kernel_exp(x[i / 4][i % 4] * in.s.scale - top) * factor;
             }
         }
-        #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const int k = tile_rows_column(i / 4, i % 4);
-            if (!latent_sees(chunk, r, k)) { continue; }
-            mass[latent_place(see, seen.row + r, chunk.item[k])] = totals[i / 4][i % 4];
-        }
+        __syncthreads();  // the dots of the last head have been read
+        each_mine([&](int i, float& x) { x = totals[i / 4][i % 4]; });
+        __syncthreads();
+        latent_each_seen<TILE_ROWS_THREADS>(see, seen, chunk, [&](size_t place, int row_of, int k) {
+            mass[place] = kept[row_of * KEYS + k];
+        });
     }
 }
 

@@ -9,7 +9,7 @@ that of make CUDA_ARCH=sm_90a, and says what it computes, of which shapes, and h
     dk and dv   64 keys; scores and datt are transposed, keys by positions. The first warpgroup finds weights and dv,
                 the second datt and dk, and weights go through shared memory as floats
     mass        128 keys; 64 channels of queries and keys are a stage, of which two are under way
-A chunk is found two steps before it is used, and its rows are gathered by cp.async while the one before is multiplied.
+Rows of a chunk are gathered by cp.async while the one before is multiplied. All but mass look it up two steps ahead.
 Cost:   as there, but that a tile of 128 positions has 128 flops a byte. By ptxas of CUDA 13.0, without spills, of
         blocks of eight warps, one on a multiprocessor at once; and, of 256 channels, instructions that a warp issues
         for a chunk (make sass) and cycles for which tensor cores are busy with a block's:
@@ -18,7 +18,7 @@ Cost:   as there, but that a tile of 128 positions has 128 flops a byte. By ptxa
             forward      174, 157, 233       196 KiB      64 keys            563           2048
             positions    148, 181, 214       227 KiB      48 keys            583           2304
             keys         168, 199, 233       212 KiB      64 positions       305           2048
-            mass         176, 174, 172       131 KiB      128 keys           836           2048, of each head
+            mass         197, 198, 203       131 KiB      128 keys           959           2048, of each head
         No card has run them; doc/gpu/tiles.md has what they ask of the cache.
 */
 #ifndef LLMC_FLASH_LATENT_HOPPER_H
@@ -42,9 +42,10 @@ enum {
     FLASH_LATENT_HOPPER_ROWS = FLASH_LATENT_HOPPER_WORDS * WARP,
     FLASH_LATENT_HOPPER_KEYS = 64,   // of a chunk in forward; of a tile of keys, and of a chunk of positions
     FLASH_LATENT_HOPPER_FEW = 48,    // of a chunk in dq, as shared memory has room for
-    FLASH_LATENT_HOPPER_MASS = 128,  // of a chunk in mass...
-    FLASH_LATENT_HOPPER_STEPS = 8,   // ...which so many blocks share
-    FLASH_LATENT_HOPPER_STAGES = 4   // of 64 channels of mass
+    FLASH_LATENT_HOPPER_MASS = 128,  // of a chunk in mass
+    FLASH_LATENT_HOPPER_STEPS = 8,   // blocks that share a tile's chunks in mass
+    FLASH_LATENT_HOPPER_STAGES = 4,  // of 64 channels in mass: so many lie in shared memory...
+    FLASH_LATENT_HOPPER_AHEAD = 2    // ...and so many are under way
 };
 template <int KEYS>
 using FlashLatentHopperChunk = LatentChunk<FLASH_LATENT_HOPPER_WORDS, KEYS>;
@@ -81,25 +82,20 @@ __device__ inline void flash_latent_hopper_load_items_(bf16* tile, const LatentR
     flash_latent_hopper_load_<W, KEYS, TURNS>(tile, x, [&](int row) { return chunk.item[row]; }, first);
 }
 
-// Of the chunks that a block goes over three are known at a time. Here the first two become known, of which the first
-// begins at the place that is returned, the second at `next`
+// Of the chunks that a block goes over three are known at a time: chunk i is chunks[i % 3]. While it is multiplied rows
+// of the next one arrive, and the one behind that is looked up. Here are the places of the first two
+struct FlashLatentHopperPlaces {
+    int now, next;
+};
 template <int WORDS, int KEYS>
-__device__ inline int flash_latent_hopper_begin_(LatentChunk<WORDS, KEYS>* chunks, int* next, const LatentSight& see,
-                                                 const LatentSeen<WORDS>& seen) {
-    const int k = latent_next(see, seen, 0);
-    *next = latent_next(see, seen, k + KEYS);
-    latent_find<FLASH_LATENT_HOPPER_THREADS>(chunks[0], see, seen, k);
-    latent_find<FLASH_LATENT_HOPPER_THREADS>(chunks[1], see, seen, *next);
+__device__ inline FlashLatentHopperPlaces flash_latent_hopper_begin_(LatentChunk<WORDS, KEYS>* chunks,
+                                                                     const LatentSight& see,
+                                                                     const LatentSeen<WORDS>& seen) {
+    const int now = latent_next(see, seen, 0), next = latent_next(see, seen, now + KEYS);
+    latent_find<FLASH_LATENT_HOPPER_THREADS>(chunks[0], see, seen, now);
+    latent_find<FLASH_LATENT_HOPPER_THREADS>(chunks[1], see, seen, next);
     __syncthreads();
-    return k;
-}
-
-// ... and the one behind `next`, which goes there. It is kept when products are under way
-template <int KEYS, int WORDS>
-__device__ inline LatentItem<WORDS> flash_latent_hopper_look_(int* next, const LatentSight& see,
-                                                              const LatentSeen<WORDS>& seen) {
-    *next = latent_next(see, seen, *next + KEYS);
-    return latent_look<FLASH_LATENT_HOPPER_THREADS, KEYS>(see, seen, *next);
+    return {now, next};
 }
 
 // x of a warp's 16 rows, from `row` of the tile on, and a chunk's items: `hidden` where one does not see the other
@@ -134,8 +130,7 @@ flash_latent_forward_hopper_kernel(bf16* out, float* max, float* inv, LatentInpu
         latent_see<FLASH_LATENT_HOPPER_WORDS>(see, gridDim.x - 1 - blockIdx.x);
     const size_t first = (size_t)seen.row * H + h;
     const int n_rows = seen.n_rows(see);
-    int next;
-    const int begin = flash_latent_hopper_begin_(chunks, &next, see, seen);
+    FlashLatentHopperPlaces at = flash_latent_hopper_begin_(chunks, see, seen);
     float sums[1][WV / 8][4], scores[1][KEYS / 8][4], shrink[1][2];
     float m[1][2] = {{-10000.0f * LOG2_E, -10000.0f * LOG2_E}}, sum[1][2] = {{0.0f, 0.0f}};
     unsigned p[1][KEYS / 16][4];
@@ -158,29 +153,31 @@ flash_latent_forward_hopper_kernel(bf16* out, float* max, float* inv, LatentInpu
         flash_latent_hopper_hide_(scores, chunks[i % 3u], row, -INFINITY);
         flash_softmax_weights(scores, shrink, m, sum, in.s.scale * LOG2_E);
     };
-    // chunk i has arrived, and the values of the one before; its own values, and the next keys, set out
+    // the keys of chunk i have arrived, and the values of the one before; its own values, and the next keys, set out
     auto arrive = [&](int i) {
         wide_tile_arrived();
-        if (next < seen.end) { load_keys(i + 1); }
+        if (at.next < seen.end) { load_keys(i + 1); }
         flash_latent_hopper_load_items_<WV, 0>(v_tile + i % 2u * KEYS * WV, in.values(h), chunks[i % 3u]);
         cp_async_commit();
-        return flash_latent_hopper_look_<KEYS>(&next, see, seen);
     };
     tile_set_zero(sums);
-    if (begin < seen.end) {
+    if (at.now < seen.end) {
         wide_tile_load<ROWS, WQ, THREADS>(q_tile, in.q + first * Q, (size_t)H * Q, n_rows, Q);
         load_keys(0);
         cp_async_commit();
-        int k = next, i = 1;  // the place of the chunk to come
-        LatentItem<FLASH_LATENT_HOPPER_WORDS> item = arrive(0);
+        arrive(0);
+        int i = 1, later = latent_next(see, seen, at.next + KEYS);
+        LatentItem<FLASH_LATENT_HOPPER_WORDS> item = latent_look<THREADS, KEYS>(see, seen, later);
         product(0);
         latent_keep<THREADS>(chunks[2], item);
         wgmma_wait<0>();
         weigh(0);
         tile_to_operands(p, scores);
-        for (; k < seen.end; i++) {
-            k = next;
-            item = arrive(i);
+        at = {at.next, later};
+        for (; at.now < seen.end; i++) {
+            arrive(i);
+            later = latent_next(see, seen, at.next + KEYS);
+            item = latent_look<THREADS, KEYS>(see, seen, later);
             product(i);
             add_product(i - 1);
             latent_keep<THREADS>(chunks[(i + 2) % 3u], item);
@@ -191,6 +188,7 @@ flash_latent_forward_hopper_kernel(bf16* out, float* max, float* inv, LatentInpu
             const bool grew = shrink[0][0] != 1.0f || shrink[0][1] != 1.0f;
             if (__any_sync(ALL_LANES, grew)) { flash_scale_rows(sums, shrink); }
             tile_to_operands(p, scores);
+            at = {at.next, later};
         }
         wide_tile_arrived();  // and nobody multiplies queries any more
         add_product(i - 1);
@@ -224,7 +222,7 @@ flash_latent_positions_hopper_kernel(bf16* dq, const FlashRow* rows, LatentInput
         latent_see<FLASH_LATENT_HOPPER_WORDS>(see, gridDim.x - 1 - blockIdx.x);
     const size_t first = (size_t)seen.row * H + h;
     const int n_rows = seen.n_rows(see);
-    int next, k = flash_latent_hopper_begin_(chunks, &next, see, seen);
+    FlashLatentHopperPlaces at = flash_latent_hopper_begin_(chunks, see, seen);
     auto load = [&](int i) {
         flash_latent_hopper_load_items_<WQ, 1>(k_tile + i % 2u * KEYS * WQ, in.keys(h), chunks[i % 3u]);
         flash_latent_hopper_load_items_<WV, 0>(v_tile + i % 2u * KEYS * WV, in.values(h), chunks[i % 3u]);
@@ -241,14 +239,14 @@ flash_latent_positions_hopper_kernel(bf16* dq, const FlashRow* rows, LatentInput
     wide_tile_load<ROWS, WQ, THREADS>(q_tile, in.q + first * Q, (size_t)H * Q, n_rows, Q);
     wide_tile_load<ROWS, WV, THREADS>(dout_tile, in.dout + first * dv, (size_t)H * dv, n_rows, dv);
     load(0);
-    for (int i = 0; k < seen.end; i++) {
+    for (int i = 0; at.now < seen.end; i++) {
         const bf16 *keys = k_tile + i % 2u * KEYS * WQ, *values = v_tile + i % 2u * KEYS * WV;
         float p[1][KEYS / 8][4], ds[1][KEYS / 8][4];
         unsigned operands[1][KEYS / 16][4];
         wide_tile_arrived();  // and nobody multiplies the chunk before any more
-        if (next < seen.end) { load(i + 1); }
-        k = next;
-        const LatentItem<FLASH_LATENT_HOPPER_WORDS> item = flash_latent_hopper_look_<KEYS>(&next, see, seen);
+        if (at.next < seen.end) { load(i + 1); }
+        const int later = latent_next(see, seen, at.next + KEYS);
+        const LatentItem<FLASH_LATENT_HOPPER_WORDS> item = latent_look<THREADS, KEYS>(see, seen, later);
         wgmma_fence();
         wide_tile_product_transposed<WQ, ROWS>(p, q_tile, part, keys);
         wide_tile_product_transposed<WV, ROWS>(ds, dout_tile, part, values);
@@ -267,6 +265,7 @@ flash_latent_positions_hopper_kernel(bf16* dq, const FlashRow* rows, LatentInput
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_keep(sums);
+        at = {at.next, later};
     }
     cp_async_wait<0>();  // of a tile that sees nothing
     __syncthreads();     // nobody multiplies queries any more
@@ -305,7 +304,7 @@ flash_latent_keys_hopper_kernel(bf16* dkv, float* heads, const FlashRow* rows, L
     const int part = wide_tile_warpgroup(), t = threadIdx.x % WARPGROUP, row = t / WARP * 16;
     const LatentSeen<WORDS> seen = latent_see<WORDS>(see, blockIdx.x);  // the first keys are seen by most
     const int n_rows = seen.n_rows(see);
-    int next, k = flash_latent_hopper_begin_(chunks, &next, see, seen);
+    FlashLatentHopperPlaces at = flash_latent_hopper_begin_(chunks, see, seen);
     auto load = [&](int i) {
         flash_latent_hopper_load_items_<W, 0>(q_tile + i % 2u * TILE, in.queries(h), chunks[i % 3u]);
         flash_latent_hopper_load_items_<W, 0>(dout_tile + i % 2u * TILE, in.gradients(h), chunks[i % 3u]);
@@ -320,19 +319,19 @@ flash_latent_keys_hopper_kernel(bf16* dkv, float* heads, const FlashRow* rows, L
     flash_latent_hopper_load_<W, KEYS, 0>(v_tile, in.values(h), mine);
     load(0);
     if (has_row) { row_tile[t] = row_of(0); }
-    for (int i = 0; k < seen.end; i++) {
+    for (int i = 0; at.now < seen.end; i++) {
         const bf16 *queries = q_tile + i % 2u * TILE, *douts = dout_tile + i % 2u * TILE;
         const FlashRow* now = row_tile + i % 2u * KEYS + t % 4 * 2;
         float x[1][KEYS / 8][4];
         unsigned operands[1][KEYS / 16][4];
-        FlashRow later = {0.0f, 0.0f};
+        FlashRow next_row = {0.0f, 0.0f};
         wide_tile_arrived();  // and nobody multiplies the chunk before any more
-        if (next < seen.end) {
+        if (at.next < seen.end) {
             load(i + 1);
-            if (has_row) { later = row_of(i + 1); }
+            if (has_row) { next_row = row_of(i + 1); }
         }
-        k = next;
-        const LatentItem<WORDS> item = flash_latent_hopper_look_<KEYS>(&next, see, seen);
+        const int later = latent_next(see, seen, at.next + KEYS);
+        const LatentItem<WORDS> item = latent_look<FLASH_LATENT_HOPPER_THREADS, KEYS>(see, seen, later);
         wgmma_fence();
         wide_tile_product_transposed<W, KEYS>(x, part ? v_tile : k_tile, 0, part ? douts : queries);
         wgmma_commit();
@@ -349,7 +348,7 @@ flash_latent_keys_hopper_kernel(bf16* dkv, float* heads, const FlashRow* rows, L
             float p[1][KEYS / 8][4];
             wide_tile_hear(p, told);
             flash_column_gradients(x, p, now);
-            if (has_row) { row_tile[(i + 1) % 2u * KEYS + t] = later; }
+            if (has_row) { row_tile[(i + 1) % 2u * KEYS + t] = next_row; }
         }
         tile_to_operands(operands, x);
         wgmma_keep(sums);
@@ -358,6 +357,7 @@ flash_latent_keys_hopper_kernel(bf16* dkv, float* heads, const FlashRow* rows, L
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_keep(sums);
+        at = {at.next, later};
     }
     cp_async_wait<0>();  // of keys that no position sees, copies may be under way
     __syncthreads();
@@ -381,19 +381,20 @@ template <int WQ>
 __global__ void __launch_bounds__(FLASH_LATENT_HOPPER_THREADS)
 flash_latent_mass_hopper_kernel(float* mass, LatentInputsOf<bf16> in, LatentSight see, int goes_on) {
     const int ROWS = FLASH_LATENT_HOPPER_ROWS, KEYS = FLASH_LATENT_HOPPER_MASS, THREADS = FLASH_LATENT_HOPPER_THREADS;
-    const int STAGES = FLASH_LATENT_HOPPER_STAGES, TILE = (ROWS + KEYS) * 64, SLICES = WQ / 64;
+    const int STAGES = FLASH_LATENT_HOPPER_STAGES, AHEAD = FLASH_LATENT_HOPPER_AHEAD;
+    const int TILE = (ROWS + KEYS) * 64, SLICES = WQ / 64;
+    static_assert(SLICES >= AHEAD, "what sets out before the first head is used is of that head");
+    static_assert(AHEAD + 2 <= STAGES, "a stage is written two steps after its product began");
+    static_assert(sizeof(float) * ROWS * KEYS <= sizeof(bf16) * STAGES * TILE, "what is kept fits into the stages");
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     float* kept = (float*)wide_tiles;  // (ROWS, KEYS), before and after the products of a chunk
     FlashLatentHopperChunk<KEYS>& chunk = *(FlashLatentHopperChunk<KEYS>*)(wide_tiles + STAGES * TILE);
-    const int H = in.s.H, Q = in.s.dn + in.s.dr, topk = in.s.topk, lane = threadIdx.x % WARP;
+    const int H = in.s.H, Q = in.s.dn + in.s.dr, lane = threadIdx.x % WARP;
     const int part = wide_tile_warpgroup(), row = threadIdx.x / WARP * 16;
     const LatentSeen<FLASH_LATENT_HOPPER_WORDS> seen =
         latent_see<FLASH_LATENT_HOPPER_WORDS>(see, gridDim.x - 1 - blockIdx.x);
     const int n_rows = seen.n_rows(see);
-    for (int i = 0; i < n_rows && blockIdx.y == 0; i++) {
-        const size_t end = (size_t)(seen.row + i + 1) * topk;
-        for (size_t k = latent_list(see, seen.row + i).end + threadIdx.x; k < end; k += THREADS) { mass[k] = 0.0f; }
-    }
+    if (blockIdx.y == 0) { latent_clear_ends<THREADS>(mass, see, seen); }
     // step by step 64 channels of a head
     auto load = [&](int step) {
         const int h = step / SLICES, c = step % SLICES * 64;
@@ -409,12 +410,6 @@ flash_latent_mass_hopper_kernel(float* mass, LatentInputsOf<bf16> in, LatentSigh
         __syncthreads();  // the chunk before has been used
         latent_find<THREADS>(chunk, see, seen, k0);
         __syncthreads();
-        auto each_seen = [&](auto&& use) {
-            for (int i = threadIdx.x; i < ROWS * KEYS; i += THREADS) {
-                const int r = i / KEYS, k = i % KEYS;
-                if (latent_sees(chunk, r, k)) { use(mass[latent_place(see, seen.row + r, chunk.item[k])], kept[i]); }
-            }
-        };
         auto each_mine = [&](auto&& use) {
             #pragma unroll
             for (int i = 0; i < KEYS / 2; i++) {
@@ -423,13 +418,13 @@ flash_latent_mass_hopper_kernel(float* mass, LatentInputsOf<bf16> in, LatentSigh
             }
         };
         if (goes_on) {
-            each_seen([](float& of_list, float& x) { x = of_list; });
+            latent_each_seen<THREADS>(see, seen, chunk,
+                                      [&](size_t place, int r, int k) { kept[r * KEYS + k] = mass[place]; });
             __syncthreads();
             each_mine([](float& total, float& x) { total = x; });  // of what is not seen, anything
             __syncthreads();
         }
-        load(0);
-        load(1);  // a head has two at least
+        for (int step = 0; step < AHEAD; step++) { load(step); }
         for (int h = 0; h < H; h++) {
             float level[2], factor[2];
             for (int i = 0; i < 2; i++) {
@@ -441,8 +436,8 @@ flash_latent_mass_hopper_kernel(float* mass, LatentInputsOf<bf16> in, LatentSigh
             for (int slice = 0; slice < SLICES; slice++) {
                 const int step = h * SLICES + slice;
                 const bf16* tile = wide_tiles + step % STAGES * TILE;
-                wide_tile_arrived<1>();  // and nobody multiplies what was two steps before any more
-                if (step + 2 < H * SLICES) { load(step + 2); }
+                wide_tile_arrived<AHEAD - 1>();  // and nobody multiplies what was two steps before any more
+                if (step + AHEAD < H * SLICES) { load(step + AHEAD); }
                 else { cp_async_commit(); }
                 wgmma_fence();
                 wide_tile_product_transposed<64, ROWS>(scores, tile, part, tile + ROWS * 64, slice > 0);
@@ -460,7 +455,8 @@ flash_latent_mass_hopper_kernel(float* mass, LatentInputsOf<bf16> in, LatentSigh
         __syncthreads();  // nobody multiplies any more
         each_mine([](float& total, float& x) { x = total; });
         __syncthreads();
-        each_seen([](float& of_list, float& x) { of_list = x; });
+        latent_each_seen<THREADS>(see, seen, chunk,
+                                  [&](size_t place, int r, int k) { mass[place] = kept[r * KEYS + k]; });
     }
 }
 

@@ -1,7 +1,7 @@
 /*
-What blocks of flash_attention.h, of flash_hopper.h and, in part, of split_attention.h and flash_sparse_hopper.h do
-beside their products: who sees whom, which block computes what, weights of scores, and what backward needs of each
-query. Sums are those of tile.h: a warp has M * 16 rows, and a quad of its lanes a row.
+What blocks of flash_attention.h, of flash_hopper.h and, in part, of split_attention.h, flash_sparse_hopper.h and
+flash_latent_hopper.h do beside their products: who sees whom, which block computes what, weights of scores, and what
+backward needs of each query. Sums are those of tile.h: a warp has M * 16 rows, and a quad of its lanes a row.
 */
 #ifndef LLMC_FLASH_STEPS_H
 #define LLMC_FLASH_STEPS_H
@@ -36,7 +36,7 @@ __device__ inline FlashRange flash_queries(const AttentionShape& s, int b, int u
 // Blocks begin in the order of their numbers, and those at work at a time should stream the same tensors, so that these
 // come from the L2 (50 MiB of an H100 or H200, 40 of an A100) and not from memory. So heads go in groups that together
 // stream FLASH_STREAM bytes, 64 heads of 64 channels at T 1024, and in a group tile after tile: whatever T is, a group
-// has 512 or 1024 blocks, and some 264 are at work.
+// has 512 or 1024 blocks of mma.sync, where some 264 are at work, and at least 128 by wgmma, of 132.
 #ifndef FLASH_STREAM  // test_attention.c: fewer, so that its few heads are several groups
 #define FLASH_STREAM (16 << 20)
 #endif
@@ -161,8 +161,8 @@ __device__ inline void flash_load_rows(FlashRow* to, const FlashRow* rows, const
 }
 
 // eight lanes per query, 16 bytes each
-__global__ void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* out, const float* max, const float* inv,
-                                  AttentionShape s) {
+__global__ static void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* out, const float* max,
+                                         const float* inv, AttentionShape s) {
     int n_queries = attention_queries(&s);
     int64_t n_rows = (int64_t)s.B * n_queries * s.NH;
     int64_t n = (int64_t)blockIdx.x * (FLASH_ROWS_THREADS / 8) + threadIdx.x / 8;

@@ -487,8 +487,8 @@ hyper_dfn_kernel(float* parts, const X* x, const float* da, const float* r, cons
 
 // base (gridDim.x, base_row), scales (gridDim.x, scales_row): dbase and dscale of the positions N * b / gridDim.x ..;
 // NULL: nobody asks. Block is (WARP, HYPER_BASE_WARPS + 3): a thread has a number, then a warp has a scale
-__global__ void hyper_few_kernel(float* base, int base_row, float* scales, int scales_row, const float* da,
-                                 const float* z, int N, int M, int hc) {
+__global__ static void hyper_few_kernel(float* base, int base_row, float* scales, int scales_row, const float* da,
+                                        const float* z, int N, int M, int hc) {
     const int b = blockIdx.x, m = threadIdx.y * WARP + threadIdx.x, part = (int)threadIdx.y - HYPER_BASE_WARPS;
     const int begin = (int)((int64_t)N * b / gridDim.x), end = (int)((int64_t)N * (b + 1) / gridDim.x);
     if (part < 0) {

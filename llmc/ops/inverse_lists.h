@@ -112,7 +112,7 @@ __global__ static void inverse_lists_count_kernel(int* counts, const int* chosen
 }
 
 // the first place of a row with an entry of `first` or more. As unsigned numbers rows ascend to their end: -1 is most
-__device__ inline int inverse_lists_find_(const int* row, int topk, int first) {
+__device__ inline int inverse_lists_find(const int* row, int topk, int first) {
     int low = 0, high = topk;
     while (low < high) {
         const int middle = (low + high) / 2;
@@ -149,7 +149,7 @@ inverse_lists_place_kernel(int* positions, int* pairs, const int* offsets, const
     for (int block = 0; block < N; block += INVERSE_BLOCK) {
         const int n = block + (int)threadIdx.x;
         const int* row = chosen + (size_t)n * topk;
-        const int begin = n < N ? inverse_lists_find_(row, topk, first) : 0;
+        const int begin = n < N ? inverse_lists_find(row, topk, first) : 0;
         const unsigned word = n < N ? inverse_lists_word_(row, begin, topk, first) : 0;
         unsigned mine = inverse_lists_turn_(word);
         __syncthreads();  // the block before has been read

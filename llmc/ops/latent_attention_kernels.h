@@ -15,8 +15,8 @@ Cost:   of each head, position and key of its tile forward 2 (dn + dr + dv) flop
         13.0 for sm_90, without spills:
                          registers, bf16     shared memory
             forward            80            24 KiB and 128 bytes for each channel of values
-            mass              116            15 KiB
-            positions         120            24 KiB (EXACT 33) and 128 bytes for each channel of keys
+            mass              114            15 KiB
+            positions         114            24 KiB (EXACT 33) and 128 bytes for each channel of keys
             keys               96            33 KiB and 128 bytes for each channel of keys and of values
         Not measured on a GPU.
 Order:  EXACT builds have the chains of the plain loops. Otherwise totals and D are sums along trees over a tile's
@@ -256,12 +256,6 @@ latent_forward_kernel(X* out, float* max, float* inv, LatentInputsOf<X> in, Late
 
 // ---- mass ----
 
-// where on the lists stands the item that row i of this thread sees as its column j?
-__device__ inline size_t latent_place_(const LatentTile& tile, const LatentSight& see, const LatentSeen_& seen, int i,
-                                       int j) {
-    return latent_place(see, seen.row + latent_row_() + i, tile.chunk.item[latent_column_() + j * LATENT_LANES]);
-}
-
 // block is (LATENT_THREADS), grid (tiles of positions, LATENT_STEPS): a block has every LATENT_STEPS-th chunk
 enum { LATENT_STEPS = 8 };
 template <typename X>
@@ -270,21 +264,27 @@ latent_mass_kernel(float* mass, LatentInputsOf<X> in, LatentSight see, int goes_
     __shared__ alignas(16) LatentTile tile;
     const LatentSeen_ seen = latent_see<1>(see, gridDim.x - 1 - blockIdx.x);
     const int n_rows = seen.n_rows(see);
-    const int topk = in.s.topk, H = in.s.H;
-    for (int i = 0; i < n_rows && blockIdx.y == 0; i++) {
-        const LatentRange list = latent_list(see, seen.row + i);
-        const size_t end = (size_t)(seen.row + i + 1) * topk;
-        for (size_t k = list.end + threadIdx.x; k < end; k += LATENT_THREADS) { mass[k] = 0.0f; }
-    }
+    const int H = in.s.H;
+    float* kept = tile.y[0];  // (LATENT_TILE, LATENT_CHUNK), before and after the products of a chunk
+    static_assert(sizeof tile.y >= sizeof(float) * LATENT_TILE * LATENT_CHUNK, "what is kept fits into the tile");
+    auto each_mine = [&](auto&& use) {
+        #pragma unroll
+        for (int i = 0; i < 2 * LATENT_OF; i++) {
+            const int row = latent_row_() + i / LATENT_OF, k = latent_column_() + i % LATENT_OF * LATENT_LANES;
+            use(i / LATENT_OF, i % LATENT_OF, kept[row * LATENT_CHUNK + k]);
+        }
+    };
+    if (blockIdx.y == 0) { latent_clear_ends<LATENT_THREADS>(mass, see, seen); }
     for (int k0 = blockIdx.y * LATENT_CHUNK; k0 < seen.end; k0 += LATENT_STEPS * LATENT_CHUNK) {
         float total[2][LATENT_OF] = {};
         latent_find_(tile, see, seen, k0);
-        #pragma unroll
-        for (int i = 0; i < 2 && goes_on; i++) {
-            #pragma unroll
-            for (int j = 0; j < LATENT_OF; j++) {
-                if (latent_sees_(tile, i, j)) { total[i][j] = mass[latent_place_(tile, see, seen, i, j)]; }
-            }
+        if (goes_on) {
+            latent_each_seen<LATENT_THREADS>(see, seen, tile.chunk, [&](size_t place, int row, int k) {
+                kept[row * LATENT_CHUNK + k] = mass[place];
+            });
+            __syncthreads();
+            each_mine([&](int i, int j, float& x) { total[i][j] = x; });  // of what is not seen, anything
+            __syncthreads();
         }
         for (int h = 0; h < H; h++) {
             float x[2][LATENT_OF];
@@ -297,13 +297,12 @@ latent_mass_kernel(float* mass, LatentInputsOf<X> in, LatentSight see, int goes_
                 }
             }
         }
-        #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            #pragma unroll
-            for (int j = 0; j < LATENT_OF; j++) {
-                if (latent_sees_(tile, i, j)) { mass[latent_place_(tile, see, seen, i, j)] = total[i][j]; }
-            }
-        }
+        __syncthreads();  // the last head's channels have been read
+        each_mine([&](int i, int j, float& x) { x = total[i][j]; });
+        __syncthreads();
+        latent_each_seen<LATENT_THREADS>(see, seen, tile.chunk, [&](size_t place, int row, int k) {
+            mass[place] = kept[row * LATENT_CHUNK + k];
+        });
     }
 }
 

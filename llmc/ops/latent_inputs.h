@@ -6,14 +6,14 @@ What the kernels of latent attention share, those on CUDA cores (latent_attentio
              bit for each row. With lists they are found once for all heads (latent_join_kernel); without, a row sees
              items that follow each other, and tiles step over gaps, as between the texts of a cache
 A block goes over its items a chunk at a time:
-    for (int k = latent_next(seen, 0); k < seen.end; k = latent_next(seen, k + KEYS)) { latent_find(...); ... }
+    for (int k = latent_next(see, seen, 0); k < seen.end; k = latent_next(see, seen, k + KEYS)) { ... }
 Cost:   with lists 4 (1 + WORDS) bytes for each number on them, and backward 4 more; a tile reads its lists once.
 */
 #ifndef LLMC_LATENT_INPUTS_H
 #define LLMC_LATENT_INPUTS_H
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // WARP, ALL_LANES
-#include "inverse_lists.h"   // inverse_lists, inverse_lists_find_
+#include "inverse_lists.h"   // inverse_lists, inverse_lists_find
 #include "latent_shape.h"    // LatentShape, Places
 #include "sparse_shape.h"    // sparse_list_length
 
@@ -43,12 +43,6 @@ __device__ inline LatentRange latent_list(const LatentSight& see, int i) {
     range.end = see.offsets ? (size_t)see.offsets[i + 1]
                             : range.begin + (size_t)sparse_list_length(see.lists + range.begin, see.topk);
     return range;
-}
-
-// where an item is on the list of row i
-__device__ inline size_t latent_place(const LatentSight& see, int i, int item) {
-    const LatentRange list = latent_list(see, i);
-    return list.begin + (size_t)inverse_lists_find_(see.lists + list.begin, (int)(list.end - list.begin), item);
 }
 
 // ---- lists of a tile become one ----
@@ -226,6 +220,41 @@ template <int THREADS, int WORDS, int KEYS>
 __device__ inline void latent_find(LatentChunk<WORDS, KEYS>& chunk, const LatentSight& see, const LatentSeen<WORDS>& x,
                                    int k0) {
     latent_keep<THREADS>(chunk, latent_look<THREADS, KEYS>(see, x, k0));
+}
+
+// ---- a number for each place of a list ----
+
+// numbers (N, topk) behind the ends of the lists of a tile's rows become 0. All threads of the block, THREADS, make
+// these calls; a warp has rows, and each of its lanes looks for what the others need of one of them
+template <int THREADS, int WORDS>
+__device__ inline void latent_clear_ends(float* numbers, const LatentSight& see, const LatentSeen<WORDS>& x) {
+    const int EACH = WARP * WORDS / (THREADS / WARP), lane = threadIdx.x % WARP;
+    const int first = x.row + (int)threadIdx.x / WARP * EACH;
+    const size_t mine = latent_list(see, first + min(lane, EACH - 1)).end;
+    for (int i = 0; i < EACH && first + i < see.N; i++) {
+        const size_t begin = __shfl_sync(ALL_LANES, mine, i), end = (size_t)(first + i + 1) * see.topk;
+        for (size_t k = begin + lane; k < end; k += WARP) { numbers[k] = 0.0f; }
+    }
+}
+
+// use(place, row, k): where item k of a chunk is on the list of a row that sees it. What a row sees of a chunk has
+// places that follow each other
+template <int THREADS, int WORDS, int KEYS, typename Use>
+__device__ inline void latent_each_seen(const LatentSight& see, const LatentSeen<WORDS>& x,
+                                        const LatentChunk<WORDS, KEYS>& chunk, Use use) {
+    const int EACH = WARP * WORDS / (THREADS / WARP), lane = threadIdx.x % WARP;
+    const int first = (int)threadIdx.x / WARP * EACH, row = x.row + first + min(lane, EACH - 1);
+    size_t mine = (size_t)row * see.topk;
+    if (row < see.N) { mine += (size_t)inverse_lists_find(see.lists + mine, see.topk, chunk.item[0]); }
+    for (int i = 0; i < EACH; i++) {
+        size_t place = __shfl_sync(ALL_LANES, mine, i);
+        for (int k = lane; k < KEYS; k += WARP) {
+            const int sees = latent_sees(chunk, first + i, k);
+            const unsigned all = __ballot_sync(ALL_LANES, sees);
+            if (sees) { use(place + (size_t)__popc(all & ((1u << lane) - 1)), first + i, k); }
+            place += (size_t)__popc(all);
+        }
+    }
 }
 
 // ---- rows of channels ----

@@ -468,7 +468,7 @@ rmsnorm_backward_kernel(X* dinp, float* parts, const X* dout, const X* inp, cons
 // ---- ... short rows: those of heads, whose channels divide a warp ----
 
 enum { RMSNORM_OWNED = 8 };     // channels of a thread
-enum { RMSNORM_AT_ONCE = 22 };  // blocks, of a warp each, of a multiprocessor; so many can have 88 registers a thread
+enum { RMSNORM_AT_ONCE = 22 };  // blocks, of a warp each, of a multiprocessor; so many can have 80 registers a thread
 enum { RMSNORM_PAIR = 2 };      // rows that are loaded before any of them is used
 
 // A pair of rows has C / 8 lanes, and several pairs lie side by side. Block b takes the pairs b * side .., then those

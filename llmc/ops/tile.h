@@ -2,8 +2,8 @@
 Tiles of bf16 for kernels on tensor cores: from memory into shared memory, from there into the operands of mma.h,
 products of one warp with them, and results back to memory. What the numbers mean is the kernel's affair
 (flash_attention.h).
-    tile      rows of W = 64 or 128 channels in shared memory, in an order of its own (tile_chunk); begins at a multiple
-              of 128 bytes
+    tile      rows of W = 64, 128, 256 or 512 channels in shared memory, in an order of its own (tile_chunk); begins at
+              a multiple of 128 bytes
     operand   what mma takes of 16 rows and 16 channels (a) or of 8 columns and 16 channels (b), in the registers of all
               lanes of a warp
     sums      (M*16, N*8) floats in the registers of a warp: sums[m][n][0..1] are columns 8n + 2 (lane % 4) and the next
@@ -21,10 +21,9 @@ Cost:   ldmatrix meets no bank twice, and loads of two operands b share one. The
 #include "../core/mma.h"     // mma_m16n8k16, ldmatrix_x4, ldmatrix_x4_trans, cp_async_16_zfill
 
 // ---- tiles in shared memory ----
-// ldmatrix reads 16 bytes ("a chunk") of each of eight rows at once. Rows are 128 or 256 bytes, so the same chunk of
-// eight rows would lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r therefore lies
-// at c ^ (r & 7):
-// and eight rows of any chunk are in eight different places.
+// ldmatrix reads 16 bytes ("a chunk") of each of eight rows at once. Rows are 128 bytes or multiples of it, so the same
+// chunk of eight rows would lie in the same four of the 32 banks, and the reads would queue up. Chunk c of row r
+// therefore lies at c ^ (r & 7), and eight rows of any chunk are in eight different places.
 
 template <int W>
 __device__ inline bf16* tile_chunk(bf16* tile, int row, int chunk) { return tile + row * W + (chunk ^ (row & 7)) * 8; }

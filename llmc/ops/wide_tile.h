@@ -2,7 +2,8 @@
 Tiles for products of warpgroups (wgmma.h) on Hopper: from memory into shared memory, products with them, and results
 back to memory; what tile.h is for products of a warp.
     wide tile  ROWS rows of W = 64, 128, 192 or 256 channels in shared memory: for each 64 channels ROWS rows of 128
-               bytes in the order of tile.h, one behind the other; begins at a multiple of 1024 bytes
+               bytes in the order of tile.h, one behind the other; begins at a multiple of 1024 bytes. Whoever
+               declares that has the assembler round up what any kernel of its program declares itself
     sums       (64, N*8) floats in the registers of a warpgroup: those of tile.h with M = 1; warp w of the four has rows
                16w..16w+15. Operands a in registers likewise, so tile_to_operands makes them of sums
 All threads of a block make the calls that load, and wide_tile_arrived, those of a warpgroup the others. Products are
