@@ -60,8 +60,8 @@ static void backward_ref(float* const* a, const int* d) {
 OP_STORED(X)
 static void backward(X* const* x, float* const* a, const int* d, const Device* dev) {
     THE_PROBLEM;
-    sparse_attention_backward(x[DQ], x[DKV], x[DENTRIES], a[DSINKS], x[DOUT], x[Q], x[KV], x[ENTRIES], a[MAX], a[INV],
-                              a[SINKS], chosen, d['W'], &s, &places, w, dev);
+    sparse_attention_backward(x[DQ], x[DKV], x[DENTRIES], a[DSINKS], x[DOUT], x[OUT], x[Q], x[KV], x[ENTRIES], a[MAX],
+                              a[INV], a[SINKS], chosen, d['W'], &s, &places, w, dev);
 }
 
 // heads behind others, whose sums are there: these go on
@@ -94,8 +94,8 @@ static void more(X* const* x, float* const* a, const int* d, const Device* dev) 
     THE_PROBLEM;
     const size_t width = sizeof(float) * (size_t)d['D'];
     SparseSums sums[SPARSE_CHAINS];
-    BACKWARD b = sparse_backward_begin(x[DQ], x[DKV], x[DENTRIES], a[DSINKS], x[DOUT], x[Q], x[KV], x[ENTRIES], a[MAX],
-                                       a[INV], a[SINKS], chosen, d['W'], &s, &places, w, dev);
+    BACKWARD b = sparse_backward_begin(x[DQ], x[DKV], x[DENTRIES], a[DSINKS], x[DOUT], x[OUT], x[Q], x[KV], x[ENTRIES],
+                                       a[MAX], a[INV], a[SINKS], chosen, d['W'], &s, &places, w, dev);
     sparse_backward_sums(sums, &b);
     for (int i = 0; i < 4; i++) { device_copy(sums[i].rows, a[BY_Q + i], width * (size_t)sums[i].n, dev); }
     for (int i = 0; i < 3; i++) {
@@ -207,14 +207,14 @@ static double error(int array, const int* d) {
 }
 
 // Other orders of sums, and exp of the hardware, which is off by 2^-21 of a score and of itself; |score| < sqrt(D). On
-// tensor cores weights are rounded to bf16, and so is what a position gives a key: "tensor cores" has closer bounds
+// tensor cores weights are rounded to bf16, and so are what a position gives a key and out, of which D is made: "tensor
+// cores" has closer bounds
 static double apart(const OpProblem* p, int array, size_t i) {
     const double weights = 2.0 * weight_error(p->d) + 0x1p-19 * sqrt(p->d['D']);
     const double rounding = p->as_bf16 ? 0x1p-7 : 0.0;
     switch (array) {
         case MAX: return rounding_walk(p->d['D'], p->d['D']) * 2.0 / sqrt(p->d['D']);
         case INV: return weights;
-        case DSINKS: return error(array, p->d) / weight_error(p->d) * weights;
         default: return error(array, p->d) / weight_error(p->d) * (weights + rounding);
     }
 }
@@ -569,6 +569,7 @@ static void bounds_of_row(double* const* x, double* const* e, double** key, int 
         for (int c = 0; c < D; c++) { dot += q[c] * key[k][c]; }
         total += att[k] = exp(dot * scale);
     }
+    const double sink = exp(x[SINKS][h]) / total;
     for (int k = 0; k < n_keys; k++) {
         att[k] /= total;
         for (int c = 0; c < D; c++) {
@@ -576,12 +577,16 @@ static void bounds_of_row(double* const* x, double* const* e, double** key, int 
             delta += att[k] * dout[c] * key[k][c], size += att[k] * fabs(dout[c] * key[k][c]);
         }
     }
+    double delta_error = FLOAT_ERROR * size;  // it is dout . out, and out is rounded
+    for (int c = 0; c < D; c++) { delta_error += ROUNDED * fabs(dout[c] * x[OUT][at + c]); }
+    x[DSINKS][h] -= sink * delta, e[DSINKS][h] += sink * (delta_error + FLOAT_ERROR * size);
     for (int k = 0; k < n_keys; k++) {
         const int of_window = key[k] >= x[KV] && key[k] < x[KV] + d['M'] * D, to = of_window ? DKV : DENTRIES;
         const ptrdiff_t row = key[k] - x[of_window ? KV : ENTRIES];
         double datt = 0.0, sizes = size;
         for (int c = 0; c < D; c++) { datt += dout[c] * key[k][c], sizes += fabs(dout[c] * key[k][c]); }
-        const double ds = att[k] * (datt - delta) * scale, ds_error = FLOAT_ERROR * att[k] * sizes * scale;
+        const double ds = att[k] * (datt - delta) * scale;
+        const double ds_error = att[k] * (FLOAT_ERROR * sizes + delta_error) * scale;
         for (int c = 0; c < D; c++) {
             add_bounded(x[DQ] + at + c, e[DQ] + at + c, ds, ROUNDED * fabs(ds) + ds_error, key[k][c]);
             add_bounded(x[to] + row + c, e[to] + row + c, ds, 2 * ROUNDED * fabs(ds) + ds_error, q[c]);
@@ -612,7 +617,7 @@ static void set_far_head(OpProblem* p) {
 }
 
 static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
-    const int outputs[] = {OUT, DQ, DKV, DENTRIES};
+    const int outputs[] = {OUT, DQ, DKV, DENTRIES, DSINKS};
     OpProblem p = op_problem(&sparse_attention, shape, EASY, 1);
     double *x[OP_ARRAYS] = {NULL}, *e[OP_ARRAYS] = {NULL};
     float* got[OP_ARRAYS] = {NULL};
@@ -633,9 +638,10 @@ static void check_tensor_cores(Test* t, const int* shape, const Device* dev) {
     for (int backward = 0; backward < 2; backward++) {
         const OpRun r = op_run_of_(backward, 0);
         op_run_(t, got, &p, &r, dev);
-        for (int i = backward; i < (backward ? 4 : 1); i++) {
+        for (int i = backward; i < (backward ? 5 : 1); i++) {
+            const double stored = outputs[i] == DSINKS ? 0.0 : ROUNDED;
             for (size_t j = 0; j < op_length(&p, outputs[i]); j++) {
-                const double want = x[outputs[i]][j], bound = e[outputs[i]][j] + ROUNDED * fabs(want);
+                const double want = x[outputs[i]][j], bound = e[outputs[i]][j] + stored * fabs(want);
                 check(t, fabs((double)got[outputs[i]][j] - want) <= bound,
                       "%s, N %d, H %d, D %d: [%zu] found %.9g, expected %.9g, allowed %.3g",
                       sparse_attention.arrays[outputs[i]].name, shape[0], shape[1], shape[2], j,

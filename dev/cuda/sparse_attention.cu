@@ -205,16 +205,16 @@ static void two_stages(const Layer* l, const Device* dev) {
 #ifndef SIMT
 // after forward steps; test_sparse_attention.c checks them
 static void backward_shared_keys(const Layer* l, const Device* dev) {
-    sparse_attention_backward(l->dq, l->dkv, l->dentries, (float*)NULL, (const float*)l->dout, l->in.q, l->in.kv,
-                              l->in.entries, l->max, l->inv, l->sinks, l->in.chosen, l->W, &l->s, &l->places, &l->w,
-                              dev);
+    sparse_attention_backward(l->dq, l->dkv, l->dentries, (float*)NULL, (const float*)l->dout,
+                              (const float*)l->out, l->in.q, l->in.kv, l->in.entries, l->max, l->inv, l->sinks,
+                              l->in.chosen, l->W, &l->s, &l->places, &l->w, dev);
 }
 
 static void backward_tensor_cores(const Layer* l, const Device* dev) {
     const SparseInputsOf<bf16>* in = &l->in_bf16;
-    sparse_attention_backward(l->dq_bf16, l->dkv_bf16, l->dentries_bf16, (float*)NULL, (const bf16*)l->dout_bf16, in->q,
-                              in->kv, in->entries, l->max, l->inv, l->sinks, in->chosen, l->W, &l->s, &l->places, &l->w,
-                              dev);
+    sparse_attention_backward(l->dq_bf16, l->dkv_bf16, l->dentries_bf16, (float*)NULL, (const bf16*)l->dout_bf16,
+                              (const bf16*)l->out_bf16, in->q, in->kv, in->entries, l->max, l->inv, l->sinks,
+                              in->chosen, l->W, &l->s, &l->places, &l->w, dev);
 }
 #endif
 

@@ -688,8 +688,10 @@ static inline floatX* entry_keys_backward_(const EntryPass* p, const floatX* ent
     const SparseShape shape = entry_attention_shape_(p);
     const int N = p->N, n_entries = entry_pass_n_entries_(p);
     entry_turn_(a->dattention, p, places->t, N, s->H, s->d, 0, dev);
-    EntryBackward_ b = sparse_backward_begin(a->dq, a->dkv, a->dentries, p->dsinks, a->dattention, a->q, a->kv, entries,
-                                             p->s.att_max, p->s.att_inv, p->sinks,
+    // out, too, becomes what sparse_attention wrote, but for rounding: Wo_a has been through with it
+    if (!DEVICE_IS_SHARED) { entry_turn_(a->attention, p, places->t, N, s->H, s->d, 0, dev); }
+    EntryBackward_ b = sparse_backward_begin(a->dq, a->dkv, a->dentries, p->dsinks, a->dattention, a->attention, a->q,
+                                             a->kv, entries, p->s.att_max, p->s.att_inv, p->sinks,
                                              entry_pass_scores_(p) ? p->s.chosen : NULL, n_entries, &shape, places, w,
                                              dev);
     entry_sums_(&b, sparse_rows(&shape), n_entries, s->d, p->tp, dev);

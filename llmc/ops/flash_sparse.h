@@ -5,9 +5,10 @@ d 128 and 512, and heads that are a multiple of 64, waste nothing; others are fi
     A block of threads has up to 64 heads of one position. All of them see the same keys, and the keys are the values as
     well, so what a position sees is gathered once, a chunk of keys at a time, and is an operand of every product.
     forward    scores of a chunk, softmax "online" (flash_attention.h), out += weights * keys
-    backward   over the keys twice: for D, then for ds, dq += ds * keys, and what this position gives each of its keys,
-               ds' q + att' dout, a row of bf16 for each key in memory, of a slab of positions. Then a thread has eight
-               channels of a key, or entry, and adds what the slab's positions gave it, ascending. No atomics
+    backward   D = dout . out (flash_rows.h; sinks have no values), so once over the keys: ds, dq += ds * keys, and what
+               this position gives each of its keys, ds' q + att' dout, a row of bf16 for each key in memory, of a slab
+               of positions. Then a thread has eight channels of a key, or entry, and adds what the slab's positions
+               gave it, ascending. No atomics
     mass       scores of a chunk of entries, then sums over heads
     products   of scores: a warp has 32 heads, 32 keys and half of the channels; the halves meet in shared memory, where
                whole rows are read for the softmax. The others: a warp has all heads, or keys, and an eighth of the
@@ -36,7 +37,8 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 #ifdef __CUDACC__
 #include "../core/kernel.h"      // WARP, bf16, kernel_exp, pack_fits, load_floats, store_floats
 #include "../core/mma.h"         // cp_async_16_zfill, cp_async_commit, cp_async_wait
-#include "flash_sparse_steps.h"  // FlashSparseChunk, FlashSparseGiven, FlashSparseRow, flash_sparse_find
+#include "flash_rows.h"          // FlashRow, flash_head_rows
+#include "flash_sparse_steps.h"  // FlashSparseChunk, FlashSparseGiven, flash_sparse_find
 #include "sparse_inputs.h"       // SparseInputsOf
 #include "tile.h"                // tile_load, tile_add_product_of, tile_quad_max
 #include "tile_rows.h"           // tile_rows_dots, tile_rows_read, tile_rows_write, tile_rows_store
@@ -142,24 +144,14 @@ flash_sparse_forward_kernel(bf16* out, float* max, float* inv, const float* sink
 
 // ---- backward: positions ----
 
-// D, this lane's part, goes on with a chunk's n keys; x, y as below
-__device__ inline void flash_sparse_add_D_(FlashSparseRow* of, const float (&x)[2][4], const float (&y)[2][4], int n,
-                                           float scale) {
-    #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (tile_rows_column(i / 4, i % 4) >= n) { continue; }
-        of->D += kernel_exp(x[i / 4][i % 4] * scale - of->max) * of->inv * y[i / 4][i % 4];
-    }
-}
-
 // of a chunk's n keys: weights from x, products with q, and ds from y, those with dout. Beyond the last key a score is
 // 0, which may be far above max
-__device__ inline void flash_sparse_gradients_(float (&x)[2][4], float (&y)[2][4], const FlashSparseRow& of, int n,
+__device__ inline void flash_sparse_gradients_(float (&x)[2][4], float (&y)[2][4], const FlashRow& of, int n,
                                                float scale) {
     #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int exists = tile_rows_column(i / 4, i % 4) < n;
-        const float weight = exists ? kernel_exp(x[i / 4][i % 4] * scale - of.max) * of.inv : 0.0f;
+        const float weight = exists ? kernel_exp2(x[i / 4][i % 4] * (scale * LOG2_E) - of.level) : 0.0f;
         x[i / 4][i % 4] = weight;
         y[i / 4][i % 4] = exists ? weight * (y[i / 4][i % 4] - of.D) * scale : 0.0f;
     }
@@ -169,8 +161,8 @@ __device__ inline void flash_sparse_gradients_(float (&x)[2][4], float (&y)[2][4
 // dots of both
 template <int W>
 __global__ void __launch_bounds__(FLASH_SPARSE_THREADS, W == 128 ? 2 : 1)
-flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
-                             SparseInputsOf<bf16> in, FlashSparseGiven given) {
+flash_sparse_backward_kernel(bf16* dq, const bf16* dout, const FlashRow* rows, SparseInputsOf<bf16> in,
+                             FlashSparseGiven given) {
     const int KEYS = FLASH_SPARSE_KEYS / 2, TILE = KEYS * W, DOTS = FLASH_SPARSE_HEADS * KEYS;
     extern __shared__ __align__(128) bf16 sparse_tiles[];
     __shared__ FlashSparseChunk<KEYS> chunks[2];
@@ -182,35 +174,28 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
     const int n_heads = min(FLASH_SPARSE_HEADS, in.s.H - head);
     const size_t row = (size_t)n * in.s.H + head;
     const SparseSeen see = sparse_seen_(in, n);
-    const int n_chunks = (see.n_keys + KEYS - 1) / KEYS;
-    FlashSparseRow of = {0.0f, 0.0f, 0.0f};  // without a head all weights are 0
-    if (h < n_heads) { of.max = max[row + h], of.inv = inv[row + h]; }
+    FlashRow of = {INFINITY, 0.0f};  // without a head all weights are 0
+    if (h < n_heads) { of = rows[row + h]; }
     float sums[4][W / 64][4];
     tile_set_zero(sums);
     flash_sparse_find(chunks[0], in, see, 0);
-    flash_sparse_find(chunks[1], in, see, 1 % n_chunks * KEYS);
+    flash_sparse_find(chunks[1], in, see, KEYS);
     __syncthreads();
     tile_load<FLASH_SPARSE_HEADS, W, FLASH_SPARSE_THREADS>(q_tile, in.q + row * d, (size_t)d, n_heads, d);
     tile_load<FLASH_SPARSE_HEADS, W, FLASH_SPARSE_THREADS>(dout_tile, dout + row * d, (size_t)d, n_heads, d);
     flash_sparse_load_<W>(k_tile, chunks[0], d);
-    for (int step = 0; step < 2 * n_chunks; step++) {
-        const int stage = step % 2, k0 = step % n_chunks * KEYS;
+    for (int k0 = 0, stage = 0; k0 < see.n_keys; k0 += KEYS, stage ^= 1) {
         bf16* keys = k_tile + stage * TILE;
         cp_async_wait<0>();
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
-        if (step + 1 < 2 * n_chunks) { flash_sparse_load_<W>(k_tile + (1 - stage) * TILE, chunks[1 - stage], d); }
-        flash_sparse_find(chunks[stage], in, see, (step + 2) % n_chunks * KEYS);
+        if (k0 + KEYS < see.n_keys) { flash_sparse_load_<W>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d); }
+        flash_sparse_find(chunks[stage], in, see, k0 + 2 * KEYS);
         tile_rows_dots<W, KEYS>(dots + warp / 4 * 2 * DOTS + warp % 2 * DOTS, warp < 4 ? q_tile : dout_tile,
                                     warp / 2 % 2 * 32, keys, 0, warp % 2);
         __syncthreads();
         float x[KEYS / 16][4], y[KEYS / 16][4];
         tile_rows_read<KEYS>(x, dots);
         tile_rows_read<KEYS>(y, dout_dots);
-        if (step < n_chunks) {
-            flash_sparse_add_D_(&of, x, y, see.n_keys - k0, in.s.scale);
-            if (step == n_chunks - 1) { of.D = tile_quad_sum(of.D); }
-            continue;
-        }
         flash_sparse_gradients_(x, y, of, see.n_keys - k0, in.s.scale);
         tile_rows_write<KEYS>(dots, x);
         tile_rows_write<KEYS>(dout_dots, y);
@@ -224,7 +209,6 @@ flash_sparse_backward_kernel(bf16* dq, float* D, const bf16* dout, const float* 
         tile_rows_store<W>(flash_sparse_given_at(given, n, blockIdx.y, k0, d), (size_t)d, see.n_keys - k0, d, keys,
                            gives);
     }
-    if (threadIdx.x % 4 == 0 && h < n_heads) { D[row + h] = of.D; }
     // since the last barrier a warp reads its channels
     tile_rows_store<W>(dq + row * d, (size_t)d, n_heads, d, q_tile, sums);
 }
@@ -345,13 +329,13 @@ static inline size_t flash_sparse_shared_() {
     return sizeof(bf16) * W * (FLASH_SPARSE_HEADS + 2 * FLASH_SPARSE_KEYS) + sizeof(float) * n_dots;
 }
 
-// out, dout: what else has rows of heads
-static inline int flash_sparse_fits(const bf16* out, const bf16* dout, const SparseInputsOf<bf16>& in,
+// x, y, z: what else has rows of heads
+static inline int flash_sparse_fits(const bf16* x, const bf16* y, const bf16* z, const SparseInputsOf<bf16>& in,
                                     const Device* dev) {
     const int d = in.s.d;
     const size_t room = 3 << 10, n_bytes = d <= 128 ? flash_sparse_shared_<128>() : flash_sparse_shared_<512>();
-    return d <= 512 && n_bytes + room <= (size_t)dev->most_shared && pack_fits(out, d) && pack_fits(dout, d) &&
-           pack_fits(in.q, d) && pack_fits(in.kv, d) && pack_fits(in.entries, d);
+    return d <= 512 && n_bytes + room <= (size_t)dev->most_shared && pack_fits(x, d) && pack_fits(y, d) &&
+           pack_fits(z, d) && pack_fits(in.q, d) && pack_fits(in.kv, d) && pack_fits(in.entries, d);
 }
 
 template <int W>
@@ -367,7 +351,7 @@ static inline void flash_sparse_forward_(bf16* out, float* max, float* inv, cons
 
 static inline int flash_sparse_forward(bf16* out, float* max, float* inv, const float* sinks,
                                        const SparseInputsOf<bf16>& in, const Device* dev) {
-    if (!flash_sparse_fits(out, in.q, in, dev)) { return 0; }
+    if (!flash_sparse_fits(out, in.q, in.q, in, dev)) { return 0; }
 #ifdef WGMMA
     if (FLASH_SPARSE_HOPPER) {
         flash_sparse_hopper_forward(out, max, inv, sinks, in, dev);
@@ -392,7 +376,7 @@ static inline void flash_sparse_mass_(float* mass, const float* max, const float
 
 static inline int flash_sparse_mass(float* mass, const float* max, const float* inv, const SparseInputsOf<bf16>& in,
                                     int goes_on, const Device* dev) {
-    if (!flash_sparse_fits(in.q, in.q, in, dev)) { return 0; }
+    if (!flash_sparse_fits(in.q, in.q, in.q, in, dev)) { return 0; }
 #ifdef WGMMA
     if (FLASH_SPARSE_HOPPER) {
         flash_sparse_hopper_mass(mass, max, inv, in, goes_on, dev);
@@ -405,15 +389,14 @@ static inline int flash_sparse_mass(float* mass, const float* max, const float* 
 }
 
 template <int W>
-static inline void flash_sparse_positions_(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
+static inline void flash_sparse_positions_(bf16* dq, const bf16* dout, const FlashRow* rows,
                                            const SparseInputsOf<bf16>& in, const FlashSparseGiven& given,
                                            const Device* dev) {
     const size_t n_bytes = flash_sparse_shared_<W>();
     const dim3 grid((unsigned)(given.end - given.first), (unsigned)given.tiles);
     cudaCheck(cudaFuncSetAttribute(flash_sparse_backward_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)n_bytes));
-    flash_sparse_backward_kernel<W>
-        <<<grid, FLASH_SPARSE_THREADS, n_bytes, dev->stream>>>(dq, D, dout, max, inv, in, given);
+    flash_sparse_backward_kernel<W><<<grid, FLASH_SPARSE_THREADS, n_bytes, dev->stream>>>(dq, dout, rows, in, given);
     cudaCheck(cudaGetLastError());
 }
 
@@ -435,16 +418,22 @@ static inline int flash_sparse_slab(const SparseShape* s, const FlashSparseGiven
     return whole >= (size_t)s->N ? s->N : whole > 0 ? (int)whole : 1;
 }
 
-static inline void flash_sparse_give(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
-                                     const SparseInputsOf<bf16>& in, const FlashSparseGiven& given, const Device* dev) {
+// rows (N, H)
+static inline void flash_sparse_rows(FlashRow* rows, const bf16* dout, const bf16* out, const float* max,
+                                     const float* inv, const SparseShape* s, const Device* dev) {
+    flash_head_rows(rows, dout, out, max, inv, (int64_t)s->N * s->H, s->d, dev);
+}
+
+static inline void flash_sparse_give(bf16* dq, const bf16* dout, const FlashRow* rows, const SparseInputsOf<bf16>& in,
+                                     const FlashSparseGiven& given, const Device* dev) {
 #ifdef WGMMA
     if (FLASH_SPARSE_HOPPER) {
-        flash_sparse_hopper_give(dq, D, dout, max, inv, in, given, dev);
+        flash_sparse_hopper_give(dq, dout, rows, in, given, dev);
         return;
     }
 #endif
-    if (in.s.d <= 128) { flash_sparse_positions_<128>(dq, D, dout, max, inv, in, given, dev); }
-    else { flash_sparse_positions_<512>(dq, D, dout, max, inv, in, given, dev); }
+    if (in.s.d <= 128) { flash_sparse_positions_<128>(dq, dout, rows, in, given, dev); }
+    else { flash_sparse_positions_<512>(dq, dout, rows, in, given, dev); }
 }
 
 // what a slab's positions gave these keys and entries goes into the sums (rows + entries, d)
@@ -477,10 +466,15 @@ static inline int flash_sparse_mass(float*, const float*, const float*, const Sp
     return 0;
 }
 template <typename X>
-static inline int flash_sparse_fits(const X*, const X*, const SparseInputsOf<X>&, const Device*) { return 0; }
+static inline int flash_sparse_fits(const X*, const X*, const X*, const SparseInputsOf<X>&, const Device*) {
+    return 0;
+}
 template <typename X>
-static inline void flash_sparse_give(X*, float*, const X*, const float*, const float*, const SparseInputsOf<X>&,
-                                     const FlashSparseGiven&, const Device*) {}
+static inline void flash_sparse_rows(FlashRow*, const X*, const X*, const float*, const float*, const SparseShape*,
+                                     const Device*) {}
+template <typename X>
+static inline void flash_sparse_give(X*, const X*, const FlashRow*, const SparseInputsOf<X>&, const FlashSparseGiven&,
+                                     const Device*) {}
 template <typename X>
 static inline void flash_sparse_add(float*, const SparseInputsOf<X>&, const FlashSparseGiven&, const SparsePositions&,
                                     SparsePart, SparsePart, const Device*) {}

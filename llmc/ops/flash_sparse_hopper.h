@@ -182,12 +182,11 @@ flash_sparse_forward_hopper_kernel(bf16* out, float* max, float* inv, const floa
 // ---- backward: positions ----
 
 // this lane's two rows; without a head all weights are 0
-__device__ inline void flash_sparse_hopper_rows_(FlashRow (&of)[2], const float* max, const float* inv, int h,
-                                                 int n_heads) {
+__device__ inline void flash_sparse_hopper_rows_(FlashRow (&of)[2], const FlashRow* rows, int h, int n_heads) {
     #pragma unroll
     for (int i = 0; i < 2; i++, h += 8) {
         of[i] = {INFINITY, 0.0f};
-        if (h < n_heads) { of[i].level = max[h] * LOG2_E - log2f(inv[h]); }
+        if (h < n_heads) { of[i] = rows[h]; }
     }
 }
 
@@ -265,8 +264,8 @@ __device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, in
 // each other, on its way to memory also what keys are given, and where the keys of two chunks are
 template <int W, int BLOCKS>
 __global__ void __launch_bounds__(2 * WARPGROUP, BLOCKS)
-flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
-                                    SparseInputsOf<bf16> in, FlashSparseGiven given) {
+flash_sparse_backward_hopper_kernel(bf16* dq, const bf16* dout, const FlashRow* rows, SparseInputsOf<bf16> in,
+                                    FlashSparseGiven given) {
     const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS / 2, TILE = KEYS * W, MINE = W / 2;
     const int THREADS = 2 * WARPGROUP, N = KEYS / 8;
     extern __shared__ __align__(1024) bf16 wide_tiles[];
@@ -277,19 +276,19 @@ flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const 
     const int part = wide_tile_warpgroup(), first = part * MINE;  // of this warpgroup's channels
     const int row = threadIdx.x / WARP % 4 * 16, lane = threadIdx.x % WARP, h = row + lane / 4, d = in.s.d;
     const int n = given.first + blockIdx.x, head = blockIdx.y * HEADS, n_heads = min(HEADS, in.s.H - head);
-    const size_t rows = (size_t)n * in.s.H + head;
+    const size_t first_row = (size_t)n * in.s.H + head;
     const SparseSeen see = sparse_seen_(in, n);
     const int n_chunks = (see.n_keys + KEYS - 1) / KEYS;
     const float one[1][2] = {{1.0f, 1.0f}};
     FlashRow of[2];
-    flash_sparse_hopper_rows_(of, max + rows, inv + rows, h, n_heads);
+    flash_sparse_hopper_rows_(of, rows + first_row, h, n_heads);
     auto next_chunk = [&](int step) {
         const int stage = step % 2u;
         wide_tile_arrived();  // and nobody multiplies the chunk before any more
-        if (step + 1 < 2 * n_chunks) {
+        if (step + 1 < n_chunks) {
             flash_sparse_hopper_load_<W, THREADS>(k_tile + (1 - stage) * TILE, chunks[1 - stage], d);
         }
-        flash_sparse_find(chunks[stage], in, see, (step + 2) % n_chunks * KEYS);
+        flash_sparse_find(chunks[stage], in, see, (step + 2) * KEYS);
         return k_tile + stage * TILE;
     };
     // what this warpgroup has of a chunk, the first scores, then weights, the second datt, and what the other has
@@ -301,38 +300,16 @@ flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const 
         if (!part) { flash_sparse_hopper_weights_(mine, of, see.n_keys - chunk * KEYS, in.s.scale); }
     };
     flash_sparse_find(chunks[0], in, see, 0);
-    flash_sparse_find(chunks[1], in, see, 1 % n_chunks * KEYS);
+    flash_sparse_find(chunks[1], in, see, KEYS);
     __syncthreads();
-    wide_tile_load<HEADS, W, THREADS>(q_tile, in.q + rows * d, (size_t)d, n_heads, d);
-    wide_tile_load<HEADS, W, THREADS>(dout_tile, dout + rows * d, (size_t)d, n_heads, d);
+    wide_tile_load<HEADS, W, THREADS>(q_tile, in.q + first_row * d, (size_t)d, n_heads, d);
+    wide_tile_load<HEADS, W, THREADS>(dout_tile, dout + first_row * d, (size_t)d, n_heads, d);
     flash_sparse_hopper_load_<W, THREADS>(k_tile, chunks[0], d);
-    wide_tile_arrived();
     bf16* my_rows = part ? dout_tile : q_tile;
-    unsigned operands[1][W / 16][4];  // there is room until there are sums
-    wide_tile_operands<HEADS>(operands, my_rows, row);
-    for (int step = 0; step < n_chunks; step++) {
-        const bf16* keys = next_chunk(step);
-        wgmma_fence();
-        wide_tile_product_transposed<W>(mine, operands, keys);
-        await_products(step);
-        if (!part) { wide_tile_tell(told, mine); }
-        __syncthreads();
-        if (!part) { continue; }
-        wide_tile_hear(other, told);
-        #pragma unroll
-        for (int i = 0; i < 4 * N; i++) { of[i % 4 / 2].D += other[0][i / 4][i % 4] * mine[0][i / 4][i % 4]; }
-    }
-    float* told_D = (float*)(told + N * WARPGROUP);  // which nobody has used yet
-    for (int i = 0; i < 2 && part; i++) {
-        const float sum = tile_quad_sum(of[i].D);
-        if (lane % 4 == 0) { told_D[h + 8 * i] = sum; }
-    }
-    __syncthreads();
-    for (int i = 0; i < 2; i++) { of[i].D = told_D[h + 8 * i]; }
     float sums[1][MINE / 8][4];
     tile_set_zero(sums);
     for (int chunk = 0; chunk < n_chunks; chunk++) {
-        const bf16* keys = next_chunk(n_chunks + chunk);
+        const bf16* keys = next_chunk(chunk);
         wgmma_fence();
         wide_tile_product_transposed<W, HEADS>(mine, my_rows, 0, keys);
         await_products(chunk);
@@ -365,11 +342,8 @@ flash_sparse_backward_hopper_kernel(bf16* dq, float* D, const bf16* dout, const 
         wgmma_wait<0>();
         wgmma_keep(sums);
     }
-    for (int i = 0; i < 2; i++) {
-        if (part == 0 && lane % 4 == 0 && h + 8 * i < n_heads) { D[rows + h + 8 * i] = of[i].D; }
-    }
     __syncthreads();  // nobody multiplies queries any more
-    wide_tile_store_rows<MINE, HEADS>(dq + rows * d + first, (size_t)d, n_heads, d - first, q_tile + first * HEADS, row,
+    wide_tile_store_rows<MINE, HEADS>(dq + first_row * d + first, (size_t)d, n_heads, d - first, q_tile + first * HEADS, row,
                                       sums, one);
 }
 
@@ -488,9 +462,9 @@ static inline void flash_sparse_hopper_mass(float* mass, const float* max, const
 }
 
 template <int W, int BLOCKS>
-static inline void flash_sparse_hopper_give_to_(bf16* dq, float* D, const bf16* dout, const float* max,
-                                                const float* inv, const SparseInputsOf<bf16>& in,
-                                                const FlashSparseGiven& given, const Device* dev) {
+static inline void flash_sparse_hopper_give_to_(bf16* dq, const bf16* dout, const FlashRow* rows,
+                                                const SparseInputsOf<bf16>& in, const FlashSparseGiven& given,
+                                                const Device* dev) {
     const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS / 2;
     const size_t n_bytes = sizeof(bf16) * (W * (2 * HEADS + 2 * KEYS) + 4 * HEADS * KEYS) +
                            sizeof(float) * 2 * HEADS * KEYS + 2 * sizeof(FlashSparseChunk<FLASH_SPARSE_KEYS / 2>);
@@ -498,15 +472,15 @@ static inline void flash_sparse_hopper_give_to_(bf16* dq, float* D, const bf16* 
     cudaCheck(cudaFuncSetAttribute(flash_sparse_backward_hopper_kernel<W, BLOCKS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
     flash_sparse_backward_hopper_kernel<W, BLOCKS>
-        <<<grid, 2 * WARPGROUP, n_bytes, dev->stream>>>(dq, D, dout, max, inv, in, given);
+        <<<grid, 2 * WARPGROUP, n_bytes, dev->stream>>>(dq, dout, rows, in, given);
     cudaCheck(cudaGetLastError());
 }
 
-static inline void flash_sparse_hopper_give(bf16* dq, float* D, const bf16* dout, const float* max, const float* inv,
+static inline void flash_sparse_hopper_give(bf16* dq, const bf16* dout, const FlashRow* rows,
                                             const SparseInputsOf<bf16>& in, const FlashSparseGiven& given,
                                             const Device* dev) {
-    if (in.s.d <= 128) { flash_sparse_hopper_give_to_<128, 2>(dq, D, dout, max, inv, in, given, dev); }
-    else { flash_sparse_hopper_give_to_<512, 1>(dq, D, dout, max, inv, in, given, dev); }
+    if (in.s.d <= 128) { flash_sparse_hopper_give_to_<128, 2>(dq, dout, rows, in, given, dev); }
+    else { flash_sparse_hopper_give_to_<512, 1>(dq, dout, rows, in, given, dev); }
 }
 #endif  // WGMMA
 #endif  // LLMC_FLASH_SPARSE_HOPPER_H

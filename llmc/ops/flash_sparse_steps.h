@@ -1,7 +1,6 @@
 /*
 What the tensor core kernels of sparse attention share, those by mma.sync (flash_sparse.h) and those by wgmma
-(flash_sparse_hopper.h): where the keys of a chunk are, what a position gives its keys, and what backward knows of a
-head.
+(flash_sparse_hopper.h): where the keys of a chunk are, and what a position gives its keys.
 */
 #ifndef LLMC_FLASH_SPARSE_STEPS_H
 #define LLMC_FLASH_SPARSE_STEPS_H
@@ -45,10 +44,5 @@ struct FlashSparseGiven {
 __device__ inline bf16* flash_sparse_given_at(const FlashSparseGiven& given, int n, int tile, int k, int d) {
     return given.x + (((size_t)(n - given.first) * given.tiles + tile) * given.row + (size_t)k) * d;
 }
-
-// what a lane knows of its row in backward
-struct FlashSparseRow {
-    float max, inv, D;
-};
 #endif  // __CUDACC__
 #endif  // LLMC_FLASH_SPARSE_STEPS_H

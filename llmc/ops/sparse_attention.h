@@ -10,7 +10,8 @@ every softmax and gives nothing.
     inv = 1 / (sum over keys of e + exp(sink - max))    att = e * inv    out = sum over keys of att * key
 A sink of -Inf is none: what is seen has all of the softmax.
 In generation places and w point into caches; a row of them has the bits that one pass over the whole text gives.
-Backward, in training alone; everything is written, also for keys that nobody sees:
+Backward, in training alone; everything is written, also for keys that nobody sees. `out` is read by tensor cores alone
+(flash_sparse.h), in whose sums D is dout . out:
     datt = dout . key    D = sum over keys of att * datt    ds = att * (datt - D) * scale
     dq   = sum over keys of ds * key                                              (N, H*d)
     dkey = (sum over h, n of ds * q) + (sum over h, n of att * dout)              dkv (rows, d), dentries (n_entries, d)
@@ -779,12 +780,13 @@ static inline void sparse_join_(float* x, const float* y, size_t n) {
 static inline int sparse_most_channels(const Device* dev) { return (void)dev, INT_MAX; }
 
 static inline SparseBackward sparse_backward_begin(float* dq, float* dkv, float* dentries, float* dsinks,
-                                                   const float* dout, const float* q, const float* kv,
-                                                   const float* entries, const float* max, const float* inv,
-                                                   const float* sinks, const int* chosen, int n_entries,
-                                                   const SparseShape* s, const Places* places, const EntryWindows* w,
-                                                   const Device* dev) {
+                                                   const float* dout, const float* out, const float* q,
+                                                   const float* kv, const float* entries, const float* max,
+                                                   const float* inv, const float* sinks, const int* chosen,
+                                                   int n_entries, const SparseShape* s, const Places* places,
+                                                   const EntryWindows* w, const Device* dev) {
     SparseBackward b;
+    (void)out;
     const SparseInputs x = {s, places, w, w ? chosen : NULL, q, kv, entries};
     memset(&b, 0, sizeof b);
     b.x = x;
@@ -847,12 +849,12 @@ static inline void sparse_backward_end(const SparseBackward* b, const Device* de
 }
 
 static inline void sparse_attention_backward(float* dq, float* dkv, float* dentries, float* dsinks, const float* dout,
-                                             const float* q, const float* kv, const float* entries, const float* max,
-                                             const float* inv, const float* sinks, const int* chosen, int n_entries,
-                                             const SparseShape* s, const Places* places, const EntryWindows* w,
-                                             const Device* dev) {
-    SparseBackward b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks, chosen,
-                                             n_entries, s, places, w, dev);
+                                             const float* out, const float* q, const float* kv, const float* entries,
+                                             const float* max, const float* inv, const float* sinks, const int* chosen,
+                                             int n_entries, const SparseShape* s, const Places* places,
+                                             const EntryWindows* w, const Device* dev) {
+    SparseBackward b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, out, q, kv, entries, max, inv, sinks,
+                                             chosen, n_entries, s, places, w, dev);
     const SparsePart keys = {0, sparse_rows(s)}, all = {0, w ? n_entries : 0};
     sparse_backward_keys(&b, keys, all, dev);
     sparse_backward_end(&b, dev);

@@ -17,7 +17,7 @@ Order:  EXACT builds have the chains of the plain loops. Otherwise totals, D and
 #define LLMC_SPARSE_ATTENTION_KERNELS_H
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // to_float, from_float, kernel_exp, row_max, lane_sum
-#include "flash_sparse.h"    // flash_sparse_forward, flash_sparse_give, flash_sparse_add, flash_sparse_mass
+#include "flash_sparse.h"    // flash_sparse_forward, flash_sparse_rows, flash_sparse_give, flash_sparse_add, ...
 #include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, SparsePositions, sparse_dsinks_kernel
 
 enum {
@@ -453,6 +453,7 @@ typedef struct {
     float *D, *by_q, *by_dout;  // by_q, by_dout (rows + n_entries, d)
     SparseKept kept;            // on CUDA cores...
     FlashSparseGiven given;     // ...or on tensor cores, where by_q has both sums
+    FlashRow* rows;             // ...and these have D
     SparsePositions see;
     int slab;                   // positions of `given`; 0: CUDA cores
 } SparseScratch_;
@@ -469,7 +470,7 @@ static inline SparseScratch_ sparse_scratch_(const SparseInputsOf<X>& in, int n_
     SparseScratch_ x;
     const SparseShape* s = &in.s;
     const int rows = sparse_rows(s);
-    const size_t n_sums = ((size_t)rows + n_entries) * s->d, n_D = (size_t)s->N * s->H;
+    const size_t n_sums = ((size_t)rows + n_entries) * s->d;
     x.kept.n_window = s->window < rows ? s->window : rows;
     x.kept.row = (size_t)x.kept.n_window + (in.chosen ? s->topk : n_entries);
     x.kept.n_heads = x.kept.first_head = 0;
@@ -477,12 +478,13 @@ static inline SparseScratch_ sparse_scratch_(const SparseInputsOf<X>& in, int n_
     x.slab = by_tensor_cores ? flash_sparse_slab(s, x.given, dev) : 0;
     const size_t n_weights = 2 * (size_t)sparse_heads_at_once_(s, x.kept.row) * s->N * x.kept.row;
     const size_t n_kept = x.slab ? flash_sparse_room(s, x.given, x.slab) : n_weights;
+    const size_t n_D = (size_t)s->N * s->H * (x.slab ? sizeof(FlashRow) / sizeof(float) : 1);
     const size_t n_ints = sparse_positions_room_(rows, n_entries, in.chosen ? (size_t)s->N * s->topk : 0);
     float* p = device_workspace(dev, sizeof(float) * (n_D + 2 * n_sums + n_kept + n_ints));
     x.by_q = p, p += n_sums;
     x.by_dout = p, p += n_sums;
     x.given.x = (bf16*)p, x.kept.att = p, x.kept.ds = p + n_weights / 2, p += n_kept;  // one of them is in use
-    x.D = p, p += n_D;
+    x.rows = (FlashRow*)p, x.D = x.slab ? &x.rows->D : p, p += n_D;
     device_zero(x.by_q, sizeof(float) * 2 * n_sums, dev);
     if (s->N > 0) { x.see = sparse_find_positions_((int*)p, in, n_entries, dev); }
     return x;
@@ -520,7 +522,7 @@ static inline void sparse_keep_slab_(SparseBackwardOf<X>* b, int first, const De
     const int N = b->in.s.N, slab = b->scratch.slab;
     if (given->end > 0 && given->first == first) { return; }
     given->first = first, given->end = N - first < slab ? N : first + slab;
-    flash_sparse_give(b->dq, b->scratch.D, b->dout, b->max, b->inv, b->in, *given, dev);
+    flash_sparse_give(b->dq, b->dout, b->scratch.rows, b->in, *given, dev);
 }
 
 // what the heads that are kept add to these keys and entries
@@ -551,19 +553,25 @@ static inline void sparse_add_heads_(const SparseBackwardOf<X>* b, SparsePart ke
 
 template <typename X>
 static inline SparseBackwardOf<X> sparse_backward_begin(X* dq, X* dkv, X* dentries, float* dsinks, const X* dout,
-                                                        const X* q, const X* kv, const X* entries, const float* max,
-                                                        const float* inv, const float* sinks, const int* chosen,
-                                                        int n_entries, const SparseShape* s, const Places* places,
-                                                        const EntryWindows* w, const Device* dev) {
+                                                        const X* out, const X* q, const X* kv, const X* entries,
+                                                        const float* max, const float* inv, const float* sinks,
+                                                        const int* chosen, int n_entries, const SparseShape* s,
+                                                        const Places* places, const EntryWindows* w,
+                                                        const Device* dev) {
     SparseBackwardOf<X> b;
     b.in = sparse_inputs_(q, kv, entries, chosen, s, places, w);
     b.dout = dout, b.dq = dq, b.dkv = dkv, b.dentries = dentries, b.dsinks = dsinks;
     b.max = max, b.inv = inv, b.sinks = sinks;
     b.n_entries = w ? n_entries : 0;
-    b.scratch = sparse_scratch_(b.in, b.n_entries, flash_sparse_fits(dq, dout, b.in, dev), dev);
+    b.scratch = sparse_scratch_(b.in, b.n_entries, flash_sparse_fits(dq, dout, out, b.in, dev), dev);
     b.at_once = sparse_heads_at_once_(s, b.scratch.kept.row);
     if (s->N == 0) { return b; }
-    if (b.scratch.slab) { sparse_keep_slab_(&b, 0, dev); } else { sparse_keep_heads_(&b, 0, dev); }
+    if (b.scratch.slab) {
+        flash_sparse_rows(b.scratch.rows, dout, out, max, inv, s, dev);
+        sparse_keep_slab_(&b, 0, dev);
+    } else {
+        sparse_keep_heads_(&b, 0, dev);
+    }
     return b;
 }
 
@@ -603,19 +611,21 @@ static inline void sparse_backward_end(const SparseBackwardOf<X>* b, const Devic
             b->dentries, x->by_q + n_kv, x->by_dout + n_kv, n_of_entries);
     }
     if (b->dsinks) {
-        sparse_dsinks_kernel<<<(unsigned)s->H, WARP, 0, dev->stream>>>(b->dsinks, x->D, b->max, b->inv, b->sinks, s->N,
-                                                                       s->H);
+        const int apart = x->slab ? (int)(sizeof(FlashRow) / sizeof(float)) : 1;
+        sparse_dsinks_kernel<<<(unsigned)s->H, WARP, 0, dev->stream>>>(b->dsinks, x->D, apart, b->max, b->inv, b->sinks,
+                                                                       s->N, s->H);
     }
     cudaCheck(cudaGetLastError());
 }
 
 template <typename X>
-static inline void sparse_attention_backward(X* dq, X* dkv, X* dentries, float* dsinks, const X* dout, const X* q,
-                                             const X* kv, const X* entries, const float* max, const float* inv,
-                                             const float* sinks, const int* chosen, int n_entries, const SparseShape* s,
-                                             const Places* places, const EntryWindows* w, const Device* dev) {
-    SparseBackwardOf<X> b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, q, kv, entries, max, inv, sinks,
-                                                  chosen, n_entries, s, places, w, dev);
+static inline void sparse_attention_backward(X* dq, X* dkv, X* dentries, float* dsinks, const X* dout, const X* out,
+                                             const X* q, const X* kv, const X* entries, const float* max,
+                                             const float* inv, const float* sinks, const int* chosen, int n_entries,
+                                             const SparseShape* s, const Places* places, const EntryWindows* w,
+                                             const Device* dev) {
+    SparseBackwardOf<X> b = sparse_backward_begin(dq, dkv, dentries, dsinks, dout, out, q, kv, entries, max, inv,
+                                                  sinks, chosen, n_entries, s, places, w, dev);
     const SparsePart keys = {0, sparse_rows(s)}, all = {0, b.n_entries};
     sparse_backward_keys(&b, keys, all, dev);
     sparse_backward_end(&b, dev);

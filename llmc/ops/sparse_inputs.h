@@ -117,15 +117,15 @@ static inline SparsePositions sparse_find_positions_(int* room, const SparseInpu
     return x;
 }
 
-// block is (WARP), grid (H)
-__global__ void sparse_dsinks_kernel(float* dsinks, const float* D, const float* max, const float* inv,
+// block is (WARP), grid (H). D: those of neighbouring rows are so many floats apart
+__global__ void sparse_dsinks_kernel(float* dsinks, const float* D, int apart, const float* max, const float* inv,
                                      const float* sinks, int N, int H) {
     const int h = blockIdx.x, lane = threadIdx.x;
     float sum = 0.0f;
     for (int n = lane; n - lane < N; n += WARP) {
         const size_t i = (size_t)n * H + h;
         const float share = n < N ? -(kernel_exp(sinks[h] - max[i]) * inv[i]) : -0.0f;
-        sum = row_madd(share, n < N ? D[i] : 0.0f, sum);
+        sum = row_madd(share, n < N ? D[i * apart] : 0.0f, sum);
     }
     sum = row_total(sum);
     if (lane == 0) { dsinks[h] = sum; }
