@@ -677,9 +677,9 @@ mutation "absorbed: heads ask of values" test_glm5 absorbed latent_layer.h:laten
 mutation "absorbed: every head has a sink" test_glm5 absorbed latent_layer.h:latent_no_sinks_ '-INFINITY' '0.0f'
 
 # ---- kernels ----
-kernel_mutation "sparse attention by wgmma: an odd chunk's ds take the place of those before" test_sparse_attention \
-    Hopper flash_sparse_hopper.h 'flash_sparse_hopper_write_\(ds_tile, row, chunk % 2u \* N, ds\)' \
-    'flash_sparse_hopper_write_(ds_tile, row, 0, ds)'
+kernel_mutation "sparse attention by wgmma: both halves of ds have the place of the first" test_sparse_attention \
+    Hopper flash_sparse_hopper.h 'flash_sparse_hopper_write_\(ds_tile, row, part \* N, operands\)' \
+    'flash_sparse_hopper_write_(ds_tile, row, 0, operands)'
 kernel_mutation "latent attention by wgmma: no rescaling when the maximum grows" test_latent_attention \
     Hopper flash_latent_hopper.h 'if \(__any_sync\(ALL_LANES, grew\)\)' 'if (0)'
 kernel_mutation "latent attention on tensor cores: D of backward is 0" test_latent_attention "tensor cores" \

@@ -82,7 +82,7 @@ KERNELS = [
         ("flash_sparse_forward_kernel", (512,), 256, 16, 256, (4, 2), "64 heads, 64 gathered keys"),
         ("flash_sparse_backward_kernel", (512,), 256, 8, 320, (4, 2, 2), "64 heads, 32 gathered keys"),
         ("flash_sparse_forward_hopper_kernel", (512, 2, 1), 256, 16, 256, (), "64 heads, 64 gathered keys"),
-        ("flash_sparse_backward_hopper_kernel", (512, 1), 256, 8, 448, (), "64 heads, 32 gathered keys, and what 64 are given"),
+        ("flash_sparse_backward_hopper_kernel", (512, 1), 256, 16, 640, (), "64 heads, 64 gathered keys, and what these are given"),
         ("flash_sparse_mass_hopper_kernel", (512, 2, 1), 256, 16, 128, (), "64 heads, 64 gathered entries"),
         ("flash_index_kernel", (128,), 128, 8, 128, (), "64 entries, 32 heads of a position")])]
 BRANCH = re.compile(r"(@!?U?P\w+ )?BRA(?:\.\w+)* (?:!?U?P\w+, )?`\((\.L_x_\d+)\)")

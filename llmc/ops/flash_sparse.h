@@ -190,8 +190,9 @@ flash_sparse_backward_kernel(bf16* dq, const bf16* dout, const FlashRow* rows, S
         __syncthreads();  // this chunk has arrived, and nobody uses the one before any more
         if (k0 + KEYS < see.n_keys) { flash_sparse_load_<W>(k_tile + (stage ^ 1) * TILE, chunks[stage ^ 1], d); }
         flash_sparse_find(chunks[stage], in, see, k0 + 2 * KEYS);
-        tile_rows_dots<W, KEYS>(dots + warp / 4 * 2 * DOTS + warp % 2 * DOTS, warp < 4 ? q_tile : dout_tile,
-                                    warp / 2 % 2 * 32, keys, 0, warp % 2);
+        // two blocks share the registers of a multiprocessor where W is 128: the fewer there
+        tile_rows_dots<W, KEYS, W == 128 ? 2 : 4>(dots + warp / 4 * 2 * DOTS + warp % 2 * DOTS,
+                                                  warp < 4 ? q_tile : dout_tile, warp / 2 % 2 * 32, keys, 0, warp % 2);
         __syncthreads();
         float x[KEYS / 16][4], y[KEYS / 16][4];
         tile_rows_read<KEYS>(x, dots);

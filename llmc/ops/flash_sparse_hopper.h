@@ -190,7 +190,28 @@ __device__ inline void flash_sparse_hopper_rows_(FlashRow (&of)[2], const FlashR
     }
 }
 
-// scores of a chunk's n keys become weights
+// Of all keys part 0 has scores, part 1 datt; from here on part 0 has both of the first half, part 1 of the second
+template <int N>
+__device__ inline void flash_sparse_hopper_swap_(float (&scores)[1][N][4], float (&datt)[1][N][4],
+                                                 const float (&products)[1][2 * N][4], float4* told, int part) {
+    float mine[1][N][4], other[1][N][4];
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        const float one = products[0][i / 4][i % 4], two = products[0][N + i / 4][i % 4];
+        mine[0][i / 4][i % 4] = part ? two : one, other[0][i / 4][i % 4] = part ? one : two;
+    }
+    wide_tile_tell(told + part * N * WARPGROUP, other);
+    wgmma_keep(mine);  // chosen here, so that the others need no registers any more
+    __syncthreads();
+    wide_tile_hear(other, told + (1 - part) * N * WARPGROUP);
+    #pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        const float own = mine[0][i / 4][i % 4], heard = other[0][i / 4][i % 4];
+        scores[0][i / 4][i % 4] = part ? heard : own, datt[0][i / 4][i % 4] = part ? own : heard;
+    }
+}
+
+// scores of n keys become weights
 template <int N>
 __device__ inline void flash_sparse_hopper_weights_(float (&x)[1][N][4], const FlashRow (&of)[2], int n, float scale) {
     if (n < 8 * N) {
@@ -227,6 +248,16 @@ __device__ inline void flash_sparse_hopper_write_(bf16* tile, int row, int first
     }
 }
 
+// sums += x y: x (heads, KEYS), y (KEYS, W channels)
+template <int W, int KEYS>
+__device__ inline void flash_sparse_hopper_over_keys_(float (&sums)[1][W / 8][4], const bf16* x, const bf16* y) {
+    const uint64_t a = smem_descriptor(x), b = smem_descriptor(y, KEYS * 128);
+    #pragma unroll
+    for (int k = 0; k < KEYS; k += 16) {
+        wgmma_ss<0, 1>(sums, smem_descriptor_at(a, k * 2), smem_descriptor_at(b, k * 128), 1);
+    }
+}
+
 // sums += x' y: x (heads, 64 keys), y (heads, 64 channels); add 0: sums =
 template <int HEADS>
 __device__ inline void flash_sparse_hopper_over_heads_(float (&sums)[1][8][4], const bf16* x, const bf16* y, int add) {
@@ -238,10 +269,12 @@ __device__ inline void flash_sparse_hopper_over_heads_(float (&sums)[1][8][4], c
 }
 
 // ds' q + att' dout, of 64 keys of which n_keys exist, and of a warpgroup's W channels, to memory by way of `staged`,
-// (64 keys, 64 channels): 64 channels go there while the next ones are multiplied. C channels exist, d are of a row
-template <int W, int HEADS>
+// (64 keys, 64 channels): 64 channels go there while the next ones are multiplied, and meanwhile() is called while the
+// first ones are. C channels exist, d are of a row
+template <int W, int HEADS, typename Meanwhile>
 __device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, int C, const bf16* ds, const bf16* q,
-                                                 const bf16* att, const bf16* dout, bf16* staged) {
+                                                 const bf16* att, const bf16* dout, bf16* staged,
+                                                 Meanwhile meanwhile) {
     const int row = threadIdx.x / WARP % 4 * 16;
     const float one[1][2] = {{1.0f, 1.0f}};
     float sums[1][8][4];
@@ -251,6 +284,7 @@ __device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, in
         flash_sparse_hopper_over_heads_<HEADS>(sums, ds, q + c * HEADS, 0);
         flash_sparse_hopper_over_heads_<HEADS>(sums, att, dout + c * HEADS, 1);
         wgmma_commit();
+        if (c == 0) { meanwhile(); }
         if (c > 0) { tile_copy_rows<64, 1>(to + c - 64, (size_t)d, n_keys, C - c + 64, staged, row); }
         wgmma_wait<0>();
         wgmma_keep(sums);
@@ -259,92 +293,71 @@ __device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, in
     tile_copy_rows<64, 1>(to + W - 64, (size_t)d, n_keys, C - W + 64, staged, row);
 }
 
-// block is (2 * WARPGROUP), grid (positions, tiles of heads). Chunks have 32 keys, and what two of them are given is
-// one product. shared memory: queries, dout, two stages of keys, weights and ds of two chunks, what warpgroups tell
-// each other, on its way to memory also what keys are given, and where the keys of two chunks are
+// block is (2 * WARPGROUP), grid (positions, tiles of heads). shared memory: queries, dout, keys, weights and ds of
+// these, what warpgroups tell each other, on its way to memory also what keys are given, and where the next keys are
 template <int W, int BLOCKS>
 __global__ void __launch_bounds__(2 * WARPGROUP, BLOCKS)
 flash_sparse_backward_hopper_kernel(bf16* dq, const bf16* dout, const FlashRow* rows, SparseInputsOf<bf16> in,
                                     FlashSparseGiven given) {
-    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS / 2, TILE = KEYS * W, MINE = W / 2;
-    const int THREADS = 2 * WARPGROUP, N = KEYS / 8;
+    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS, HALF = KEYS / 2, MINE = W / 2, N = HALF / 8;
+    const int THREADS = 2 * WARPGROUP;
     extern __shared__ __align__(1024) bf16 wide_tiles[];
     bf16 *q_tile = wide_tiles, *dout_tile = q_tile + HEADS * W, *k_tile = dout_tile + HEADS * W;
-    bf16 *att_tile = k_tile + 2 * TILE, *ds_tile = att_tile + HEADS * 64, *told_tile = ds_tile + HEADS * 64;
+    bf16 *att_tile = k_tile + KEYS * W, *ds_tile = att_tile + HEADS * KEYS, *told_tile = ds_tile + HEADS * KEYS;
     float4* told = (float4*)told_tile;
-    FlashSparseChunk<KEYS>* chunks = (FlashSparseChunk<KEYS>*)(told + 2 * HEADS * KEYS / 4);
+    FlashSparseChunk<KEYS>* chunk = (FlashSparseChunk<KEYS>*)(told + 2 * HEADS * HALF / 4);
     const int part = wide_tile_warpgroup(), first = part * MINE;  // of this warpgroup's channels
-    const int row = threadIdx.x / WARP % 4 * 16, lane = threadIdx.x % WARP, h = row + lane / 4, d = in.s.d;
+    const int row = threadIdx.x / WARP % 4 * 16, h = row + threadIdx.x % WARP / 4, d = in.s.d;
     const int n = given.first + blockIdx.x, head = blockIdx.y * HEADS, n_heads = min(HEADS, in.s.H - head);
     const size_t first_row = (size_t)n * in.s.H + head;
     const SparseSeen see = sparse_seen_(in, n);
-    const int n_chunks = (see.n_keys + KEYS - 1) / KEYS;
     const float one[1][2] = {{1.0f, 1.0f}};
     FlashRow of[2];
     flash_sparse_hopper_rows_(of, rows + first_row, h, n_heads);
-    auto next_chunk = [&](int step) {
-        const int stage = step % 2u;
-        wide_tile_arrived();  // and nobody multiplies the chunk before any more
-        if (step + 1 < n_chunks) {
-            flash_sparse_hopper_load_<W, THREADS>(k_tile + (1 - stage) * TILE, chunks[1 - stage], d);
-        }
-        flash_sparse_find(chunks[stage], in, see, (step + 2) * KEYS);
-        return k_tile + stage * TILE;
-    };
-    // what this warpgroup has of a chunk, the first scores, then weights, the second datt, and what the other has
-    float mine[1][N][4], other[1][N][4];
-    auto await_products = [&](int chunk) {
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_keep(mine);
-        if (!part) { flash_sparse_hopper_weights_(mine, of, see.n_keys - chunk * KEYS, in.s.scale); }
-    };
-    flash_sparse_find(chunks[0], in, see, 0);
-    flash_sparse_find(chunks[1], in, see, KEYS);
+    float sums[1][MINE / 8][4];
+    flash_sparse_find(*chunk, in, see, 0);
     __syncthreads();
     wide_tile_load<HEADS, W, THREADS>(q_tile, in.q + first_row * d, (size_t)d, n_heads, d);
     wide_tile_load<HEADS, W, THREADS>(dout_tile, dout + first_row * d, (size_t)d, n_heads, d);
-    flash_sparse_hopper_load_<W, THREADS>(k_tile, chunks[0], d);
-    bf16* my_rows = part ? dout_tile : q_tile;
-    float sums[1][MINE / 8][4];
+    flash_sparse_hopper_load_<W, THREADS>(k_tile, *chunk, d);
     tile_set_zero(sums);
-    for (int chunk = 0; chunk < n_chunks; chunk++) {
-        const bf16* keys = next_chunk(chunk);
+    for (int k0 = 0; k0 < see.n_keys; k0 += KEYS) {
+        // the first warpgroup has scores, the second datt; then each has half of the keys of both
+        float products[1][2 * N][4], att[1][N][4], datt[1][N][4];
+        unsigned operands[1][N / 2][4];
+        wide_tile_arrived();
+        flash_sparse_find(*chunk, in, see, k0 + KEYS);
         wgmma_fence();
-        wide_tile_product_transposed<W, HEADS>(mine, my_rows, 0, keys);
-        await_products(chunk);
-        wide_tile_tell(told + part * N * WARPGROUP, mine);
-        unsigned att[1][N / 2][4], ds[1][N / 2][4];
-        if (!part) {
-            tile_to_operands(att, mine);
-            flash_sparse_hopper_write_(att_tile, row, chunk % 2u * N, att);
-        }
-        __syncthreads();
-        wide_tile_hear(other, told + (1 - part) * N * WARPGROUP);
-        if (part) {
-            flash_sparse_hopper_gradients_(ds, other, mine, of, in.s.scale);
-            flash_sparse_hopper_write_(ds_tile, row, chunk % 2u * N, ds);
-        } else {
-            flash_sparse_hopper_gradients_(ds, mine, other, of, in.s.scale);
-        }
-        wgmma_keep(sums);
-        wgmma_fence();
-        wide_tile_add_product<MINE>(sums, ds, keys + first * KEYS);
+        wide_tile_product_transposed<W, HEADS>(products, part ? dout_tile : q_tile, 0, k_tile);
         wgmma_commit();
-        if (chunk % 2u == 1 || chunk == n_chunks - 1) {
-            const int k = chunk / 2u * 2 * KEYS;
-            bf16* to = flash_sparse_given_at(given, n, blockIdx.y, k, d) + first;
-            fence_proxy_async();
-            __syncthreads();
-            flash_sparse_hopper_give_<MINE, HEADS>(to, see.n_keys - k, d, d - first, ds_tile, q_tile + first * HEADS,
-                                                   att_tile, dout_tile + first * HEADS, told_tile + part * HEADS * 64);
-        }
         wgmma_wait<0>();
+        wgmma_keep(products);
+        flash_sparse_hopper_swap_(att, datt, products, told, part);
+        flash_sparse_hopper_weights_(att, of, see.n_keys - k0 - part * HALF, in.s.scale);
+        tile_to_operands(operands, att);
+        flash_sparse_hopper_write_(att_tile, row, part * N, operands);
+        flash_sparse_hopper_gradients_(operands, att, datt, of, in.s.scale);
+        flash_sparse_hopper_write_(ds_tile, row, part * N, operands);
+        fence_proxy_async();
+        __syncthreads();
         wgmma_keep(sums);
+        wgmma_fence();
+        flash_sparse_hopper_over_keys_<MINE, KEYS>(sums, ds_tile, k_tile + first * KEYS);
+        wgmma_commit();
+        auto load_next = [&] {
+            wgmma_wait<1>();
+            wgmma_keep(sums);
+            __syncthreads();  // nobody multiplies these keys any more
+            if (k0 + KEYS < see.n_keys) { flash_sparse_hopper_load_<W, THREADS>(k_tile, *chunk, d); }
+        };
+        bf16* to = flash_sparse_given_at(given, n, blockIdx.y, k0, d) + first;
+        flash_sparse_hopper_give_<MINE, HEADS>(to, see.n_keys - k0, d, d - first, ds_tile, q_tile + first * HEADS,
+                                               att_tile, dout_tile + first * HEADS, told_tile + part * HEADS * 64,
+                                               load_next);
     }
     __syncthreads();  // nobody multiplies queries any more
-    wide_tile_store_rows<MINE, HEADS>(dq + first_row * d + first, (size_t)d, n_heads, d - first, q_tile + first * HEADS, row,
-                                      sums, one);
+    wide_tile_store_rows<MINE, HEADS>(dq + first_row * d + first, (size_t)d, n_heads, d - first, q_tile + first * HEADS,
+                                      row, sums, one);
 }
 
 // ---- mass ----
@@ -465,9 +478,9 @@ template <int W, int BLOCKS>
 static inline void flash_sparse_hopper_give_to_(bf16* dq, const bf16* dout, const FlashRow* rows,
                                                 const SparseInputsOf<bf16>& in, const FlashSparseGiven& given,
                                                 const Device* dev) {
-    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS / 2;
-    const size_t n_bytes = sizeof(bf16) * (W * (2 * HEADS + 2 * KEYS) + 4 * HEADS * KEYS) +
-                           sizeof(float) * 2 * HEADS * KEYS + 2 * sizeof(FlashSparseChunk<FLASH_SPARSE_KEYS / 2>);
+    const int HEADS = FLASH_SPARSE_HEADS, KEYS = FLASH_SPARSE_KEYS;
+    const size_t n_bytes = sizeof(bf16) * (W * (2 * HEADS + KEYS) + 2 * HEADS * KEYS) + sizeof(float) * HEADS * KEYS +
+                           sizeof(FlashSparseChunk<FLASH_SPARSE_KEYS>);
     const dim3 grid((unsigned)(given.end - given.first), (unsigned)given.tiles);
     cudaCheck(cudaFuncSetAttribute(flash_sparse_backward_hopper_kernel<W, BLOCKS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
