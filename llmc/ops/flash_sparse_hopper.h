@@ -258,39 +258,61 @@ __device__ inline void flash_sparse_hopper_over_keys_(float (&sums)[1][W / 8][4]
     }
 }
 
-// sums += x' y: x (heads, 64 keys), y (heads, 64 channels); add 0: sums =
-template <int HEADS>
-__device__ inline void flash_sparse_hopper_over_heads_(float (&sums)[1][8][4], const bf16* x, const bf16* y, int add) {
+// sums += x' y: x (heads, 64 keys), y (heads, 64 channels); ADD 0: sums =
+template <int HEADS, int ADD>
+__device__ inline void flash_sparse_hopper_over_heads_(float (&sums)[1][8][4], const bf16* x, const bf16* y) {
     const uint64_t a = smem_descriptor(x), b = smem_descriptor(y);
     #pragma unroll
     for (int k = 0; k < HEADS; k += 16) {
-        wgmma_ss<1, 1>(sums, smem_descriptor_at(a, k * 128), smem_descriptor_at(b, k * 128), add || k > 0);
+        wgmma_ss<1, 1>(sums, smem_descriptor_at(a, k * 128), smem_descriptor_at(b, k * 128), ADD || k > 0);
     }
+}
+
+// x' as operands, of a warp's 16 keys, from `row` on
+template <int K>
+__device__ inline void flash_sparse_hopper_turn_(unsigned (&p)[1][K][4], bf16* x, int row) {
+    #pragma unroll
+    for (int k = 0; k < K; k++) { tile_load_a_transposed<64>(p[0][k], x, 16 * k, row / 16); }
 }
 
 // ds' q + att' dout, of 64 keys of which n_keys exist, and of a warpgroup's W channels, to memory by way of `staged`,
 // (64 keys, 64 channels): 64 channels go there while the next ones are multiplied, and meanwhile() is called while the
 // first ones are. C channels exist, d are of a row
 template <int W, int HEADS, typename Meanwhile>
-__device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, int C, const bf16* ds, const bf16* q,
-                                                 const bf16* att, const bf16* dout, bf16* staged,
-                                                 Meanwhile meanwhile) {
-    const int row = threadIdx.x / WARP % 4 * 16;
+__device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, int C, bf16* ds, const bf16* q, bf16* att,
+                                                 const bf16* dout, bf16* staged, Meanwhile meanwhile) {
+    const int row = threadIdx.x / WARP % 4 * 16, key = row + threadIdx.x % WARP / 8, chunk = threadIdx.x % 8;
     const float one[1][2] = {{1.0f, 1.0f}};
+    auto copy = [&](int c) {
+        __syncwarp();
+        #pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+            const bool exists = key + i < n_keys && c + chunk * 8 < C;
+            if (exists) { pack_store(to + c + (size_t)i * d, pack_load<8>(tile_chunk<64>(staged, key + i, chunk))); }
+        }
+    };
+    const bool IN_REGISTERS = W > 64;  // ds' and att': shared memory is the limit, and there are registers for them
+    unsigned by_q[1][HEADS / 16][4], by_dout[1][HEADS / 16][4];
     float sums[1][8][4];
+    if (IN_REGISTERS) { flash_sparse_hopper_turn_(by_q, ds, row), flash_sparse_hopper_turn_(by_dout, att, row); }
+    to += (size_t)key * d + chunk * 8;
     #pragma unroll
     for (int c = 0; c < W; c += 64) {
         wgmma_fence();
-        flash_sparse_hopper_over_heads_<HEADS>(sums, ds, q + c * HEADS, 0);
-        flash_sparse_hopper_over_heads_<HEADS>(sums, att, dout + c * HEADS, 1);
+        if (IN_REGISTERS) {
+            wide_tile_add_product<64, 0>(sums, by_q, q + c * HEADS);
+            wide_tile_add_product<64>(sums, by_dout, dout + c * HEADS);
+        } else {
+            flash_sparse_hopper_over_heads_<HEADS, 0>(sums, ds, q + c * HEADS);
+            flash_sparse_hopper_over_heads_<HEADS, 1>(sums, att, dout + c * HEADS);
+        }
         wgmma_commit();
-        if (c == 0) { meanwhile(); }
-        if (c > 0) { tile_copy_rows<64, 1>(to + c - 64, (size_t)d, n_keys, C - c + 64, staged, row); }
+        if (c == 0) { meanwhile(); } else { copy(c - 64); }
         wgmma_wait<0>();
         wgmma_keep(sums);
         tile_set_rows<64>(staged, row, sums, one);
     }
-    tile_copy_rows<64, 1>(to + W - 64, (size_t)d, n_keys, C - W + 64, staged, row);
+    copy(W - 64);
 }
 
 // block is (2 * WARPGROUP), grid (positions, tiles of heads). shared memory: queries, dout, keys, weights and ds of
