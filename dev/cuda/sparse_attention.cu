@@ -20,9 +20,9 @@ thing; main checks every step against sparse_attention_forward_ref and, on a GPU
     backward
     1 shared keys     step 3's: att and ds of all keys go to memory, and an entry reads q  185,000   not measured
                       and dout of all heads of each position that has chosen it
-    2 tensor cores    step 5's: what a position gives its keys is a product, too, and       2,800   not measured
+    2 tensor cores    step 5's: what a position gives its keys is a product, too, and       2,200   not measured
                       goes to memory as a row of bf16 for each key, which then are added.
-                      Lives in llmc/ops/flash_sparse.h
+                      D is dout . out. Lives in llmc/ops/flash_sparse.h
 
 In a build for sm_90a step 5, and step 2 of backward, are the kernels by wgmma (llmc/ops/flash_sparse_hopper.h).
 KB are counted, not measured: 1024 bytes that loads and stores ask caches or memory for, of a position that sees 640

@@ -17,19 +17,22 @@ d 128 and 512, and heads that are a multiple of 64, waste nothing; others are fi
     Hopper     make CUDA_ARCH=sm_90a: other kernels, by wgmma, but those that add by key (flash_sparse_hopper.h)
 Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16, to first order, beside sums in float:
             out       e * sum of att |key|  (weights are rounded before they meet keys)  + e |out|
-            dq        e * sum of |ds| |key|  + e |dq|
-            dkey      2 e * sum over h, n of |ds| |q| + att |dout|  (and what a position gives, again)  + e |dkey|
+            D         e * sum of |dout| |out|, where out is rounded and nothing else, as in the test. ds has att * scale
+                      of it, `off`, and dsinks the share of the sink
+            dq        sum of (e |ds| + off) |key|  + e |dq|
+            dkey      sum over h, n of (2 e |ds| + off) |q| + 2 e att |dout|  (e of what a position gives)  + e |dkey|
         test_sparse_attention.c bounds each element so.
-Cost:   of each head, position and key forward 4*d flops, backward 14*d, mass 2*d. Backward writes and reads 2*d bytes
+Cost:   of each head, position and key forward 4*d flops, backward 10*d, mass 2*d. Backward writes and reads 2*d bytes
         for each position and key, and adds 4*d bytes for each key and entry; positions of a slab as SPARSE_KEPT allows.
+        Before that it reads dout and out once.
         Shared memory is 80 KiB for d <= 128, where two blocks share a multiprocessor, else 224 KiB: cards with less
         (sm_80) run the kernels on CUDA cores then. By ptxas of CUDA 13.0 for sm_90, without spills:
                          registers, d <= 128, d <= 512     chunk
             forward           126           239            64 keys
-            backward          128           255            32 keys
+            backward          124           254            32 keys
             mass              100           134            64 entries
-        Not measured on a GPU; doc/gpu/deepseek_v4.md derives 40% of an H200's peak forward, 28% backward, by wgmma 60%
-        and 43%.
+        Not measured on a GPU; doc/gpu/deepseek_v4.md derives 40% of an H200's peak forward, 42% backward, by wgmma 60%
+        and 75%.
 Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2025, arXiv:2512.02556
 */
 #ifndef LLMC_FLASH_SPARSE_H

@@ -4,12 +4,10 @@ that of make CUDA_ARCH=sm_90a, and says what it computes, of which shapes, and h
     forward     a warpgroup, four warps, has all heads. Above 128 channels two of them have half of the channels each:
                 they tell each other their sums of scores, and both go on with the weights of all keys, in registers.
                 Products of 16 keys are under way while the weights of the next 16 are made
-    D           one warpgroup has weights and tells them to the other, which has datt and adds; queries and dout are
-                operands in registers
-    then        weights and datt again, from shared memory, for sums take the place of the registers; each tells the
-                other. ds of a chunk is an operand in registers, for half of the channels; weights and ds of two chunks
-                are tiles in shared memory, for what keys are given: their rows are heads, and tensor cores read both
-                operands transposed
+    backward    one warpgroup has scores, the other one datt; each tells the other half of them, and makes weights and
+                ds of half of the keys, two tiles whose rows are heads. Then a warpgroup has half of the channels: of
+                dq, and of what keys are given, whose left operands, ds' and att', are in registers where d is above
+                128: shared memory would be the limit. The next keys come meanwhile, in the place of those before
     mass        scores as in forward; a warpgroup then has half of the keys, a warp a quarter of their heads
 Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multiprocessor at once; instructions that a warp
         issues for a chunk (make sass; of the warpgroup with fewer), and the cycles for which tensor cores are busy with
@@ -17,23 +15,23 @@ Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multipro
                               registers  shared memory   blocks of warps  chunk   instructions      tensor cores
             forward  d <= 128    151        49 KiB          3 of 4        64 keys     323                512
                      d <= 512    224       225 KiB          1 of 8        64 keys     425               2048
-            backward d <= 128    126        81 KiB          2 of 8        32 keys  107, 207, 321         896
-                     d <= 512    240       225 KiB          1 of 8        32 keys  190, 352, 826        3584
+            backward d <= 128    128        81 KiB          2 of 8        64 keys     531               1280
+                     d <= 512    255       225 KiB          1 of 8        64 keys    1254               5120
             mass     d <= 128     72        50 KiB          4 of 4        64 keys     350                256
                      d <= 512     92       226 KiB          1 of 8        64 keys     350               1024
-        Backward: for D, then for an even chunk and an odd one, which is followed by what keys are given. No card has
-        run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 43% backward, 36% of mass.
+        No card has run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 75% backward, 36% of mass.
 */
 #ifndef LLMC_FLASH_SPARSE_HOPPER_H
 #define LLMC_FLASH_SPARSE_HOPPER_H
 #if defined(__CUDACC__) && defined(WGMMA)
 #include "../core/kernel.h"      // WARP, ALL_LANES, LOG2_E, bf16, kernel_exp2, cudaCheck
 #include "../core/wgmma.h"       // WARPGROUP, wgmma_ss, wgmma_rs, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep
+#include "flash_rows.h"          // FlashRow
 #include "flash_sparse_steps.h"  // FlashSparseChunk, FlashSparseGiven, flash_sparse_find, flash_sparse_given_at
-#include "flash_steps.h"         // FlashRow, flash_hide, flash_scale_rows, FLASH_LN_2
+#include "flash_steps.h"         // flash_hide, flash_scale_rows, FLASH_LN_2
 #include "sparse_inputs.h"       // SparseInputsOf, SparseSeen, sparse_seen_
-#include "tile.h"                // tile_chunk, tile_to_operands, tile_set_zero, tile_quad_max, cp_async_16_zfill
-#include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell
+#include "tile.h"                // tile_chunk, tile_to_operands, tile_load_a_transposed, tile_quad_max, cp_async_...
+#include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell, ...
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"

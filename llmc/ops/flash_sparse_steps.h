@@ -10,7 +10,7 @@ What the tensor core kernels of sparse attention share, those by mma.sync (flash
 
 enum {
     FLASH_SPARSE_HEADS = 64,  // of a block
-    FLASH_SPARSE_KEYS = 64    // of a chunk in forward; backward, with twice the products at a time, has half of them
+    FLASH_SPARSE_KEYS = 64    // of a chunk; in backward by mma.sync, with twice the products at a time, half of them
 };
 
 // ---- which keys ----
