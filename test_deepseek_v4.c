@@ -121,6 +121,46 @@ static void test_mtp(Test* t) {
     }
 }
 
+// ---- what backward of attention reads on tensor cores ----
+
+// RoPE turns out back in its place, and backward turns it again: each number is rounded twice more
+static void check_out(Test* t, const EntryPass* p, int l, const Device* dev) {
+    const SparseShape shape = entry_attention_shape_(p);
+    const size_t d = (size_t)p->size.d, n = (size_t)p->N * (size_t)p->size.H * d;
+    const double allowed = FLOATX_IS_FLOAT ? 0x1p-20 : 0x1p-7;  // of the largest number of a head
+    float *read = filled_array(n, NAN), *wrote = filled_array(n, NAN);
+    sparse_attention_forward(p->a.dheads, p->s.att_max, p->s.att_inv, p->a.q, p->a.kv, entry_pass_entries_(p), p->sinks,
+                             entry_pass_scores_(p) ? p->s.chosen : NULL, &shape, &p->batch->entries.places,
+                             entry_pass_windows_(p), dev);
+    floatx_download(read, p->a.attention, n, dev);
+    floatx_download(wrote, p->a.dheads, n, dev);
+    for (size_t i = 0; i < n; i += d) {
+        double largest = 0.0, off = 0.0;
+        for (size_t c = i; c < i + d; c++) {
+            largest = fmax(largest, fabs((double)wrote[c]));
+            off = fmax(off, fabs((double)read[c] - wrote[c]));
+        }
+        check(t, off <= allowed * largest, "layer %d, row %zu: off by %.3g of %.3g", l, i / d, off, largest);
+    }
+    free(read), free(wrote);
+}
+
+static void test_out(Test* t) {
+    if (DEVICE_IS_SHARED) {
+        skip(t, "CPUs do not read it");
+        return;
+    }
+    Subject* s = subject_open(&V4, TEXT, subject_way(1, KEEP_ALL));
+    const GoldenRun run = subject_run(s);
+    float loss, norm;
+    golden_gradients(&s->file, &run, 0, &loss, &norm);
+    for (int l = 0; l < of(s)->v4.config.L; l++) {
+        const EntryPass p = entry_pass(&of(s)->v4, &of(s)->d.acts, l, s->file.B * s->file.T);
+        check_out(t, &p, l, &s->dev);
+    }
+    subject_close(s);
+}
+
 // ---- what must change no bit ----
 
 static void test_recompute(Test* t) {
@@ -166,6 +206,7 @@ int main(int argc, char** argv) {
         {"golden text", "gradients, losses, norms, parameters after 1 and 10 updates", test_text},
         {"golden MTP, forward", "activations of the module that predicts the token after the next", test_mtp_forward},
         {"golden MTP", "the same numbers with it, an indexer that learns, balance, and biases that move", test_mtp},
+        {"out", "backward has the out that attention wrote, not what RoPE made of it", test_out},
         {"recompute", "no level and no --head-rows changes a bit", test_recompute},
         {"documents", "a packed row gives each document the bits it gets alone", test_documents},
         {"cache", "a text position by position has the bits of the whole text", test_cache},
