@@ -207,7 +207,7 @@ static inline Tensor* entry_tensor_rows(Tensor* t, size_t at, const EntrySizes* 
     *t++ = activation(FIELD(kv_proj),    L, N, s->d);
     *t++ = cached_activation(FIELD(kv), generates ? s->L : L, generates ? x->B * x->T : rows, s->d);
     *t++ = activation(FIELD(new_kv),     0, generates || s->cp ? N : 0, s->d);  // on its way there
-    *t++ = activation(FIELD(attention),  L, N, HQ);   // turned back
+    *t++ = activation(FIELD(attention),  L, N, HQ);   // turned back; on a GPU backward turns it again
     *t++ = activation(FIELD(out_low),    L, N, s->G * s->R);
     if (entry_has_(s, CSA_LAYER)) {
         t = compressor_tensor_rows_(t, csa, at + offsetof(EntryTensors, csa), s, x, "C", s->csa, 2 * s->d, s->d, L);
