@@ -26,7 +26,7 @@ Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multipro
 #if defined(__CUDACC__) && defined(WGMMA)
 #include "../core/kernel.h"      // WARP, ALL_LANES, LOG2_E, bf16, kernel_exp2, cudaCheck
 #include "../core/wgmma.h"       // WARPGROUP, wgmma_ss, wgmma_rs, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep
-#include "flash_rows.h"          // FlashRow
+#include "flash_rows.h"          // FlashRow, flash_row_weights, flash_row_gradients
 #include "flash_sparse_steps.h"  // FlashSparseChunk, FlashSparseGiven, flash_sparse_find, flash_sparse_given_at
 #include "flash_steps.h"         // flash_hide, flash_scale_rows, FLASH_LN_2
 #include "sparse_inputs.h"       // SparseInputsOf, SparseSeen, sparse_seen_
@@ -216,24 +216,17 @@ __device__ inline void flash_sparse_hopper_weights_(float (&x)[1][N][4], const F
         const FlashRange exist = {0, n - 1};
         for (int i = 0; i < 2; i++) { flash_hide(x[0], i, exist, 0, -INFINITY); }
     }
-    #pragma unroll
-    for (int i = 0; i < 4 * N; i++) {
-        float& one = x[0][i / 4][i % 4];
-        one = kernel_exp2(one * (scale * LOG2_E) - of[i % 4 / 2].level);
-    }
+    flash_row_weights(x, of, scale * LOG2_E);
 }
 
-// ds as operands
+// ds as operands, from datt
 template <int N>
 __device__ inline void flash_sparse_hopper_gradients_(unsigned (&ds)[1][N / 2][4], const float (&att)[1][N][4],
-                                                      const float (&datt)[1][N][4], const FlashRow (&of)[2],
-                                                      float scale) {
-    float x[1][N][4];
+                                                      float (&datt)[1][N][4], const FlashRow (&of)[2], float scale) {
+    flash_row_gradients(datt, att, of);
     #pragma unroll
-    for (int i = 0; i < 4 * N; i++) {
-        x[0][i / 4][i % 4] = att[0][i / 4][i % 4] * (datt[0][i / 4][i % 4] - of[i % 4 / 2].D) * scale;
-    }
-    tile_to_operands(ds, x);
+    for (int i = 0; i < 4 * N; i++) { datt[0][i / 4][i % 4] *= scale; }
+    tile_to_operands(ds, datt);
 }
 
 // operands of a warp's 16 rows, from `row` on, into columns 8 * first.. of a tile of 64
