@@ -23,7 +23,7 @@ Cost:   products of a chunk, of keys above 64 channels, take 1024 cycles of a mu
 #include "delta_shape.h"         // DeltaShape, DeltaInputsOf
 #include "flash_delta_chunks.h"  // FlashDelta, FlashDeltaChunk, FlashDeltaGates, FLASH_DELTA_V, FLASH_DELTA_THREADS
 #include "tile.h"                // tile_load_a_transposed, tile_to_operands, tile_set_zero
-#include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_add_product, wide_tile_store_turned
+#include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_product, wide_tile_store_turned
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
@@ -193,9 +193,9 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS, 2)
         if (c.fresh) { tile_set_zero(S); }
         tile_to_operands(before, S);
         wgmma_fence();
-        wide_tile_add_product_transposed<0>(u, before, t->k);
+        wide_tile_product_transposed(u, before, t->k);
         wgmma_commit();
-        wide_tile_add_product_transposed<0>(out, before, t->q);
+        wide_tile_product_transposed(out, before, t->q);
         wgmma_commit();
         if (!c.fresh && states) {
             flash_delta_hopper_store_state_(states + delta_slot_(&s, b, c.t, h), S, s, x0);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS, 2)
         flash_delta_hopper_operands_(deltas, u, g.beta);
         wgmma_keep(u);
         wgmma_fence();
-        wide_tile_add_product_transposed<1>(u, deltas, t->Y);
+        wide_tile_product_transposed(u, deltas, t->Y, 1);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_keep(out);
@@ -218,12 +218,12 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS, 2)
         tile_to_operands(deltas, u);
         wgmma_keep(out);
         wgmma_fence();
-        wide_tile_add_product_transposed<1>(out, deltas, t->P);
+        wide_tile_product_transposed(out, deltas, t->P, 1);
         wgmma_commit();
         flash_delta_hopper_operands_(faded, u, g.fG);
         wgmma_keep(S);
         wgmma_fence();
-        wide_tile_add_product<W>(S, faded, t->k);
+        wide_tile_product<W>(S, faded, t->k, 1);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_keep(out);
@@ -271,11 +271,11 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS, 2)
         if (chunk > 0) { load(next, chunk - 1); }
         flash_delta_hopper_values_(out, t->v);
         wgmma_fence();
-        wide_tile_add_product<V, 0>(of_out, out, t->P);
+        wide_tile_product<V>(of_out, out, t->P);
         wgmma_commit();
         tile_to_operands(behind, dS);
         wgmma_fence();
-        wide_tile_add_product_transposed<0>(dD, behind, t->k);
+        wide_tile_product_transposed(dD, behind, t->k);
         wgmma_commit();
         float* kept = after.t == s.T ? x.dS_last + of_head : x.dS + delta_slot_(&s, b, after.t, h);
         if (!after.fresh) { flash_delta_hopper_store_state_(kept, dS, s, x0); }
@@ -286,20 +286,20 @@ __global__ void __launch_bounds__(FLASH_DELTA_THREADS, 2)
         flash_delta_hopper_operands_(deltas, dD, g.beta);
         wgmma_keep(dD);
         wgmma_fence();
-        wide_tile_add_product<V>(dD, deltas, t->Y);
+        wide_tile_product<V>(dD, deltas, t->Y, 1);
         wgmma_commit();
         flash_delta_hopper_values_(out, t->v);  // again: registers are short
         flash_delta_hopper_fade_values_(out, g.eG);
         wgmma_keep(dS);
         wgmma_fence();
-        wide_tile_add_product<W>(dS, out, t->q);
+        wide_tile_product<W>(dS, out, t->q, 1);
         wgmma_commit();
         const FlashDeltaChunk before = find(max(chunk - 2, 0));
         wgmma_wait<1>();
         wgmma_keep(dD);
         flash_delta_hopper_operands_(deltas, dD, w->minus);
         wgmma_fence();
-        wide_tile_add_product<W>(dS, deltas, t->k);
+        wide_tile_product<W>(dS, deltas, t->k, 1);
         wgmma_commit();
         flash_delta_read_gates(gates, x, in.beta, s, b, h, next);
         const size_t v = delta_v_(&s, b, c.t, h) + x0;

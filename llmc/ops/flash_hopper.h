@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
             wgmma_fence();
             wide_tile_product_transposed<W, QUERIES>(scores, q_tile, part, k_tile + stage);
             wgmma_commit();
-            wide_tile_add_product<W>(sums, p, v_tile + before);
+            wide_tile_product<W>(sums, p, v_tile + before, 1);
             wgmma_commit();
             wgmma_wait<1>();
             wgmma_keep(scores);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         } else if (tile == mine.last + 1) {
             wgmma_keep(sums);
             wgmma_fence();
-            wide_tile_add_product<W>(sums, p, v_tile + before);
+            wide_tile_product<W>(sums, p, v_tile + before, 1);
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_keep(sums);
@@ -183,7 +183,7 @@ __device__ inline void flash_hopper_apart_step_(float (&sums)[1][W / 8][4], floa
     tile_to_operands(operands, x);
     wgmma_keep(sums);
     wgmma_fence();
-    wide_tile_add_product<W>(sums, operands, other_tile);
+    wide_tile_product<W>(sums, operands, other_tile, 1);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_keep(sums);
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         tile_to_operands(p_operands, p);
         wgmma_keep(dv_sums);
         wgmma_fence();
-        wide_tile_add_product<W>(dv_sums, p_operands, douts);
+        wide_tile_product<W>(dv_sums, p_operands, douts, 1);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_keep(ds);
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         tile_to_operands(ds_operands, ds);
         wgmma_keep(dk_sums);
         wgmma_fence();
-        wide_tile_add_product<W>(dk_sums, ds_operands, queries);
+        wide_tile_product<W>(dk_sums, ds_operands, queries, 1);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_keep(dv_sums);
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(WARPGROUP * WARPGROUPS, BLOCKS)
         tile_to_operands(operands, ds);
         wgmma_keep(sums);
         wgmma_fence();
-        wide_tile_add_product<W>(sums, operands, k_tile + stage * TILE);
+        wide_tile_product<W>(sums, operands, k_tile + stage * TILE, 1);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_keep(sums);

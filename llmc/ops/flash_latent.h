@@ -31,7 +31,7 @@ Source: Dao 2023, arXiv:2307.08691; DeepSeek-AI 2024, arXiv:2405.04434
 #ifndef LLMC_FLASH_LATENT_H
 #define LLMC_FLASH_LATENT_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, LOG2_E, bf16, kernel_exp, kernel_exp2
+#include "../core/kernel.h"  // WARP, LOG2_E, bf16, forgotten, kernel_exp, kernel_exp2
 #include "../core/mma.h"     // cp_async_16_zfill, cp_async_commit, cp_async_wait
 #ifdef WGMMA
 #include "flash_latent_hopper.h"  // FLASH_LATENT_HOPPER_WORDS, flash_latent_hopper_forward, ...
@@ -65,8 +65,7 @@ using FlashLatentChunk = LatentChunk<FLASH_LATENT_WORDS, KEYS>;
 template <int W, int ROWS, typename At>
 __device__ inline void flash_latent_load_(bf16* tile, const LatentRowsOf<bf16>& x, At at) {
     const int AT_ONCE = TILE_ROWS_THREADS / (W / 8);
-    int t = threadIdx.x;
-    asm volatile("" : "+r"(t));  // found anew for each chunk, where a thread reads: in between registers are short
+    const int t = forgotten(threadIdx.x);  // between two chunks registers are short
     const int column = t % (W / 8), first = t / (W / 8), exists = column * 8 < x.n;
     const bf16* from = x.channel(exists ? column * 8 : 0);
     const unsigned stride = x.stride(exists ? column * 8 : 0);

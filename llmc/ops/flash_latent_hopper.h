@@ -18,19 +18,19 @@ Cost:   as there, but that a tile of 128 positions has 128 flops a byte. By ptxa
             forward      174, 157, 233       196 KiB      64 keys            563           2048
             positions    148, 181, 214       227 KiB      48 keys            583           2304
             keys         168, 199, 233       212 KiB      64 positions       305           2048
-            mass         197, 198, 203       131 KiB      128 keys           959           2048, of each head
+            mass         197, 198, 204       131 KiB      128 keys          1000           2048, of each head
         No card has run them; doc/gpu/tiles.md has what they ask of the cache.
 */
 #ifndef LLMC_FLASH_LATENT_HOPPER_H
 #define LLMC_FLASH_LATENT_HOPPER_H
 #if defined(__CUDACC__) && defined(WGMMA)
-#include "../core/kernel.h"  // WARP, ALL_LANES, LOG2_E, bf16, kernel_exp2, cudaCheck
+#include "../core/kernel.h"  // WARP, ALL_LANES, LOG2_E, bf16, forgotten, cudaCheck
 #include "../core/wgmma.h"   // WARPGROUP, wgmma_fence, wgmma_commit, wgmma_wait, wgmma_keep
 #include "flash_rows.h"      // FlashRow, flash_row_weights, flash_row_gradients, flash_column_weights, ...
 #include "flash_steps.h"     // flash_softmax_weights, flash_scale_rows, FLASH_LN_2
 #include "latent_inputs.h"   // LatentInputsOf, LatentSight, LatentChunk, latent_see, latent_next, latent_find
-#include "tile.h"            // tile_chunk, tile_to_operands, tile_set_zero, tile_quad_sum, cp_async_16_zfill
-#include "wide_tile.h"       // wide_tile_load, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell
+#include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum, cp_async_commit
+#include "wide_tile.h"       // wide_tile_load, wide_tile_gather, wide_tile_arrived, wide_tile_product, wide_tile_tell
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
@@ -52,28 +52,26 @@ using FlashLatentHopperChunk = LatentChunk<FLASH_LATENT_HOPPER_WORDS, KEYS>;
 
 // ---- rows into shared memory ----
 
-// Rows of channels, row i number at(i), are on their way to a wide tile of ROWS rows, of channels `first` to first + W;
-// zeros beyond the last channel. TURNS: they are keys, whose last channels lie elsewhere. A thread has the same 16
-// bytes of all 64 channels
+// row n of channels, from channel `first` on; TURNS: it is of keys, whose last channels lie elsewhere
+template <int TURNS>
+struct FlashLatentHopperRow {
+    const bf16 *from, *turns;
+    int n, n_from;
+    __device__ FlashLatentHopperRow(const LatentRowsOf<bf16>& x, int row, int first) {
+        from = x.from + latent_offset(row, (unsigned)x.row) + first, turns = from;
+        if (TURNS) { turns = x.k_rope + latent_offset(row, (unsigned)x.k_rope_row) + (first - x.n_from); }
+        n = x.n - first, n_from = x.n_from - first;
+    }
+    __device__ const bf16* channel(int c, int more) const {
+        return (TURNS && c + more >= n_from ? turns : from) + c + more;
+    }
+};
+
+// rows, row i number at(i), are on their way to a tile
 template <int W, int ROWS, int TURNS, typename At>
 __device__ inline void flash_latent_hopper_load_(bf16* tile, const LatentRowsOf<bf16>& x, At at, int first = 0) {
-    const int STEP = FLASH_LATENT_HOPPER_THREADS / 8;
-    int t = threadIdx.x;
-    asm volatile("" : "+r"(t));  // found anew for each chunk, where a thread reads: in between registers are short
-    const int part = t % 8, row = t / 8, channel = first + part * 8;
-    tile = tile_chunk<64>(tile, row, part);
-    #pragma unroll
-    for (int i = 0; i < ROWS; i += STEP) {
-        if (ROWS % STEP > 0 && row + i >= ROWS) { break; }
-        const int n = at(row + i);
-        const bf16 *from = x.from + latent_offset(n, (unsigned)x.row), *turns = from;
-        if (TURNS) { turns = x.k_rope + latent_offset(n, (unsigned)x.k_rope_row) - x.n_from; }
-        #pragma unroll
-        for (int c = 0; c < W; c += 64) {
-            const bf16* y = (TURNS && channel + c >= x.n_from ? turns : from) + channel + c;
-            cp_async_16_zfill(tile + i * 64 + c * ROWS, y, channel + c < x.n ? 16 : 0);
-        }
-    }
+    wide_tile_gather<W, ROWS, FLASH_LATENT_HOPPER_THREADS>(
+        tile, [&](int i) { return FlashLatentHopperRow<TURNS>(x, at(i), first); }, forgotten(threadIdx.x));
 }
 
 template <int W, int TURNS, int WORDS, int KEYS>
@@ -145,7 +143,7 @@ flash_latent_forward_hopper_kernel(bf16* out, float* max, float* inv, LatentInpu
     auto add_product = [&](int i) {
         wgmma_keep(sums);
         wgmma_fence();
-        wide_tile_add_product<WV>(sums, p, v_tile + i % 2u * KEYS * WV);
+        wide_tile_product<WV>(sums, p, v_tile + i % 2u * KEYS * WV, 1);
         wgmma_commit();
     };
     auto weigh = [&](int i) {
@@ -261,7 +259,7 @@ flash_latent_positions_hopper_kernel(bf16* dq, const FlashRow* rows, LatentInput
         tile_to_operands(operands, ds);
         wgmma_keep(sums);
         wgmma_fence();
-        wide_tile_add_product<WQ>(sums, operands, keys);
+        wide_tile_product<WQ>(sums, operands, keys, 1);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_keep(sums);
@@ -353,7 +351,7 @@ flash_latent_keys_hopper_kernel(bf16* dkv, float* heads, const FlashRow* rows, L
         tile_to_operands(operands, x);
         wgmma_keep(sums);
         wgmma_fence();
-        wide_tile_add_product<W>(sums, operands, part ? queries : douts);
+        wide_tile_product<W>(sums, operands, part ? queries : douts, 1);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_keep(sums);

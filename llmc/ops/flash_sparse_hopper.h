@@ -31,29 +31,16 @@ Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multipro
 #include "flash_steps.h"         // flash_hide, flash_scale_rows, FLASH_LN_2
 #include "sparse_inputs.h"       // SparseInputsOf, SparseSeen, sparse_seen_
 #include "tile.h"                // tile_chunk, tile_to_operands, tile_load_a_transposed, tile_quad_max, cp_async_...
-#include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell, ...
+#include "wide_tile.h"           // wide_tile_load, wide_tile_gather, wide_tile_arrived, wide_tile_product, ...
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
 #endif
 
-// keys of a chunk are on their way to a wide tile of KEYS rows; zeros beyond the last one, and beyond d. A thread has
-// the same 16 bytes of all 64 channels
+// keys of a chunk are on their way to a tile; zeros beyond the last one, and beyond d
 template <int W, int THREADS, int KEYS>
 __device__ inline void flash_sparse_hopper_load_(bf16* tile, const FlashSparseChunk<KEYS>& chunk, int d) {
-    const int STEP = THREADS / 8;
-    static_assert(KEYS % STEP == 0 && STEP % 8 == 0, "a thread's rows have its 16 bytes in one place");
-    const int part = threadIdx.x % 8, first = threadIdx.x / 8;
-    tile = tile_chunk<64>(tile, first, part);
-    #pragma unroll
-    for (int row = 0; row < KEYS; row += STEP) {
-        const bf16* from = chunk.key[first + row] + part * 8;
-        const int n = first + row < chunk.n ? d - part * 8 : 0;  // channels, from this thread's first on
-        #pragma unroll
-        for (int c = 0; c < W; c += 64) {
-            cp_async_16_zfill(tile + row * 64 + c * KEYS, from + c, c < n ? 16 : 0);
-        }
-    }
+    wide_tile_gather<W, KEYS, THREADS>(tile, [&](int i) { return WideRow{chunk.key[i], i < chunk.n ? d : 0}; });
     cp_async_commit();
 }
 
@@ -291,8 +278,8 @@ __device__ inline void flash_sparse_hopper_give_(bf16* to, int n_keys, int d, in
     for (int c = 0; c < W; c += 64) {
         wgmma_fence();
         if (IN_REGISTERS) {
-            wide_tile_add_product<64, 0>(sums, by_q, q + c * HEADS);
-            wide_tile_add_product<64>(sums, by_dout, dout + c * HEADS);
+            wide_tile_product<64>(sums, by_q, q + c * HEADS);
+            wide_tile_product<64>(sums, by_dout, dout + c * HEADS, 1);
         } else {
             flash_sparse_hopper_over_heads_<HEADS, 0>(sums, ds, q + c * HEADS);
             flash_sparse_hopper_over_heads_<HEADS, 1>(sums, att, dout + c * HEADS);

@@ -12,7 +12,7 @@ Cost:   with lists 4 (1 + WORDS) bytes for each number on them, and backward 4 m
 #ifndef LLMC_LATENT_INPUTS_H
 #define LLMC_LATENT_INPUTS_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // WARP, ALL_LANES
+#include "../core/kernel.h"  // WARP, ALL_LANES, forgotten
 #include "inverse_lists.h"   // inverse_lists, inverse_lists_find
 #include "latent_shape.h"    // LatentShape, Places
 #include "sparse_shape.h"    // sparse_list_length
@@ -131,9 +131,7 @@ struct LatentSeen {
     __device__ int n_rows(const LatentSight& see) const { return min(WARP * WORDS, see.N - row); }  // that exist
     // of the row that is this lane's of word w
     __device__ LatentSpan span(const LatentSight& see, int w) const {
-        int lane = threadIdx.x % WARP;
-        asm volatile("" : "+r"(lane));  // addresses are found anew for each chunk: in between registers are short
-        return latent_span(see, row + w * WARP + lane);
+        return latent_span(see, row + w * WARP + forgotten(threadIdx.x % WARP));  // registers are short
     }
 };
 

@@ -96,9 +96,35 @@ __device__ inline void wide_tile_load(bf16* tile, const bf16* x, size_t stride, 
     WideRows<ROWS, W, THREADS>(0, stride, n_rows, C).load(tile, x, stride);
 }
 
-// ---- products of a warpgroup ----
+// where a row of n channels begins; n 0: there is none, and its address is not read
+struct WideRow {
+    const bf16* x;
+    int n;
+    __device__ const bf16* channel(int c, int more) const { return x + c + more; }  // more: known to the compiler
+};
 
-// sums = x y', x: 64 rows of a tile of ROWS, from row 64 * part on, y: a tile of N*8 rows. add 1: sums +=
+// Rows that lie anywhere, row_of(i) row i, on their way to a tile, of W channels; zeros beyond the last channel. A
+// thread, t, has the same 16 bytes of all 64 channels
+template <int W, int ROWS, int THREADS, typename RowOf>
+__device__ inline void wide_tile_gather(bf16* tile, RowOf row_of, int t = threadIdx.x) {
+    const int STEP = THREADS / 8;
+    static_assert(STEP % 8 == 0, "a thread's rows have its 16 bytes in one place");
+    const int first = t / 8, channel = t % 8 * 8;
+    tile = tile_chunk<64>(tile, first, t % 8);
+    #pragma unroll
+    for (int i = 0; i < ROWS; i += STEP) {
+        if (ROWS % STEP > 0 && first + i >= ROWS) { break; }
+        const auto row = row_of(first + i);
+        #pragma unroll
+        for (int c = 0; c < W; c += 64) {
+            cp_async_16_zfill(tile + i * 64 + c * ROWS, row.channel(channel, c), channel + c < row.n ? 16 : 0);
+        }
+    }
+}
+
+// ---- products of a warpgroup: sums =, or, with add 1, sums += ----
+
+// sums = x y', x: 64 rows of a tile of ROWS, from row 64 * part on, y: a tile of N*8 rows
 template <int W, int ROWS, int N>
 __device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], const bf16* x, int part, const bf16* y,
                                                     int add = 0) {
@@ -111,40 +137,23 @@ __device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], cons
     }
 }
 
-// p: operands a of a warp's 16 rows, from `row` on, of a tile of ROWS
-template <int ROWS, int K>
-__device__ inline void wide_tile_operands(unsigned (&p)[1][K][4], bf16* x, int row) {
-    #pragma unroll
-    for (int k = 0; k < K; k++) { tile_load_a<64>(p[0][k], x + k / 4 * ROWS * 64, row, k % 4); }
-}
-
-// sums = p y', p: those of W channels, y: a tile of N*8 rows
-template <int W, int N>
-__device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], const unsigned (&p)[1][W / 16][4],
-                                                    const bf16* y) {
-    uint64_t b = smem_descriptor(y);
-    #pragma unroll
-    for (int k = 0; k < W; k += 16) {
-        wgmma_rs<0>(sums, p[0][k / 16], smem_descriptor_at(b, k / 64 * N * 8 * 128 + k % 64 * 2), k > 0);
-    }
-}
-
-// sums += p y, p[0][k]: operands a of columns 16k..16k+15, y: a tile of K*16 rows. ADD 0: sums = p y
-template <int W, int ADD = 1, int K>
-__device__ inline void wide_tile_add_product(float (&sums)[1][W / 8][4], const unsigned (&p)[1][K][4], const bf16* y) {
+// sums = p y, p[0][k]: operands a of columns 16k..16k+15, y: a tile of K*16 rows
+template <int W, int K>
+__device__ inline void wide_tile_product(float (&sums)[1][W / 8][4], const unsigned (&p)[1][K][4], const bf16* y,
+                                         int add = 0) {
     uint64_t b = smem_descriptor(y, K * 16 * 128);
     #pragma unroll
-    for (int k = 0; k < K; k++) { wgmma_rs<1>(sums, p[0][k], smem_descriptor_at(b, k * 16 * 128), ADD || k > 0); }
+    for (int k = 0; k < K; k++) { wgmma_rs<1>(sums, p[0][k], smem_descriptor_at(b, k * 16 * 128), add || k > 0); }
 }
 
-// sums += p y', y: a tile of N*8 rows. ADD 0: sums = p y'
-template <int ADD, int K, int N>
-__device__ inline void wide_tile_add_product_transposed(float (&sums)[1][N][4], const unsigned (&p)[1][K][4],
-                                                        const bf16* y) {
+// sums = p y', y: a tile of N*8 rows
+template <int K, int N>
+__device__ inline void wide_tile_product_transposed(float (&sums)[1][N][4], const unsigned (&p)[1][K][4],
+                                                    const bf16* y, int add = 0) {
     uint64_t b = smem_descriptor(y);
     #pragma unroll
     for (int k = 0; k < K; k++) {
-        wgmma_rs<0>(sums, p[0][k], smem_descriptor_at(b, k / 4 * N * 8 * 128 + k % 4 * 32), ADD || k > 0);
+        wgmma_rs<0>(sums, p[0][k], smem_descriptor_at(b, k / 4 * N * 8 * 128 + k % 4 * 32), add || k > 0);
     }
 }
 
