@@ -16,7 +16,8 @@ and what backward solves, dD = r + Y' (beta r) with another r, has the same Y: (
 Needs 104 KB of shared memory for a block, of keys above 64 channels 144: other GPUs than sm_80, sm_90 and their like
 take the plain kernels. Hopper, make CUDA_ARCH=sm_90a: forward and backward by wgmma (flash_delta_hopper.h).
 Error:  operands are rounded to bf16 (S, dS, u, D, dD, du, P, Y too), sums are float, and so are S and dS from chunk to
-        chunk: test_gated_delta.c has bounds.
+        chunk: test_gated_delta.c has bounds. An Inf or NaN reaches all positions of its chunk, also those before it,
+        and what comes behind it in its document, of its head; no other document.
 Memory: scratch of 2 * 64 bf16 and 3 floats for each position and value head, backward with 2 DV bf16 and DK DV / 64
         floats more.
 Cost:   along a row B * Hv * DV / 64 blocks of 144 KB of shared memory, one on a multiprocessor: two rows of 32 heads

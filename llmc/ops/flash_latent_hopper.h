@@ -460,12 +460,15 @@ flash_latent_mass_hopper_kernel(float* mass, LatentInputsOf<bf16> in, LatentSigh
 
 // ---- launches ----
 
+constexpr size_t FLASH_LATENT_HOPPER_SHARED = (size_t)227 << 10;  // bytes that a block can have
+
 template <int WQ, int WV>
 static inline void flash_latent_hopper_forward_(bf16* out, float* max, float* inv, const LatentInputsOf<bf16>& in,
                                                 const LatentSight& see, const Device* dev) {
     const int KEYS = FLASH_LATENT_HOPPER_KEYS;
-    const size_t n_bytes = sizeof(bf16) * (FLASH_LATENT_HOPPER_ROWS * WQ + 2 * KEYS * (WQ + WV)) +
-                           3 * sizeof(FlashLatentHopperChunk<KEYS>);
+    constexpr size_t n_bytes = sizeof(bf16) * (FLASH_LATENT_HOPPER_ROWS * WQ + 2 * KEYS * (WQ + WV)) +
+                               3 * sizeof(FlashLatentHopperChunk<KEYS>);
+    static_assert(n_bytes <= FLASH_LATENT_HOPPER_SHARED, "a block has no room for its tiles");
     const dim3 grid(latent_tiles(see.N, FLASH_LATENT_HOPPER_WORDS), (unsigned)in.s.H);
     cudaCheck(cudaFuncSetAttribute(flash_latent_forward_hopper_kernel<WQ, WV>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
@@ -478,8 +481,9 @@ template <int WQ, int WV>
 static inline void flash_latent_hopper_positions_(bf16* dq, const FlashRow* rows, const LatentInputsOf<bf16>& in,
                                                   const LatentSight& see, const Device* dev) {
     const int KEYS = FLASH_LATENT_HOPPER_FEW;
-    const size_t n_bytes = sizeof(bf16) * (FLASH_LATENT_HOPPER_ROWS + 2 * KEYS) * (WQ + WV) +
-                           3 * sizeof(FlashLatentHopperChunk<KEYS>);
+    constexpr size_t n_bytes = sizeof(bf16) * (FLASH_LATENT_HOPPER_ROWS + 2 * KEYS) * (WQ + WV) +
+                               3 * sizeof(FlashLatentHopperChunk<KEYS>);
+    static_assert(n_bytes <= FLASH_LATENT_HOPPER_SHARED, "a block has no room for its tiles");
     const dim3 grid(latent_tiles(see.N, FLASH_LATENT_HOPPER_WORDS), (unsigned)in.s.H);
     cudaCheck(cudaFuncSetAttribute(flash_latent_positions_hopper_kernel<WQ, WV>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
@@ -493,8 +497,9 @@ static inline void flash_latent_hopper_keys_(bf16* dkv, float* heads, const Flas
                                              const LatentInputsOf<bf16>& in, const LatentSight& see,
                                              const Device* dev) {
     const int KEYS = FLASH_LATENT_HOPPER_KEYS, WORDS = KEYS / WARP;
-    const size_t n_bytes = sizeof(bf16) * 6 * KEYS * W + sizeof(float) * KEYS * KEYS +
-                           2 * KEYS * sizeof(FlashRow) + 3 * sizeof(LatentChunk<WORDS, KEYS>);
+    constexpr size_t n_bytes = sizeof(bf16) * 6 * KEYS * W + sizeof(float) * KEYS * KEYS +
+                               2 * KEYS * sizeof(FlashRow) + 3 * sizeof(LatentChunk<WORDS, KEYS>);
+    static_assert(n_bytes <= FLASH_LATENT_HOPPER_SHARED, "a block has no room for its tiles");
     const dim3 grid(latent_tiles(see.N, WORDS), (unsigned)in.s.H);
     cudaCheck(cudaFuncSetAttribute(flash_latent_keys_hopper_kernel<W>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes));
@@ -507,8 +512,9 @@ template <int WQ>
 static inline void flash_latent_hopper_mass_(float* mass, const LatentInputsOf<bf16>& in, const LatentSight& see,
                                              int goes_on, const Device* dev) {
     const int ROWS = FLASH_LATENT_HOPPER_ROWS, KEYS = FLASH_LATENT_HOPPER_MASS;
-    const size_t n_bytes = sizeof(bf16) * FLASH_LATENT_HOPPER_STAGES * (ROWS + KEYS) * 64 +
-                           sizeof(FlashLatentHopperChunk<KEYS>);
+    constexpr size_t n_bytes = sizeof(bf16) * FLASH_LATENT_HOPPER_STAGES * (ROWS + KEYS) * 64 +
+                               sizeof(FlashLatentHopperChunk<KEYS>);
+    static_assert(n_bytes <= FLASH_LATENT_HOPPER_SHARED, "a block has no room for its tiles");
     const dim3 grid(latent_tiles(see.N, FLASH_LATENT_HOPPER_WORDS), FLASH_LATENT_HOPPER_STEPS);
     cudaCheck(cudaFuncSetAttribute(flash_latent_mass_hopper_kernel<WQ>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)n_bytes));

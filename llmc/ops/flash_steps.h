@@ -160,19 +160,6 @@ __device__ inline void flash_load_rows(FlashRow* to, const FlashRow* rows, const
     cp_async_16_zfill(to + n, rows + flash_at_row_(s, b, h, t) + n, n_exist * (int)sizeof(FlashRow));
 }
 
-// eight lanes per query, 16 bytes each
-__global__ static void flash_rows_kernel(FlashRow* rows, const bf16* dout, const bf16* out, const float* max,
-                                         const float* inv, AttentionShape s) {
-    int n_queries = attention_queries(&s);
-    int64_t n_rows = (int64_t)s.B * n_queries * s.NH;
-    int64_t n = (int64_t)blockIdx.x * (FLASH_ROWS_THREADS / 8) + threadIdx.x / 8;
-    int64_t i = n < n_rows ? n : n_rows - 1;  // all lanes stay for the sum; heads are neighbours in memory
-    int h = (int)(i % s.NH), t = s.t0 + (int)(i / s.NH % n_queries), b = (int)(i / s.NH / n_queries);
-    size_t at = attention_at_out(&s, b, h, t), row = attention_at_row(&s, b, h, t);
-    const float D = flash_row_D(dout + at, out + at, s.HS);
-    if (n < n_rows && threadIdx.x % 8 == 0) { rows[flash_at_row_(s, b, h, t)] = flash_row(max[row], inv[row], D); }
-}
-
 // of this lane's two queries, those of rows row + lane / 4 and 8 below in a tile of n_queries from query t on
 __device__ inline void flash_my_rows(FlashRow (&mine)[2], const FlashRow* rows, const AttentionShape& s, int b, int h,
                                      int t, int n_queries, int row) {

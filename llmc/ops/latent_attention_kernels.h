@@ -543,7 +543,11 @@ static inline LatentBackward latent_backward_begin(X* dq, X* dkv, X* dk_rope, co
     float *heads = D + 2 * (size_t)s->N * s->H, *sums = heads + (size_t)s->H * n_keys * s->dr;
     int *room = (int*)(D + n_floats), *lists = room + latent_sight_ints(s->N, n_keys, topk, words);
     const LatentBackward b = {sums, heads, s->H, n_keys, s->dr};
-    if (s->N == 0) { return b; }
+    if (s->N == 0) {
+        device_zero(dkv, sizeof(X) * (size_t)n_keys * (size_t)s->H * latent_kv_(s), dev);
+        device_zero(heads, sizeof(float) * (size_t)n_keys * (size_t)s->H * (size_t)s->dr, dev);
+        return b;
+    }
     if (by_tensor_cores) {
         flash_latent_backward(dq, dkv, (FlashRow*)D, heads, out, in, room, lists, chosen, n_keys, places, dev);
         return b;
