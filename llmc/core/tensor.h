@@ -308,17 +308,26 @@ static inline void tensor_modules_under(Tensor* t, const char* prefix) { t->modu
 
 // ---- slices and layers ----
 
+// is layer l of a kind that has it? A plan asks this of every slice of a model of hundreds of experts
+static inline int tensor_in_kind_(const Tensor* t, int l) {
+    const char* kind = t->of_kinds;
+    while (*kind != '\0' && *kind != t->kinds[l]) { kind++; }
+    return *kind != '\0';
+}
+
 // of a tensor that belongs to no layer: is it there? Always
 static inline int tensor_has_layer(const Tensor* t, int layer) {
     if (t->layers == 0) { return 1; }
     if (layer < t->first_layer || layer >= t->layers || (layer - t->first_layer) % t->layer_step != 0) { return 0; }
-    return !t->kinds || strchr(t->of_kinds, t->kinds[layer]) != NULL;
+    return !t->kinds || tensor_in_kind_(t, layer);
 }
 
 // how many of the layers below `end` have it
 static inline int tensor_layers_below(const Tensor* t, int end) {
+    const int stop = end < t->layers ? end : t->layers;
     int n = 0;
-    for (int l = t->first_layer; l < end && l < t->layers; l += t->layer_step) { n += tensor_has_layer(t, l); }
+    if (!t->kinds) { return stop > t->first_layer ? (stop - t->first_layer - 1) / t->layer_step + 1 : 0; }
+    for (int l = t->first_layer; l < stop; l += t->layer_step) { n += tensor_in_kind_(t, l); }
     return n;
 }
 
@@ -377,9 +386,9 @@ static inline int tensor_slice(const Tensor* t, int layer) {
 static inline int tensor_slice_layer(const Tensor* t, int slice) {
     int left = slice / tensor_layer_slices(t), l = t->first_layer;
     if (t->layers == 0) { return -1; }
-    for (; l < t->layers; l += t->layer_step) {
-        if (tensor_has_layer(t, l) && left-- == 0) { return l; }
-    }
+    if (!t->kinds) { l += left * t->layer_step; }
+    else { while (l < t->layers && (!tensor_in_kind_(t, l) || left-- > 0)) { l += t->layer_step; } }
+    if (l < t->layers) { return l; }
     assert(0);  // it has no such slice
     return -1;
 }

@@ -192,9 +192,9 @@ static inline void model_hold_all(Model* m, size_t build_bytes) {
 // the stage that has slice k of row i, and in training its gradient. What belongs to no layer is the first stage's
 // where it stands in the table before the layers or belongs to a stack before them, else the last one's
 static inline int model_stage_of(const Model* m, int i, int k) {
+    if (!model_has_pp(m)) { return 0; }
     const int layer = tensor_slice_layer(&m->table[i], k);
     int first = model_is_adapter(m) ? m->n_saved : 0;
-    if (!model_has_pp(m)) { return 0; }
     if (layer >= 0) { return pp_stage_of(&m->pp, layer); }
     while (first < m->n_table && m->table[first].layers == 0) { first++; }
     return i < first || m->table[i].is_before ? 0 : m->pp.n_stages - 1;
@@ -473,9 +473,10 @@ static inline size_t model_largest_slice(const Model* m, int n_rows) {
 static inline int* model_frozen_held_(const Model* m, int experts) {
     const int n = tensors_slices(m->held, m->n_table);
     int *frozen = (int*)malloc_check(sizeof(int) * (size_t)n, "slices that learn"), *next = frozen;
-    for (int i = 0, slice = 0; i < m->n_table; slice += tensor_slices(&m->table[i++])) {
+    for (int i = 0, slice = 0, n_slices; i < m->n_table; i++, slice += n_slices) {
         const int is_other = model_has_ep(m) && (m->table[i].experts > 0) != experts;
-        for (int k = 0; k < tensor_slices(&m->table[i]); k++) {
+        n_slices = tensor_slices(&m->table[i]);
+        for (int k = 0; k < n_slices; k++) {
             if (model_place(m, i, k) != m->ranks.ep.place) { continue; }
             *next++ = slice_is_frozen(m->frozen, slice + k) || is_other || !model_has_stage_of(m, i, k);
         }
