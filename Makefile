@@ -115,7 +115,7 @@ build/libraries build/libraries-images:
 	@mkdir -p $(@D) && touch $@
 
 $(IMAGE_PROGRAMS): LIBS += $(IMAGE_LIBS)
-$(IMAGE_PROGRAMS): | build/libraries-images
+$(IMAGE_PROGRAMS) $(BUILD)/train_qwen36.o: | build/libraries-images
 
 # programs that hold COMMIT stand on an empty file of that name: it is new when COMMIT is, and then they are built anew
 $(COMMIT_FILE):
@@ -134,27 +134,30 @@ $(BUILD)/tools/%: dev/tools/%.c $(COMMIT_FILE) | build/libraries
 	$(FRESH)
 	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
 
-$(BUILD)/train_%: train_%.c $(COMMIT_FILE) | build/libraries
+# a trainer is compiled once for two programs, of which the second one's calls go through dev/faults/shim.c (dev/test_faults.sh)
+$(BUILD)/train_%.o: train_%.c $(COMMIT_FILE) | build/libraries
 	$(FRESH)
-	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -c $< -o $@
 
-$(BUILD)/train_%: dev/examples/train_%.c $(COMMIT_FILE) | build/libraries
+$(BUILD)/train_%.o: dev/examples/train_%.c $(COMMIT_FILE) | build/libraries
 	$(FRESH)
-	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -c $< -o $@
 
-$(BUILD)/train_%: train_%.cu $(COMMIT_FILE) | build/libraries
+$(BUILD)/train_%.o: train_%.cu $(COMMIT_FILE) | build/libraries
 	$(FRESH)
-	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c $< -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(BUILT) -MMD -MP -MF $@.d -x c -c $< -o $@
 
-# a trainer whose calls go through dev/faults/shim.c, for dev/test_faults.sh. -Og: the same bits, soon compiled
+$(BUILD)/train_%: $(BUILD)/train_%.o
+	$(FRESH)
+	$(CC) $(CFLAGS) $< -o $@ $(LIBS)
+
 FAULTS = open write pwrite read fsync close rename renameat2 unlink rmdir mkdir ftruncate truncate fopen fflush fclose \
     malloc calloc realloc posix_memalign mmap open_memstream clock_gettime XXH3_64bits_withSeed
-$(BUILD)/train_%_faults: train_%.c dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE) | build/libraries
+$(BUILD)/train_%_faults: $(BUILD)/train_%.o dev/faults/shim.c
 	$(FRESH)
-	$(CC) $(CFLAGS) -Og $(BUILT) $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
-$(BUILD)/train_%_faults: train_%.cu dev/faults/shim.c $(wildcard llmc/*/*.h) $(COMMIT_FILE) | build/libraries
-	$(FRESH)
-	$(CC) $(CFLAGS) -Og $(BUILT) -x c $< dev/faults/shim.c -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
+	$(CC) $(CFLAGS) $^ -o $@ $(FAULTS:%=-Wl,--wrap=%) $(LIBS)
+
+.PRECIOUS: $(BUILD)/train_%.o
 
 $(BUILD)/test_%: test_%.c | build/libraries
 	$(FRESH)
