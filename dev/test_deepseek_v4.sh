@@ -74,7 +74,7 @@ presets() {
     echo "# presets"
     local name count
     while read -r name count; do
-        timeout 60 "$trainer" --model $name --dry-run --seq-len 64 --batch-size 1 >out 2>err
+        timeout 60 "$trainer" --model $name --plan 1 --seq-len 64 --batch-size 1 >out 2>err
         check "$name: $count parameters" test "$(boxed parameters "[0-9.]*[kMBT] = $count( .padded: [0-9]*.)?")" = 1
     done <<'SIZES'
 tiny 378517
@@ -82,14 +82,14 @@ small 191881013
 deepseek-v4-flash 290942289362
 deepseek-v4-pro 1598837347742
 SIZES
-    timeout 60 "$trainer" --model deepseek-v4-flash --dry-run --seq-len 64 --batch-size 1 >out 2>err
+    timeout 60 "$trainer" --model deepseek-v4-flash --plan 1 --seq-len 64 --batch-size 1 >out 2>err
     check "... its box: streams, attention, entries, experts" test "$(boxed model '43 layers, 4 streams of 4096 channels, 1048576') $(
         boxed '  attention' '64 heads of 512, one of keys, 64 channels turn, a') $(boxed '  entries' 'of 4 tokens in 21 layers, of which an indexer') $(
         boxed '' 'of 128 tokens in 20 layers') $(boxed experts '256 in a layer, 2048 wide, a token takes 6 and') $(boxed '  by token' 'in 3 layers')" = "1 1 1 1 1 1"
     timeout 60 "$trainer" --model tiny --dry-run --batch-size 65536 --seq-len 256 --head-rows 2147483647 >out 2>err
     check "a batch that no memory holds: status 1, a line with the largest that fits" \
         test "$? $(grep -cE 'free: try a smaller --batch-size \(at most [1-9][0-9]*; [0-9]+ with --recompute 3\), --seq-len or --model(, or --cp [0-9]+ on [0-9]+ machines)?$' err)" = "1 1"
-    timeout 60 "$trainer" --model deepseek-v4-flash --dry-run --batch-size 65536 --seq-len 256 >out 2>err
+    timeout 60 "$trainer" --model deepseek-v4-flash --dry-run --batch-size 65536 --seq-len 256 --comm-timeout 1 >out 2>err
     check "... beside parameters that do not fit either: the batch first" \
         test "$? $(grep -c 'free: try --recompute 3 with a smaller --batch-size or --seq-len, and then --ep, --tp or --pp$' err)" = "1 1"
     refuse "an unknown preset" '--model: expected tiny, small, deepseek-v4-flash or deepseek-v4-pro, found "huge"' --model huge --train text

@@ -65,7 +65,7 @@ presets() {
     timeout 60 "$trainer" --model 6.9b --dry-run --batch-size 1 --seq-len 1024 --recompute 3 >out 2>err
     check "a model of which memory holds a part: options that share it, and on how many machines" \
         test $? = 0 -o "$(grep -cE 'free: try (.*--(ep|tp|pp|zero).* on (about )?[0-9]+ machines.*|a smaller model)$' err)" = 1
-    timeout 60 "$trainer" --model 6.9b --dry-run --batch-size 1024 --seq-len 8192 >out 2>err
+    timeout 60 "$trainer" --model 6.9b --plan 1 --batch-size 1024 --seq-len 8192 >out 2>err
     check "6.9b of 32,000 tokens: the box names no tokenizer, for there is no text" test "$(boxed vocabulary '32000, padded to 32000') $(grep -c '^| *tokenizer' out)" = "1 0"
     check "... 6,882,678,528 parameters, 1,786,599,168 of a token" \
         test "$(boxed parameters '6.9B = 6882678528') $(boxed active '1.8B = 1786599168 parameters of a token')" = "1 1"

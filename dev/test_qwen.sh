@@ -39,7 +39,7 @@ presets() {
     echo "# presets"
     local name count
     while read -r name count; do
-        timeout 60 "$trainer" --model $name --dry-run --seq-len 64 --batch-size 1 >out 2>err
+        timeout 60 "$trainer" --model $name --plan 1 --seq-len 64 --batch-size 1 >out 2>err
         check "$name: $count parameters" test "$(boxed parameters "[0-9.]*[KMBk] = $count.*")" = 1
     done <<'SIZES'
 tiny 139776
@@ -52,7 +52,7 @@ mistral-7b 8224247808
 SIZES
     check "mistral-7b: every layer has a window" test "$(boxed '  window' '4096 positions, in 32 layers')" = 1
     edit moe.json windows.json num_hidden_layers 64 hidden_size 8192 moe_intermediate_size 32768
-    timeout 60 "$trainer" --config windows.json --dry-run >out 2>err
+    timeout 60 "$trainer" --config windows.json --dry-run --comm-timeout 1 >out 2>err
     check "parameters that no memory holds: status 1, no smaller batch would help" \
         test "$? $(grep -cE 'free: try (.*--(ep|tp|pp|zero).* on (about )?[0-9]+ machines.*|a smaller model)$' err)" = "1 1"
     # what the line names fits by the planner's numbers: "--recompute 3 with --tp 8 on 8 machines (one rank on each) or --pp 13 on 13"

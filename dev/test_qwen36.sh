@@ -83,7 +83,7 @@ presets() {
     echo "# presets"
     local name count
     while read -r name count; do
-        timeout 60 "$trainer" --model $name --dry-run --seq-len 64 --batch-size 1 >out 2>err
+        timeout 60 "$trainer" --model $name --plan 1 --seq-len 64 --batch-size 1 >out 2>err
         check "$name: $count parameters" test "$(boxed parameters "[0-9.]*[kMB] = $count( .padded: [0-9]*.)?")" = 1
     done <<'SIZES'
 tiny 375608
