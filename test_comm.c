@@ -1458,7 +1458,8 @@ static void train_by_matrices(float* params, float* m, float* v, const Tensor* t
     free(g), free(x), free(room);
 }
 
-// number: 100 S + 10 table + zero. With one leaf of odd_table also against the definition
+// number: 100 S + 10 table + zero. With one leaf of odd_table also against the definition; `one` is on all ranks the
+// same, so rank 0 alone takes that time
 static void ranks_muon(Test* t, Comm* c, int number) {
     const int S = number / 100, zero = number % 10;
     const TestTable which = (TestTable)(number / 10 % 10);
@@ -1472,7 +1473,7 @@ static void ranks_muon(Test* t, Comm* c, int number) {
     Trained one = train_slices(&alone, NULL, table, n_tensors, by_one, &dev);
     Trained got = train_slices(&s, c, table, n_tensors, by_all, &dev);
     check_same(t, c, &s, &got, &alone, &one, &dev);
-    if (S == 1 && which == ODD && !FAST_KERNELS) {
+    if (S == 1 && which == ODD && zero == 0 && c->rank == 0 && !FAST_KERNELS) {
         float *params = (float*)new_array(n, sizeof(float)), *found = (float*)new_array(n, sizeof(float));
         float *m = (float*)new_array(n, sizeof(float)), *v = (float*)new_array(n, sizeof(float));
         tensors_init(table, n_tensors, params, 42);
