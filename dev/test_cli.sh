@@ -657,7 +657,7 @@ if [ $is_asan = 1 ]; then
 else
     "$trainer" "${big[@]}" --run big >out 2>err &
     pid=$!
-    until grep -q '^step 2/' out || ! kill -0 $pid; do sleep 0.1; done
+    until grep -q '^step 1/' out || ! kill -0 $pid; do sleep 0.1; done
     peak=$(awk '/VmHWM/ { print int($2 / 1024) }' /proc/$pid/status)
     { kill -KILL $pid && wait $pid; } 2>/dev/null
     check "--dry-run: $predicted MiB predicted, $peak MiB used, within 2%" test $((100 * predicted)) -le $((102 * peak)) -a $((100 * predicted)) -ge $((98 * peak))
