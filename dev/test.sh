@@ -172,6 +172,7 @@ shortly() {
 # quarter of the time and have the same bits, as matrix shows, where what ships has its turn
 quick() {
     export OPT=-Og
+    at_once=$((jobs + 1))  # some tests wait for ranks
     build_and_run ""
     build_shared
     at_once=$((jobs + 2))  # scripts wait for disks, for ranks and for what they have killed
