@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Conversations as their user meets them, in train_moe: data, packing, ranks, resuming, answers while training, prompts in files,
-# --chat. About 40 s of one core after the build.
+# --chat. About 25 s of one core after the build.
 #     dev/test_sft.sh                   all parts
 #     dev/test_sft.sh data chat         some of them: data refused bits resume answers chat
 # Each run happens in a folder that goes away again. Runs are tiny, and compared byte by byte.
