@@ -6,7 +6,7 @@ What the assembler says of every kernel: registers, shared memory, stack, spills
     python dev/ptxas.py [--check] [--archs sm_80,sm_90] -- NVCC FLAGS...    what make runs
 
 Compiles the programs in SOURCES to machine code, bf16 build (no GPU is needed), and reads `ptxas -v`; of HOPPER_SOURCES, for sm_90a,
-the kernels that only this card has. Fails (status 1) when a
+the kernels that no other card has. Fails (status 1) when a
 kernel whose name contains one of HOT spills registers: it then goes through memory for what should be at hand. A spill is a
 stored register; a stack frame without spills is an array that is indexed at run time, and just as slow.
 """
@@ -23,7 +23,7 @@ ARCHS = ["sm_80", "sm_90"]  # of the record
 # together they use every kernel as training does
 SOURCES = ["train_gpt2.cu", "train_moe.cu", "train_qwen3.cu", "train_qwen36.cu", "train_deepseek_v4.cu", "train_glm5.cu",
            "dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu"]
-HOPPER = "sm_90a"  # kernels with hopper in their name
+HOPPER = "sm_90a"  # what no other card has: kernels with hopper in their name, and what they alone call for
 HOPPER_SOURCES = ["dev/bench/gpu_ops.cu", "dev/bench/gated_delta.cu", "train_moe.cu", "train_deepseek_v4.cu", "train_glm5.cu"]
 HOT = ["adamw", "attention", "crossentropy", "embedding", "expert", "flash", "gelu", "gemm", "grouped", "hyper", "latent", "layernorm", "lora",
        "matmul", "residual", "rmsnorm", "rope", "router", "swiglu"]
@@ -37,8 +37,8 @@ HEADER = """# Kernels as the assembler sees them
 
 Written by `make ptxas` with nvcc {release}, bf16 build; [dev/ptxas.py](../../dev/ptxas.py) says how. Nothing here was
 measured on a GPU. Registers are per thread (255 at most; a multiprocessor has 65,536). Shared memory is per block and without
-the part that a launch asks for; stack and spills are bytes per thread. Two numbers, `a / b`, are those of {archs}; kernels with
-`hopper` in their name are of sm_90a alone.
+the part that a launch asks for; stack and spills are bytes per thread. Two numbers, `a / b`, are those of {archs}; kernels that only
+sm_90a has, most of them with `hopper` in their name, are of that.
 A kernel that spills keeps registers in memory. Those with one of these in their name may not, or `make ptxas` fails:
 {hot}.
 """
@@ -81,7 +81,7 @@ def compile_source(nvcc, source, arch):
         raise RuntimeError(f"{source} for {arch} does not compile:\n{done.stdout}")
     if "wgmma.mma_async instructions are serialized" in done.stdout:
         raise RuntimeError(f"{source} for {arch}: products that should overlap are serialized:\n{done.stdout}")
-    return {name: numbers for name, numbers in parse(done.stdout).items() if arch != HOPPER or "hopper" in name}
+    return parse(done.stdout)
 
 
 def demangle(names):
@@ -95,6 +95,8 @@ def collect(nvcc, archs):
     jobs += [(source, HOPPER) for source in HOPPER_SOURCES]
     with ThreadPoolExecutor(max_workers=2) as pool:  # each takes a core and a gigabyte
         found = list(pool.map(lambda job: compile_source(nvcc, *job), jobs))
+    of_all = {name for (_, arch), rows in zip(jobs, found) if arch != HOPPER for name in rows}
+    found = [{name: numbers for name, numbers in rows.items() if arch != HOPPER or name not in of_all} for (_, arch), rows in zip(jobs, found)]
     names = demangle(sorted({name for rows in found for name in rows}))
     return {(short(names[name]), arch): numbers for (_, arch), rows in zip(jobs, found) for name, numbers in rows.items()}
 

@@ -217,7 +217,7 @@ how it counts. **Nothing here was measured on a GPU.**
 
 A scheduler issues one instruction a cycle, and an mma of 16 x 8 x 16 by `mma.sync` takes {hmma} cycles of its tensor cores, 62 % of the
 rate of wgmma, of which one of 64 x N x 16 counts as N / 8 mma for each of its four warps. For a tile a warp issues so many instructions,
-and its mma take so many cycles: the larger of both is the **bound**. KiB are what a block copies for a tile; TB/s is what all
+and its mma take so many cycles: the larger of both is the **bound**, mma where they differ by less than 5 %. KiB are what a block copies for a tile; TB/s is what all
 multiprocessors then ask of the second-level cache, which gives about {l2}: **bold** where that is the limit before all others. Memory
 gives 4.8 of it, where nothing comes twice.
 """
