@@ -684,6 +684,10 @@ kernel_mutation "latent attention by wgmma: no rescaling when the maximum grows"
     Hopper flash_latent_hopper.h 'if \(__any_sync\(ALL_LANES, grew\)\)' 'if (0)'
 kernel_mutation "latent attention on tensor cores: D of backward is 0" test_latent_attention "tensor cores" \
     flash_rows.h 'log2f\(inv\), D\}' 'log2f(inv), 0.0f}'
+kernel_mutation "attention by wgmma: a tile on the diagonal is taken as one that all queries see" test_attention \
+    "bf16 Hopper" flash_hopper.h 'if \(!all\.has_all\(u, KEYS\)\)' 'if (0)'
+kernel_mutation "products of experts by wgmma: tiles are multiplied before they have arrived" test_grouped_matmul \
+    "hopper bits" grouped_hopper.h 'wide_tile_arrived<GROUPED_AHEAD - 1>\(\)' 'wide_tile_arrived<GROUPED_AHEAD>()'
 kernel_mutation "gated delta on Hopper: a document goes on with the state before it" test_gated_delta "hopper bits" \
     flash_delta_hopper.h 'if \(c\.fresh\) \{ tile_set_zero\(S\); \}' ''
 

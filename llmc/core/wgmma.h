@@ -31,6 +31,10 @@ Source: PTX ISA, wgmma
 #include <simt_wgmma.h>  // the model of each
 #endif
 
+#if defined(WGMMA) && defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
+#endif
+
 enum { WARPGROUP = 128 };
 // N of sums, here and in wide_tile.h: columns / 8, as in tile.h
 

@@ -25,10 +25,6 @@ Cost:   products of a chunk, of keys above 64 channels, take 1024 cycles of a mu
 #include "tile.h"                // tile_load_a_transposed, tile_to_operands, tile_set_zero
 #include "wide_tile.h"           // wide_tile_load, wide_tile_arrived, wide_tile_product, wide_tile_store_turned
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
-#endif
-
 // ---- the tiles of a chunk ----
 
 // v: values, or dout. W channels of keys in wide tiles

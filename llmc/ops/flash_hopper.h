@@ -44,10 +44,6 @@ Source: Shah et al. 2024, arXiv:2407.08608 (FlashAttention-3), without its produ
 #include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum
 #include "wide_tile.h"       // WideRows, wide_tile_arrived, wide_tile_product_transposed, wide_tile_tell
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
-#endif
-
 enum { FLASH_HOPPER_CHANNELS = 256 };  // of a head, at most
 
 // tiles of keys that a warpgroup's 64 queries from t on see; without queries of its own it goes along with the last

@@ -32,10 +32,6 @@ Cost:   as there, but that a tile of 128 positions has 128 flops a byte. By ptxa
 #include "tile.h"            // tile_to_operands, tile_set_zero, tile_quad_sum, cp_async_commit
 #include "wide_tile.h"       // wide_tile_load, wide_tile_gather, wide_tile_arrived, wide_tile_product, wide_tile_tell
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
-#endif
-
 enum {
     FLASH_LATENT_HOPPER_THREADS = 2 * WARPGROUP,
     FLASH_LATENT_HOPPER_WORDS = 4,                             // of a tile of positions

@@ -33,10 +33,6 @@ Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multipro
 #include "tile.h"                // tile_chunk, tile_to_operands, tile_load_a_transposed, tile_quad_max, cp_async_...
 #include "wide_tile.h"           // wide_tile_load, wide_tile_gather, wide_tile_arrived, wide_tile_product, ...
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
-#endif
-
 // keys of a chunk are on their way to a tile; zeros beyond the last one, and beyond d
 template <int W, int THREADS, int KEYS>
 __device__ inline void flash_sparse_hopper_load_(bf16* tile, const FlashSparseChunk<KEYS>& chunk, int d) {

@@ -25,10 +25,6 @@ Source: Thakkar et al. 2023, CUTLASS 3 (warpgroups that share a tile), without p
 #include "tile.h"            // tile_chunk, tile_pair_, tile_set_zero
 #include "wide_tile.h"       // wide_tile_load, wide_tile_arrived, wide_tile_store_rows, wide_tile_warpgroup
 
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#error "WGMMA is for sm_90a: make CUDA_ARCH=sm_90a"
-#endif
-
 enum { GROUPED_ROWS = 128, GROUPED_COLUMNS = 256, GROUPED_TERMS = 64 };  // outputs of a block, terms of a step
 enum { GROUPED_STAGES = 4, GROUPED_AHEAD = 2 };                          // steps that are copied ahead
 enum { GROUPED_LOADERS = 2 * WARPGROUP, GROUPED_ROW_STEP = GROUPED_LOADERS / 8 };  // all threads of a block
