@@ -18,7 +18,7 @@ Order:  EXACT builds have the chains of the plain loops. Otherwise totals, D and
 #ifdef __CUDACC__
 #include "../core/kernel.h"  // to_float, from_float, kernel_exp, row_max, lane_sum
 #include "flash_sparse.h"    // flash_sparse_forward, flash_sparse_rows, flash_sparse_give, flash_sparse_add, ...
-#include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, SparsePositions, sparse_dsinks_kernel
+#include "sparse_inputs.h"   // SparseInputsOf, sparse_key_, SparsePositions
 
 enum {
     SPARSE_HEADS = 16,    // of a block...
@@ -446,6 +446,20 @@ __global__ void sparse_listed_kernel(float* by_q, float* by_dout, const X* dout,
 template <typename X>
 __global__ void sparse_join_kernel(X* out, const float* x, const float* y, size_t n) {
     for (size_t i = grid_first<1>(); i < n; i += grid_step<1>()) { out[i] = from_float<X>(x[i] + y[i]); }
+}
+
+// block is (WARP), grid (H). D: those of neighbouring rows are so many floats apart
+__global__ static void sparse_dsinks_kernel(float* dsinks, const float* D, int apart, const float* max,
+                                            const float* inv, const float* sinks, int N, int H) {
+    const int h = blockIdx.x, lane = threadIdx.x;
+    float sum = 0.0f;
+    for (int n = lane; n - lane < N; n += WARP) {
+        const size_t i = (size_t)n * H + h;
+        const float share = n < N ? -(kernel_exp(sinks[h] - max[i]) * inv[i]) : -0.0f;
+        sum = row_madd(share, n < N ? D[i * apart] : 0.0f, sum);
+    }
+    sum = row_total(sum);
+    if (lane == 0) { dsinks[h] = sum; }
 }
 
 // scratch of backward, on the device

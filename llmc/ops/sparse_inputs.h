@@ -1,11 +1,11 @@
 /*
 What the kernels of sparse attention share, those on CUDA cores (sparse_attention_kernels.h) and those on tensor cores
-(flash_sparse.h): what they are given, what a position sees, which positions see a key or an entry, and dsinks.
+(flash_sparse.h): what they are given, what a position sees, and which positions see a key or an entry.
 */
 #ifndef LLMC_SPARSE_INPUTS_H
 #define LLMC_SPARSE_INPUTS_H
 #ifdef __CUDACC__
-#include "../core/kernel.h"  // kernel_exp, row_madd, row_total, GRID_BLOCK
+#include "../core/kernel.h"  // GRID_BLOCK, cudaCheck
 #include "inverse_lists.h"   // inverse_lists
 #include "sparse_shape.h"    // SparseShape, Places, EntryWindows
 
@@ -62,7 +62,7 @@ struct SparseIntervals {
 };
 
 // begin and end are 0 before. The first position of a document here sees keys that are no other's
-__global__ void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
+__global__ static void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= s.N) { return; }
     const int own = sparse_own_key(&places, n), end = places.behind[n];
@@ -74,7 +74,7 @@ __global__ void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s
 }
 
 // ... and entries that ended before it
-__global__ void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
+__global__ static void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= s.N) { return; }
     const int seen = ENTRIES_SEEN(places.t[n], w.r), ends = (places.t[n] + 1) % w.r == 0;
@@ -115,20 +115,6 @@ static inline SparsePositions sparse_find_positions_(int* room, const SparseInpu
     }
     cudaCheck(cudaGetLastError());
     return x;
-}
-
-// block is (WARP), grid (H). D: those of neighbouring rows are so many floats apart
-__global__ void sparse_dsinks_kernel(float* dsinks, const float* D, int apart, const float* max, const float* inv,
-                                     const float* sinks, int N, int H) {
-    const int h = blockIdx.x, lane = threadIdx.x;
-    float sum = 0.0f;
-    for (int n = lane; n - lane < N; n += WARP) {
-        const size_t i = (size_t)n * H + h;
-        const float share = n < N ? -(kernel_exp(sinks[h] - max[i]) * inv[i]) : -0.0f;
-        sum = row_madd(share, n < N ? D[i * apart] : 0.0f, sum);
-    }
-    sum = row_total(sum);
-    if (lane == 0) { dsinks[h] = sum; }
 }
 #endif  // __CUDACC__
 #endif  // LLMC_SPARSE_INPUTS_H
