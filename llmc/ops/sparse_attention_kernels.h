@@ -449,8 +449,8 @@ __global__ void sparse_join_kernel(X* out, const float* x, const float* y, size_
 }
 
 // block is (WARP), grid (H). D: those of neighbouring rows are so many floats apart
-__global__ static void sparse_dsinks_kernel(float* dsinks, const float* D, int apart, const float* max,
-                                            const float* inv, const float* sinks, int N, int H) {
+__global__ void sparse_dsinks_kernel(float* dsinks, const float* D, int apart, const float* max, const float* inv,
+                                     const float* sinks, int N, int H) {
     const int h = blockIdx.x, lane = threadIdx.x;
     float sum = 0.0f;
     for (int n = lane; n - lane < N; n += WARP) {

@@ -62,7 +62,7 @@ struct SparseIntervals {
 };
 
 // begin and end are 0 before. The first position of a document here sees keys that are no other's
-__global__ static void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
+__global__ void sparse_window_intervals_kernel(SparseIntervals of, SparseShape s, Places places) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= s.N) { return; }
     const int own = sparse_own_key(&places, n), end = places.behind[n];
@@ -74,7 +74,7 @@ __global__ static void sparse_window_intervals_kernel(SparseIntervals of, Sparse
 }
 
 // ... and entries that ended before it
-__global__ static void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
+__global__ void sparse_entry_intervals_kernel(SparseIntervals of, SparseShape s, Places places, EntryWindows w) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= s.N) { return; }
     const int seen = ENTRIES_SEEN(places.t[n], w.r), ends = (places.t[n] + 1) % w.r == 0;
