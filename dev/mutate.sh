@@ -5,16 +5,21 @@
 # it with the code it speaks of.
 #     dev/mutate.sh          all
 #     dev/mutate.sh softmax  only those whose description contains "softmax"
-#     dev/mutate.sh --places  in seconds: each finds its place; nothing is compiled
+#     dev/mutate.sh --places  in seconds: nothing is compiled, "passed" is a mutation that finds its place
 #     dev/mutate.sh --sixth N  those whose number leaves N, 0 to 5, when divided by 6
 # About 18 minutes of one core: each mutation compiles its test.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-places=0
-if [ "${1-}" = --places ]; then places=1; shift; fi
-sixth=-1
-if [ "${1-}" = --sixth ]; then sixth=$2; shift 2; fi
-only=${1:-}
+places=0 sixth=-1 only=
+while [ $# -gt 0 ]; do
+    case "$1 ${2-}" in
+        "--places "*) places=1 ;;
+        "--sixth "[0-5]) sixth=$2 && shift ;;
+        --*) echo "mutate.sh: $1: expected --places, --sixth N with N 0 to 5, or words of a description" >&2 && exit 2 ;;
+        *) only=$1 ;;
+    esac
+    shift
+done
 # -O0 compiles ten times as fast as -O3, and the few promises that a mutation is to break are soon run
 flags="-std=gnu11 -D_GNU_SOURCE -O0 -march=native -fno-math-errno -fno-trapping-math -fopenmp"
 work=$(mktemp -d)
@@ -717,6 +722,7 @@ if [ $places = 0 ] && [[ "-ffp-contract=fast" == *"$only"* ]] && can_fuse; then
 fi
 
 wait
+if [ "$n" = 0 ]; then echo "mutate.sh: no mutation has \"$only\" in its description" >&2 && exit 2; fi
 n_failed=$(find "$work" -name 'failed.*' | wc -l)
 echo "$((n - n_failed)) passed, $n_failed failed"
 [ "$n_failed" -eq 0 ] && [ "$n" -gt 0 ]

@@ -222,7 +222,7 @@ timeout 60 "$qwen" --model qwen3-0.6b --seq-len 16 --plan 2 >out 2>err
 check "... without data it is that model" test "$? $(grep -c 'without --train' err) $(boxed vocabulary '151936.*')" = "0 0 1"
 timeout 60 "$qwen" --config tied.json "${run[@]}" --grad-accum 3 --plan 8 --tp 2 >out 2>err
 check "a plan in which rank 0 has no micro-batch says what the busiest rank sends" \
-    test "$(boxed '  parts sent' '0 B per update by rank 0') $(boxed '    at most' '[0-9.]* KiB by a rank with more micro-batches')" = "1 1"
+    test "$(boxed '  parts sent' '0 B per update by rank 0') $(boxed '    at most' '[0-9.]* KiB by the rank that sends most')" = "1 1"
 timeout 60 "$launch" -n 4 "$qwen" --config tied.json "${run[@]}" --tp 2 --pp 2 --run both >out 2>err </dev/null
 timeout 60 "$launch" -n 2 "$qwen" --run both --resume --steps 5 >out 2>err </dev/null
 check "resumed by fewer ranks than --tp 2 --pp 2 take: stages stay, and a line says that matrices are whole" \

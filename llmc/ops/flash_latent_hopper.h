@@ -19,7 +19,7 @@ Cost:   as there, but that a tile of 128 positions has 128 flops a byte. By ptxa
             positions    148, 181, 214       227 KiB      48 keys            583           2304
             keys         168, 199, 233       212 KiB      64 positions       305           2048
             mass         197, 198, 204       131 KiB      128 keys          1000           2048, of each head
-        No card has run them; doc/gpu/tiles.md has what they ask of the cache.
+        No card has run them; doc/gpu/glm5.md derives 69% of an H200's peak forward, 43% backward, 34% of mass.
 */
 #ifndef LLMC_FLASH_LATENT_HOPPER_H
 #define LLMC_FLASH_LATENT_HOPPER_H

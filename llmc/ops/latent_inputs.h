@@ -31,11 +31,11 @@ struct LatentRange {
     size_t begin, end;
 };
 
-// of row i, one that exists: places on the lists
+// the place where the list of row i, which exists, begins
 __device__ inline size_t latent_first(const LatentSight& see, int i) {
     return see.offsets ? (size_t)see.offsets[i] : (size_t)i * see.topk;
 }
-// ... or one that does not
+// places of the list of row i; of one that does not exist: none
 __device__ inline LatentRange latent_list(const LatentSight& see, int i) {
     LatentRange range = {0, 0};
     if (i >= see.N) { return range; }
@@ -261,7 +261,7 @@ __device__ inline void latent_each_seen(const LatentSight& see, const LatentSeen
 template <typename X>
 struct LatentRowsOf {
     const X *from, *k_rope;
-    int row, k_rope_row;  // elements from one row to the next
+    int row, k_rope_row;  // strides: elements from one row to the next
     int n, n_from;         // channels, of `from`
     __device__ const X* channel(int c) const { return c < n_from ? from + c : k_rope + (c - n_from); }
     __device__ unsigned stride(int c) const { return (unsigned)(c < n_from ? row : k_rope_row); }

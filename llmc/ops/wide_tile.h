@@ -6,8 +6,8 @@ back to memory; what tile.h is for products of a warp.
                declares that has the assembler round up what any kernel of its program declares itself
     sums       (64, N*8) floats in the registers of a warpgroup: those of tile.h with M = 1; warp w of the four has rows
                16w..16w+15. Operands a in registers likewise, so tile_to_operands makes them of sums
-All threads of a block make the calls that load, and wide_tile_arrived, those of a warpgroup the others. Products are
-under way when a call returns: wgmma_fence before them, wgmma_commit and wgmma_wait behind (wgmma.h).
+All threads of a block make the calls that load, and wide_tile_arrived; all threads of a warpgroup make the others.
+Products are under way when a call returns: wgmma_fence before them, wgmma_commit and wgmma_wait behind (wgmma.h).
 Order:  16 terms at a time, ascending; within the 16 the hardware has its own.
 Cost:   a product of 64 x N*8 x W takes N*8 * W / 32 cycles of a multiprocessor; a thread's copy is two instructions and
         a comparison.

@@ -750,7 +750,7 @@ static inline Needed start_box_memory_(Run* r) {
     const double most_keys = start_most_sent_(r, t->keys_sent, keys_sent);
     const double most_sent = cost.most_data + cost.most_streams + most_rows + most_parts + most_keys;
     if (most_sent > 1.001 * (cost.data + cost.streams + sent)) {
-        box_row("    at most", "%s by a rank with more micro-batches", format_bytes(most_sent).s);
+        box_row("    at most", "%s by the rank that sends most", format_bytes(most_sent).s);
     }
     const double gradients = cost.gradients, kept = cost.moment;
     const double verify = !trains || o->verify_every == 0 ? 0.0
