@@ -1,13 +1,17 @@
 /*
-Every op of llmc/ at the sizes of GPT-2 124M, timed alone; for dev/gpu_check.sh.
-    gpu_ops                  B 16, T 1024; attention also at other sizes
+Ops of llmc/, timed alone; for dev/gpu_check.sh. Those of GPT-2 124M have its sizes, B 16, T 1024, attention others too.
+Of larger models there are RMSNorm, products of experts, sparse and latent attention; their names have their sizes.
+    gpu_ops                  all cases
     gpu_ops --only attention  cases whose name contains this
     gpu_ops --rounds 5       repetitions, of which the shortest counts
     gpu_ops --small          tiny shapes, to see that all cases run
-A case is one line: PROGRAM tab CASE tab MILLISECONDS tab BYTES tab FLOPS, the form of dev/bench/pytorch_gpu.py. BYTES are the
-fewest that the op must move: every input read once, every output written once. Operands come from a pool that is handed out
-slice after slice and is far larger than the second-level cache, so each call finds its inputs in memory. Time is that
-between two events around at least 20 ms of calls. Like a trainer this is C: `cc -x c` builds it for the CPU.
+    gpu_ops --list           names of the cases; nothing runs
+A case is one line: PROGRAM tab CASE tab MILLISECONDS tab BYTES tab FLOPS, the form of dev/bench/pytorch_gpu.py. BYTES
+are the fewest that the op must move: every input read once, every output written once. FLOPS of attention are those of
+the keys that positions see, without what backward computes again. Operands come from a pool that is handed out slice
+after slice and is far larger than the second-level cache, so each call finds its inputs in memory; lists of what is
+seen are the same each time. Time is that between two events around at least 20 ms of calls. Like a trainer this is C:
+`cc -x c` builds it for the CPU.
 */
 #include "llmc/ops/adamw.h"         // adamw_step, adamw_update_stored
 #include "llmc/ops/attention.h"     // attention_forward, attention_backward
@@ -17,29 +21,66 @@ between two events around at least 20 ms of calls. Like a trainer this is C: `cc
 #include "llmc/core/floatx.h"       // floatX
 #include "llmc/ops/gelu.h"          // gelu_forward, gelu_backward
 #include "llmc/ops/global_norm.h"   // norm_see, norm_add
+#include "llmc/ops/grouped_matmul.h"  // grouped_matmul_forward, grouped_matmul_forward_stored, ...
+#include "llmc/ops/latent_attention.h"  // latent_attention_forward, latent_attention_backward, latent_attention_mass
 #include "llmc/ops/layernorm.h"     // layernorm_forward, residual_layernorm_forward, layernorm_backward
 #include "llmc/core/print.h"        // seconds_now
 #include "llmc/ops/matmul.h"        // matmul_forward, matmul_gelu_forward, matmul_backward, ...
 #include "llmc/ops/residual.h"      // residual_forward
+#include "llmc/ops/rmsnorm.h"       // rmsnorm_forward, rmsnorm_backward
 #include "llmc/core/rng.h"          // xorshift_u32
+#include "llmc/ops/sparse_attention.h"  // sparse_attention_forward, sparse_attention_backward, sparse_attention_mass
 #include "llmc/test/device_time.h"  // device_time
 
 typedef struct {
     int B, T, C, NH, V;
 } Shape;
 
+// sizes of larger models' ops
+typedef struct {
+    int N, C;            // RMSNorm: rows, channels
+    int E, R, IC, OC;    // experts, their rows together, channels that go in and come out
+    SparseShape sparse;  // DeepSeek V4
+    int r;               // tokens of an entry
+    LatentShape latent;  // GLM-5.2
+    int neighbours;      // positions that follow each other and whose lists are alike
+} Large;
+
+static const Large LARGE = {16384, 4096, 16, 8192, 4096, 1536, {4096, 64, 512, 128, 512, 0.0442f, 0}, 4,
+                            {4096, 64, 192, 64, 256, 2048, 0.0625f}, 128};
+static const Large LARGE_SMALL = {40, 64, 3, 60, 64, 128, {40, 2, 32, 8, 8, 0.1768f, 0}, 2,
+                                  {40, 2, 24, 8, 16, 16, 0.1768f}, 4};
+
+// whole numbers on the device, which say who sees whom: one document of positions
+typedef struct {
+    const int* offsets;                // (E+1) the experts have equally many rows
+    Places places;                     // of sparse and of latent attention, whose N are the same
+    EntryWindows entries;
+    const int *chosen, *alike, *apart;  // (N, topk) of entries; of keys, see make_lists
+    double of_window, of_entries, all_keys, of_lists;  // pairs of a position and what it sees, of each head
+} Sight;
+
+enum { MOST_ARRAYS = 16 };
+
 typedef struct {
     Device dev;
-    char* pool;        // random numbers in [-1, 1), both as floatX and as float
+    char* pool;        // random numbers in [-1, 1), both as floatX and as float, no byte of which is NaN as e4m3
     size_t n_pool, at; // bytes; where the next slice begins
-    int* ids;          // B*T token ids, on the device
+    const int* ids;    // B*T token ids, on the device
+    const Large* large;
+    Sight sight;
     double bytes;      // moved by the calls since it was last set to 0
     double flops;      // of one call
+    struct { int* p; size_t n_bytes; } arrays[MOST_ARRAYS];  // of whole numbers, to be given back
+    int n_arrays;
 } Bench;
+
+typedef enum { GPT2, ROWS, EXPERTS, ENTRIES, LATENT, LISTS, KINDS } Kind;  // whose sizes a name has
 
 typedef struct {
     const char* name;
     void (*run)(Bench* b, const Shape* s);
+    Kind kind;
 } Case;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -72,6 +113,7 @@ static void fill_pool(Bench* b, int positive) {
         uint32_t bits;
         memcpy(&bits, &x, sizeof bits);
         block[i] = (uint16_t)(bits >> 16 & (positive ? 0x7fff : 0xffff));
+        if ((block[i] & 0x7f) == 0x7f) { block[i] ^= 1; }  // NaN as e4m3
     }
     device_upload(b->pool, block, sizeof block, &b->dev);
     for (size_t full = sizeof block; full < b->n_pool; full *= 2) {
@@ -79,6 +121,71 @@ static void fill_pool(Bench* b, int positive) {
         device_copy(b->pool + full, b->pool, rest < full ? rest : full, &b->dev);
     }
     device_sync(&b->dev);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Whole numbers: tokens, rows of experts, who sees whom. Made on the host once; beside floats they are few.
+
+// takes x, which was allocated
+static const int* upload(Bench* b, int* x, size_t n) {
+    const size_t n_bytes = sizeof(int) * n;
+    if (b->n_arrays == MOST_ARRAYS) { fail_run("gpu_ops: more than %d arrays of whole numbers", MOST_ARRAYS); }
+    int* p = (int*)device_alloc(n_bytes, "whole numbers");
+    device_upload(p, x, n_bytes, &b->dev);
+    device_sync(&b->dev);
+    free(x);
+    b->arrays[b->n_arrays].p = p, b->arrays[b->n_arrays].n_bytes = n_bytes;
+    b->n_arrays++;
+    return p;
+}
+
+static int* ints(size_t n) { return (int*)malloc_check(sizeof(int) * n, "whole numbers"); }
+
+static int at_most(int x, int most) { return x < most ? x : most; }
+
+// Lists (N, topk) of N positions. Position n sees the (n + 1) / r that there are so far, or topk of them, evenly
+// spread: together the lists of a hundred neighbours then hold nearly all. In blocks of `alike` neighbours they are the
+// same, but for the positions of the block itself, of which each sees all that are there by then
+static int* make_lists(int N, int topk, int r, int alike) {
+    int* lists = ints((size_t)N * topk);
+    for (int n = 0; n < N; n++) {
+        const int so_far = (n + 1) / r, length = at_most(so_far, topk), own = alike ? n % alike + 1 : 0;
+        for (int i = 0; i < topk; i++) {
+            const int few = alike ? topk : length, many = so_far - own;  // few <= many, where not all are seen
+            int x = (int)((int64_t)i * many / (few > 0 ? few : 1));
+            if (i >= length - own || so_far <= topk) { x = so_far - length + i; }
+            lists[(size_t)n * topk + i] = i < length ? x : -1;
+        }
+    }
+    return lists;
+}
+
+// sums over positions n of (n + 1) / r, or of `most` where that is less
+static double count_pairs(int N, int r, int most) {
+    double sum = 0.0;
+    for (int n = 0; n < N; n++) { sum += at_most((n + 1) / r, most); }
+    return sum;
+}
+
+static void make_sight(Bench* b) {
+    const Large* x = b->large;
+    const SparseShape* s = &x->sparse;
+    const LatentShape* l = &x->latent;
+    Sight* sight = &b->sight;
+    int *offsets = ints((size_t)x->E + 1), *t = ints((size_t)s->N), *zeros = ints((size_t)s->N);
+    int* behind = ints((size_t)s->N);
+    for (int e = 0; e <= x->E; e++) { offsets[e] = (int)((int64_t)e * x->R / x->E); }
+    for (int n = 0; n < s->N; n++) { t[n] = n, zeros[n] = 0, behind[n] = s->N; }
+    sight->offsets = upload(b, offsets, (size_t)x->E + 1);
+    sight->places.N = s->N, sight->places.t = upload(b, t, (size_t)s->N);
+    sight->places.first_key = sight->entries.first_entry = upload(b, zeros, (size_t)s->N);
+    sight->places.behind = upload(b, behind, (size_t)s->N);
+    sight->entries.r = x->r, sight->entries.W = s->N / x->r;
+    sight->chosen = upload(b, make_lists(s->N, s->topk, x->r, 0), (size_t)s->N * s->topk);
+    sight->alike = upload(b, make_lists(l->N, l->topk, 1, x->neighbours), (size_t)l->N * l->topk);
+    sight->apart = upload(b, make_lists(l->N, l->topk, 1, 0), (size_t)l->N * l->topk);
+    sight->of_window = count_pairs(s->N, 1, s->window), sight->of_entries = count_pairs(s->N, x->r, s->topk);
+    sight->all_keys = count_pairs(l->N, 1, l->N), sight->of_lists = count_pairs(l->N, 1, l->topk);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -308,46 +415,256 @@ static void run_norm(Bench* b, const Shape* s) {
     norm_add(sum, g, n, &b->dev);
 }
 
+// ---- larger models ----
+
+static void run_rmsnorm(Bench* b, const Shape* s) {
+    const size_t N = (size_t)b->large->N, C = (size_t)b->large->C;
+    (void)s;
+    floatX* out = one_way(b, N * C);
+    float* rstd = one_way_float(b, N);
+    const floatX* inp = one_way(b, N * C);
+    const floatX* weight = one_way(b, C);
+    rmsnorm_forward(out, rstd, inp, weight, 1e-6f, b->large->N, b->large->C, &b->dev);
+}
+
+static void run_rmsnorm_backward(Bench* b, const Shape* s) {
+    const size_t N = (size_t)b->large->N, C = (size_t)b->large->C;
+    (void)s;
+    floatX* dinp = updated(b, N * C);
+    float* dweight = one_way_float(b, C);
+    const floatX* dout = one_way(b, N * C);
+    const floatX* inp = one_way(b, N * C);
+    const floatX* weight = one_way(b, C);
+    const float* rstd = one_way_float(b, N);
+    rmsnorm_backward(dinp, dweight, dout, inp, weight, rstd, 1, b->large->N, b->large->C, &b->dev);
+}
+
+static void run_grouped(Bench* b, const Shape* s) {
+    const Large* x = b->large;
+    (void)s;
+    floatX* out = one_way(b, (size_t)x->R * x->OC);
+    const floatX* inp = one_way(b, (size_t)x->R * x->IC);
+    const floatX* weight = one_way(b, (size_t)x->E * x->OC * x->IC);
+    grouped_matmul_forward(out, inp, NULL, weight, b->sight.offsets, x->E, x->R, x->IC, x->OC, &b->dev);
+    b->flops = 2.0 * x->R * x->IC * x->OC;
+}
+
+static void run_grouped_fp8(Bench* b, const Shape* s) {
+    const Large* x = b->large;
+    (void)s;
+    floatX* out = one_way(b, (size_t)x->R * x->OC);
+    const floatX* inp = one_way(b, (size_t)x->R * x->IC);
+    const char* codes = slice(b, (size_t)x->E * x->OC * x->IC, 1);
+    StoredMatrix weight = stored_matrix(codes, STORED_FP8, x->OC, x->IC, x->OC, NULL);
+    weight.scales = one_way_float(b, x->E * stored_scales(&weight));
+    grouped_matmul_forward_stored(out, inp, NULL, weight, b->sight.offsets, x->E, x->R, &b->dev);
+    b->flops = 2.0 * x->R * x->IC * x->OC;
+}
+
+static void run_grouped_input(Bench* b, const Shape* s) {
+    const Large* x = b->large;
+    (void)s;
+    floatX* dinp = one_way(b, (size_t)x->R * x->IC);
+    const floatX* dout = one_way(b, (size_t)x->R * x->OC);
+    const floatX* weight = one_way(b, (size_t)x->E * x->OC * x->IC);
+    grouped_matmul_backward_input(dinp, dout, NULL, weight, b->sight.offsets, x->E, x->R, x->IC, x->OC, &b->dev);
+    b->flops = 2.0 * x->R * x->IC * x->OC;
+}
+
+static void run_grouped_weight(Bench* b, const Shape* s) {
+    const Large* x = b->large;
+    (void)s;
+    float* dweight = one_way_float(b, (size_t)x->E * x->OC * x->IC);
+    const floatX* dout = one_way(b, (size_t)x->R * x->OC);
+    const floatX* inp = one_way(b, (size_t)x->R * x->IC);
+    grouped_matmul_backward_weight(dweight, dout, NULL, inp, NULL, b->sight.offsets, x->E, x->R, x->IC, x->OC, &b->dev);
+    b->flops = 2.0 * x->R * x->IC * x->OC;
+}
+
+// lists that are read
+static const int* listed(Bench* b, const int* lists, size_t n) {
+    b->bytes += lists ? (double)(sizeof(int) * n) : 0.0;
+    return lists;
+}
+
+static void run_sparse(Bench* b, const Shape* shape) {
+    const SparseShape* s = &b->large->sparse;
+    const Sight* x = &b->sight;
+    const size_t N = (size_t)s->N, H = (size_t)s->H, d = (size_t)s->d;
+    (void)shape;
+    floatX* out = one_way(b, N * H * d);
+    float* max = one_way_float(b, N * H);
+    float* inv = one_way_float(b, N * H);
+    const floatX* q = one_way(b, N * H * d);
+    const floatX* kv = one_way(b, N * d);
+    const floatX* entries = one_way(b, (size_t)x->entries.W * d);
+    const float* sinks = one_way_float(b, H);
+    const int* chosen = listed(b, x->chosen, N * s->topk);
+    sparse_attention_forward(out, max, inv, q, kv, entries, sinks, chosen, s, &x->places, &x->entries, &b->dev);
+    b->flops = 4.0 * s->H * s->d * (x->of_window + x->of_entries);
+}
+
+static void run_sparse_backward(Bench* b, const Shape* shape) {
+    const SparseShape* s = &b->large->sparse;
+    const Sight* x = &b->sight;
+    const size_t N = (size_t)s->N, H = (size_t)s->H, d = (size_t)s->d, n_entries = (size_t)x->entries.W;
+    (void)shape;
+    floatX* dq = one_way(b, N * H * d);
+    floatX* dkv = one_way(b, N * d);
+    floatX* dentries = one_way(b, n_entries * d);
+    float* dsinks = one_way_float(b, H);
+    const floatX* dout = one_way(b, N * H * d);
+    const floatX* out = one_way(b, N * H * d);
+    const floatX* q = one_way(b, N * H * d);
+    const floatX* kv = one_way(b, N * d);
+    const floatX* entries = one_way(b, n_entries * d);
+    const float* max = one_way_float(b, N * H);
+    const float* inv = one_way_float(b, N * H);
+    const float* sinks = one_way_float(b, H);
+    const int* chosen = listed(b, x->chosen, N * s->topk);
+    sparse_attention_backward(dq, dkv, dentries, dsinks, dout, out, q, kv, entries, max, inv, sinks, chosen,
+                              x->entries.W, s, &x->places, &x->entries, &b->dev);
+    b->flops = 10.0 * s->H * s->d * (x->of_window + x->of_entries);
+}
+
+static void run_sparse_mass(Bench* b, const Shape* shape) {
+    const SparseShape* s = &b->large->sparse;
+    const Sight* x = &b->sight;
+    const size_t N = (size_t)s->N, H = (size_t)s->H, d = (size_t)s->d;
+    (void)shape;
+    float* mass = one_way_float(b, N * s->topk);
+    const floatX* q = one_way(b, N * H * d);
+    const floatX* entries = one_way(b, (size_t)x->entries.W * d);
+    const float* max = one_way_float(b, N * H);
+    const float* inv = one_way_float(b, N * H);
+    const int* chosen = listed(b, x->chosen, N * s->topk);
+    sparse_attention_mass(mass, q, entries, max, inv, chosen, 0, s, &x->entries, &b->dev);
+    b->flops = 2.0 * s->H * s->d * x->of_entries;
+}
+
+static void latent(Bench* b, const int* lists, double pairs) {
+    const LatentShape* s = &b->large->latent;
+    const size_t N = (size_t)s->N, H = (size_t)s->H, dn = (size_t)s->dn, dr = (size_t)s->dr, dv = (size_t)s->dv;
+    floatX* out = one_way(b, N * H * dv);
+    float* max = one_way_float(b, N * H);
+    float* inv = one_way_float(b, N * H);
+    const floatX* q = one_way(b, N * H * (dn + dr));
+    const floatX* kv = one_way(b, N * H * (dn + dv));
+    const floatX* k_rope = one_way(b, N * dr);
+    const int* chosen = listed(b, lists, N * s->topk);
+    latent_attention_forward(out, max, inv, q, kv, k_rope, chosen, s, &b->sight.places, &b->dev);
+    b->flops = 2.0 * s->H * (s->dn + s->dr + s->dv) * pairs;
+}
+
+static void latent_backward(Bench* b, const int* lists, double pairs) {
+    const LatentShape* s = &b->large->latent;
+    const size_t N = (size_t)s->N, H = (size_t)s->H, dn = (size_t)s->dn, dr = (size_t)s->dr, dv = (size_t)s->dv;
+    floatX* dq = one_way(b, N * H * (dn + dr));
+    floatX* dkv = one_way(b, N * H * (dn + dv));
+    floatX* dk_rope = one_way(b, N * dr);
+    const floatX* dout = one_way(b, N * H * dv);
+    const floatX* out = one_way(b, N * H * dv);
+    const floatX* q = one_way(b, N * H * (dn + dr));
+    const floatX* kv = one_way(b, N * H * (dn + dv));
+    const floatX* k_rope = one_way(b, N * dr);
+    const float* max = one_way_float(b, N * H);
+    const float* inv = one_way_float(b, N * H);
+    const int* chosen = listed(b, lists, N * s->topk);
+    latent_attention_backward(dq, dkv, dk_rope, dout, out, q, kv, k_rope, max, inv, chosen, s->N, s, &b->sight.places,
+                              &b->dev);
+    b->flops = 5.0 * s->H * (s->dn + s->dr + s->dv) * pairs;
+}
+
+static void latent_mass(Bench* b, const int* lists, double pairs) {
+    const LatentShape* s = &b->large->latent;
+    const size_t N = (size_t)s->N, H = (size_t)s->H, dn = (size_t)s->dn, dr = (size_t)s->dr, dv = (size_t)s->dv;
+    float* mass = one_way_float(b, N * s->topk);
+    const floatX* q = one_way(b, N * H * (dn + dr));
+    const floatX* kv = (const floatX*)slice(b, N * H * (dn + dv) * sizeof(floatX), 0);  // of it values are not read
+    const floatX* k_rope = one_way(b, N * dr);
+    const float* max = one_way_float(b, N * H);
+    const float* inv = one_way_float(b, N * H);
+    const int* chosen = listed(b, lists, N * s->topk);
+    b->bytes += (double)(N * H * dn * sizeof(floatX));
+    latent_attention_mass(mass, q, kv, k_rope, max, inv, chosen, 0, s, &b->sight.places, &b->dev);
+    b->flops = 2.0 * s->H * (s->dn + s->dr) * pairs;
+}
+
+static void run_latent(Bench* b, const Shape* s) { (void)s, latent(b, NULL, b->sight.all_keys); }
+static void run_latent_alike(Bench* b, const Shape* s) { (void)s, latent(b, b->sight.alike, b->sight.of_lists); }
+static void run_latent_backward(Bench* b, const Shape* s) { (void)s, latent_backward(b, NULL, b->sight.all_keys); }
+static void run_latent_backward_alike(Bench* b, const Shape* s) {
+    (void)s, latent_backward(b, b->sight.alike, b->sight.of_lists);
+}
+static void run_latent_mass_alike(Bench* b, const Shape* s) {
+    (void)s, latent_mass(b, b->sight.alike, b->sight.of_lists);
+}
+// counted as doc/gpu/glm5.md does: of a block's lists that together hold all keys so far, all of them
+static void run_latent_mass_apart(Bench* b, const Shape* s) {
+    (void)s, latent_mass(b, b->sight.apart, b->sight.all_keys);
+}
+
 static const Case CASES[] = {
-    {"copy", run_copy},  // the most that memory gives
-    {"matmul 8192", run_matmul_square},  // the most that tensor cores give
-    {"embedding_forward", run_embedding},
-    {"embedding_backward", run_embedding_backward},
-    {"layernorm_forward", run_layernorm},
-    {"residual_layernorm_forward", run_residual_layernorm},
-    {"layernorm_backward", run_layernorm_backward},
-    {"residual_forward", run_residual},
-    {"matmul_forward qkv", run_qkv},
-    {"matmul_backward qkv", run_qkv_backward},
-    {"matmul_forward attproj", run_attproj},
-    {"matmul_backward attproj", run_attproj_backward},
-    {"matmul_forward fc", run_fc},
-    {"matmul_backward fc", run_fc_backward},
-    {"matmul_gelu_forward fc", run_fc_gelu},
-    {"matmul_backward_bias fc", run_fc_backward_bias},
-    {"matmul_forward fcproj", run_fcproj},
-    {"matmul_backward fcproj", run_fcproj_backward},
-    {"matmul_gelu_backward_input fcproj", run_fcproj_gelu_backward},
-    {"matmul_forward logits", run_logits},
-    {"matmul_backward logits", run_logits_backward},
-    {"matmul_backward_input qkv", run_qkv_input},  // the two products of each apart
-    {"matmul_backward_weight qkv", run_qkv_weight},
-    {"matmul_backward_input attproj", run_attproj_input},
-    {"matmul_backward_weight attproj", run_attproj_weight},
-    {"matmul_backward_input fc", run_fc_input},
-    {"matmul_backward_weight fc", run_fc_weight},
-    {"matmul_backward_weight fcproj", run_fcproj_weight},
-    {"matmul_backward_input logits", run_logits_input},
-    {"matmul_backward_weight logits", run_logits_weight},
-    {"gelu_forward", run_gelu},
-    {"gelu_backward", run_gelu_backward},
-    {"crossentropy", run_crossentropy},  // forward and backward, in place
-    {"crossentropy wide", run_crossentropy_wide},
-    {"adamw_update", run_adamw},         // all parameters at once, with float masters
-    {"norm", run_norm},                  // twice through all gradients
+    {"copy", run_copy, GPT2},  // the most that memory gives
+    {"matmul 8192", run_matmul_square, GPT2},  // the most that tensor cores give
+    {"embedding_forward", run_embedding, GPT2},
+    {"embedding_backward", run_embedding_backward, GPT2},
+    {"layernorm_forward", run_layernorm, GPT2},
+    {"residual_layernorm_forward", run_residual_layernorm, GPT2},
+    {"layernorm_backward", run_layernorm_backward, GPT2},
+    {"residual_forward", run_residual, GPT2},
+    {"matmul_forward qkv", run_qkv, GPT2},
+    {"matmul_backward qkv", run_qkv_backward, GPT2},
+    {"matmul_forward attproj", run_attproj, GPT2},
+    {"matmul_backward attproj", run_attproj_backward, GPT2},
+    {"matmul_forward fc", run_fc, GPT2},
+    {"matmul_backward fc", run_fc_backward, GPT2},
+    {"matmul_gelu_forward fc", run_fc_gelu, GPT2},
+    {"matmul_backward_bias fc", run_fc_backward_bias, GPT2},
+    {"matmul_forward fcproj", run_fcproj, GPT2},
+    {"matmul_backward fcproj", run_fcproj_backward, GPT2},
+    {"matmul_gelu_backward_input fcproj", run_fcproj_gelu_backward, GPT2},
+    {"matmul_forward logits", run_logits, GPT2},
+    {"matmul_backward logits", run_logits_backward, GPT2},
+    {"matmul_backward_input qkv", run_qkv_input, GPT2},  // the two products of each apart
+    {"matmul_backward_weight qkv", run_qkv_weight, GPT2},
+    {"matmul_backward_input attproj", run_attproj_input, GPT2},
+    {"matmul_backward_weight attproj", run_attproj_weight, GPT2},
+    {"matmul_backward_input fc", run_fc_input, GPT2},
+    {"matmul_backward_weight fc", run_fc_weight, GPT2},
+    {"matmul_backward_weight fcproj", run_fcproj_weight, GPT2},
+    {"matmul_backward_input logits", run_logits_input, GPT2},
+    {"matmul_backward_weight logits", run_logits_weight, GPT2},
+    {"gelu_forward", run_gelu, GPT2},
+    {"gelu_backward", run_gelu_backward, GPT2},
+    {"crossentropy", run_crossentropy, GPT2},  // forward and backward, in place
+    {"crossentropy wide", run_crossentropy_wide, GPT2},
+    {"adamw_update", run_adamw, GPT2},         // all parameters at once, with float masters
+    {"norm", run_norm, GPT2},                  // twice through all gradients
+    {"rmsnorm_forward", run_rmsnorm, ROWS},
+    {"rmsnorm_backward", run_rmsnorm_backward, ROWS},  // dinp is added to
+    {"grouped_matmul_forward", run_grouped, EXPERTS},
+    {"grouped_matmul_forward fp8", run_grouped_fp8, EXPERTS},
+    {"grouped_matmul_backward_input", run_grouped_input, EXPERTS},
+    {"grouped_matmul_backward_weight", run_grouped_weight, EXPERTS},
+    {"sparse_attention_forward", run_sparse, ENTRIES},
+    {"sparse_attention_backward", run_sparse_backward, ENTRIES},
+    {"sparse_attention_mass", run_sparse_mass, ENTRIES},
+    {"latent_attention_forward", run_latent, LATENT},  // all keys so far
+    {"latent_attention_backward", run_latent_backward, LATENT},
+    {"latent_attention_forward alike", run_latent_alike, LISTS},
+    {"latent_attention_backward alike", run_latent_backward_alike, LISTS},
+    {"latent_attention_mass alike", run_latent_mass_alike, LISTS},
+    {"latent_attention_mass apart", run_latent_mass_apart, LISTS},
 };
 
-static const Case ATTENTION[] = {{"attention_forward", run_attention}, {"attention_backward", run_attention_backward}};
+static const Case ATTENTION[] = {{"attention_forward", run_attention, GPT2},
+                                 {"attention_backward", run_attention_backward, GPT2}};
+
+// does it read what is never negative: second moments, 1 / sums?
+static int is_positive(const Case* c) {
+    return c->run == run_adamw || strstr(c->name, "attention_backward") || strstr(c->name, "attention_mass");
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Time.
@@ -363,8 +680,13 @@ static double time_calls(Bench* b, const Case* c, const Shape* s, int n) {
 #endif
 }
 
+// rounds 0: its name alone
 static void measure(Bench* b, const Case* c, const Shape* s, const char* name, int rounds) {
-    fill_pool(b, c->run == run_adamw || c->run == run_attention_backward);  // as second moments and 1 / sums are
+    if (rounds == 0) {
+        puts(name);
+        return;
+    }
+    fill_pool(b, is_positive(c));
     time_calls(b, c, s, 1);             // chooses algorithms, grows the workspace
     b->bytes = b->flops = 0.0;
     double ms = time_calls(b, c, s, 1), bytes = b->bytes, best = 1e30;
@@ -377,6 +699,20 @@ static void measure(Bench* b, const Case* c, const Shape* s, const char* name, i
     fflush(stdout);
 }
 
+// the name of a case, with its sizes where they are not GPT-2's
+static void name_case(char name[128], const Case* c, const Shape* s, const Large* x) {
+    const SparseShape* e = &x->sparse;
+    const LatentShape* l = &x->latent;
+    char of[KINDS][96];
+    of[GPT2][0] = '\0';
+    snprintf(of[ROWS], sizeof of[0], " N %d C %d", x->N, x->C);
+    snprintf(of[EXPERTS], sizeof of[0], " E %d R %d C %d OC %d", x->E, x->R, x->IC, x->OC);
+    snprintf(of[ENTRIES], sizeof of[0], " N %d H %d d %d window %d topk %d", e->N, e->H, e->d, e->window, e->topk);
+    snprintf(of[LATENT], sizeof of[0], " N %d H %d dn %d dr %d dv %d", l->N, l->H, l->dn, l->dr, l->dv);
+    snprintf(of[LISTS], sizeof of[0], " topk %d N %d H %d dn %d dr %d dv %d", l->topk, l->N, l->H, l->dn, l->dr, l->dv);
+    snprintf(name, 128, "%s%s", s->C <= 64 && c->run == run_matmul_square ? "matmul 64" : c->name, of[c->kind]);
+}
+
 static void measure_all(Bench* b, const Shape* s, const char* only, int rounds) {
     static const Shape sizes[] = {{8, 1024, 768, 12, 0},  {8, 4096, 768, 12, 0},  {1, 32768, 768, 12, 0},
 #ifdef WGMMA
@@ -384,7 +720,8 @@ static void measure_all(Bench* b, const Shape* s, const char* only, int rounds) 
 #endif
                                   {8, 1024, 2048, 16, 0}, {8, 4096, 2048, 16, 0}, {1, 32768, 2048, 16, 0}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
-        const char* name = s->C <= 64 && CASES[i].run == run_matmul_square ? "matmul 64" : CASES[i].name;
+        char name[128];
+        name_case(name, &CASES[i], s, b->large);
         if (strstr(name, only)) { measure(b, &CASES[i], s, name, rounds); }
     }
     for (size_t i = 0; i < 2 * (s->C > 64 ? sizeof sizes / sizeof sizes[0] : 1); i++) {
@@ -400,34 +737,41 @@ int main(int argc, char** argv) {
     Shape s = {16, 1024, 768, 12, 50304};
     const Shape tiny = {1, 16, 32, 2, 256};
     const char* only = "";
-    int rounds = 5, small = 0;
+    int rounds = 5, small = 0, list = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--small") == 0) {
             small = 1;
+        } else if (strcmp(argv[i], "--list") == 0) {
+            list = 1;
         } else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
             only = argv[++i];
         } else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) {
             rounds = atoi(argv[++i]);
         } else {
-            fail_input("%s: expected --small, --only NAME or --rounds N", argv[i]);
+            fail_input("%s: expected --small, --list, --only NAME or --rounds N", argv[i]);
         }
     }
+    if (rounds < 1) { fail_input("--rounds: expected a whole number from 1 on"); }
     if (small) { s = tiny; }
     Bench b;
     memset(&b, 0, sizeof b);
+    b.large = small ? &LARGE_SMALL : &LARGE;
+    if (list) {
+        measure_all(&b, &s, only, 0);
+        return 0;
+    }
     device_choose(0);
     device_init(&b.dev, 0);
     b.n_pool = small ? (size_t)1 << 22 : (size_t)6 << 30;
     b.pool = (char*)device_alloc(b.n_pool, "pool");
-    int n_ids = s.B * s.T;
-    int* ids = (int*)calloc((size_t)n_ids, sizeof(int));
+    const int n_ids = s.B * s.T;
+    int* ids = ints((size_t)n_ids);
     uint64_t state = 42;
-    for (int i = 0; ids && i < n_ids; i++) { ids[i] = (int)(xorshift_u32(&state) % (uint32_t)s.V); }
-    b.ids = (int*)device_alloc(sizeof(int) * (size_t)n_ids, "token ids");
-    device_upload(b.ids, ids, sizeof(int) * (size_t)n_ids, &b.dev);
+    for (int i = 0; i < n_ids; i++) { ids[i] = (int)(xorshift_u32(&state) % (uint32_t)s.V); }
+    b.ids = upload(&b, ids, (size_t)n_ids);
+    make_sight(&b);
     measure_all(&b, &s, only, rounds);
-    free(ids);
-    device_release(b.ids, sizeof(int) * (size_t)n_ids);
+    while (b.n_arrays-- > 0) { device_release(b.arrays[b.n_arrays].p, b.arrays[b.n_arrays].n_bytes); }
     device_release(b.pool, b.n_pool);
     const int64_t n_slow = device_say_fallbacks(&b.dev, stderr);  // of these shapes none may be
     device_free(&b.dev);
