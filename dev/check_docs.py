@@ -10,7 +10,7 @@ It promises that
   - every relative link leads to a file, and to a heading where it names one;
   - what comments of the sources cite as doc/gelu.md "Formula" are headings of that page;
   - llmc/README.md links every header of llmc/ once;
-  - doc/gpu/step.md is what dev/roofline.py writes;
+  - doc/gpu/step.md is what dev/roofline.py writes, and pages from whose tables it reads times of ops have them;
   - every ```python block in doc/ runs, in a namespace of its own, and asserts something.
 """
 import argparse

@@ -179,6 +179,7 @@ write_machine() {
         printf 'clocks\t%s now, at most %s; memory %s\n' "$(query clocks.sm)" "$(query clocks.max.sm)" "$(query clocks.mem)"
         printf 'power limit\t%s\n' "$(query power.limit)"
         printf 'processor\t%s, %s cores\n' "$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)" "$cores"
+        printf 'built in\t%s\n' "$(folder bf16)"
         printf 'nvcc\t%s\n' "$(nvcc --version 2>/dev/null | sed -n 's/^Build //p')"
         printf 'host compiler\t%s\n' "$(g++ --version 2>/dev/null | head -n 1)"
         printf 'PyTorch\t%s\n' "$([ -n "$torch" ] && $torch versions 2>/dev/null || echo none that sees the GPU)"

@@ -225,9 +225,14 @@ def share(value, ceiling):
 EXPECTED = ["expected, ms", "expected / ours"]
 
 
-def beside_expected(case, ms, n_bytes, flops):
+def is_by_wgmma(folders):
+    """Was it built for sm_90a?"""
+    return any(line[0] == "built in" and "sm_90a" in line[1] for line in rows(folders, "machine.txt") if len(line) > 1)
+
+
+def beside_expected(case, ms, n_bytes, flops, by_wgmma):
     """What roofline.py expects of an H200, and the share of it that was reached; bold where an assumption failed."""
-    expected = roofline.expected(case, n_bytes, flops)
+    expected = roofline.expected(case, n_bytes, flops, by_wgmma)
     reached = ratio(expected, ms)
     return [number(expected), f"**{reached}**" if expected and expected < 0.85 * ms else reached]
 
@@ -288,16 +293,16 @@ def ops(folders):
     if not best:
         return "No results.\n"
     gbps, tflops = ceilings(best)
-    body = []
+    body, by_wgmma = [], is_by_wgmma(folders)
     for (program, case), (ms, n_bytes, flops) in best.items():  # in the order of the program
         if program != "ours" or case.startswith("attention"):
             continue
         theirs = best.get(("PyTorch", case), (None,))[0]
         body.append([case, number(ms), number(n_bytes / ms / 1e6), share(n_bytes / ms / 1e6, gbps), number(flops / ms / 1e9) if flops else "-",
-                     share(flops / ms / 1e9, tflops), number(theirs), ratio(theirs, ms)] + beside_expected(case, ms, n_bytes, flops))
+                     share(flops / ms / 1e9, tflops), number(theirs), ratio(theirs, ms)] + beside_expected(case, ms, n_bytes, flops, by_wgmma))
     text = f"A copy moves {number(gbps)} GB/s, bytes read and written; the large product reaches {number(tflops)} TFLOP/s"
     text += "".join(f"; {note}" for note in comments(folders, "ops.tsv") if note.startswith("clocks")) + ".\n\n"
-    header = ["op, bf16, B 16, T 1024", "ms", "GB/s", "% of copy", "TFLOP/s", "% of product", "PyTorch eager, ms", "PyTorch / ours"] + EXPECTED
+    header = ["op, bf16; without sizes: of GPT-2 124M, B 16, T 1024", "ms", "GB/s", "% of copy", "TFLOP/s", "% of product", "PyTorch eager, ms", "PyTorch / ours"] + EXPECTED
     return text + table(header, body)
 
 
@@ -307,13 +312,13 @@ def attention(folders):
     if not best:
         return "No results.\n"
     programs = ["ours"] + [f"PyTorch {name}" for name in ("flash", "cudnn", "efficient", "math")]
-    body = []
+    body, by_wgmma = [], is_by_wgmma(folders)
     for case in dict.fromkeys(case for _, case in best):
         ours, n_bytes, flops = best.get(("ours", case), (None, 0, 0))
         cells = [best.get((program, case), (None,))[0] for program in programs]
         fastest = min((ms for ms in cells[1:] if ms), default=None)
         shown = [f"{ms:.3g} ({flops / ms / 1e9:.3g})" if ms else "-" for ms in cells]
-        body.append([case.replace("attention_", "")] + shown + [ratio(fastest, cells[0])] + (beside_expected(case, ours, n_bytes, flops) if ours else ["-", "-"]))
+        body.append([case.replace("attention_", "")] + shown + [ratio(fastest, cells[0])] + (beside_expected(case, ours, n_bytes, flops, by_wgmma) if ours else ["-", "-"]))
     text = table(["ms (TFLOP/s)"] + programs + ["fastest of PyTorch / ours"] + EXPECTED, body)
     notes = [note for note in comments(folders, "ops.tsv") if not note.startswith(("clocks", "ncu"))]
     return text + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")

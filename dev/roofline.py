@@ -7,7 +7,8 @@ What a step of GPT-2 124M, and each kernel in it, can cost on an H200 at least, 
 
 The limit of a kernel is the larger of its FLOP at the card's rate and its bytes at the memory's. What is expected is more, by a share for
 each kind of kernel that is written below, so that a measured time which is longer names the assumption that failed. dev/gpu_report.py puts
-expected(case) beside what was measured. Instructions of attention are those that flash_attention.h states (make sass).
+expected(case) beside what was measured. Instructions of attention are those that flash_attention.h states (make sass), and of ops for which
+another page derives a time that page is read (DERIVED).
 MEASURED has what a card said of each row. Standard library only.
 """
 import argparse
@@ -49,6 +50,21 @@ MEASURED = {
     "cross entropy": (0.530, 0.420), "embedding backward": (0.237, 0.192), "AdamW": (1.028, 1.028), "norm": (0.352, 0.127),
 }
 STEP_MEASURED = 116.314  # ms, of whole steps with the code as it came, the median of the 51st to the 100th
+
+
+# cases of dev/bench/gpu_ops.cu for which a page derives a time: that page, and the rows of its table by mma.sync (None: it has none) and by wgmma
+SPARSE, LATENT = " N 4096 H 64 d 512 window 128 topk 512", " N 4096 H 64 dn 192 dr 64 dv 256"
+SPARSE_PAGE, LATENT_PAGE = "doc/gpu/deepseek_v4.md", "doc/gpu/glm5.md"
+DERIVED = {
+    "sparse_attention_forward" + SPARSE: (SPARSE_PAGE, "attention forward", "attention forward by wgmma"),
+    "sparse_attention_backward" + SPARSE: (SPARSE_PAGE, "attention backward", "attention backward by wgmma"),
+    "sparse_attention_mass" + SPARSE: (SPARSE_PAGE, "mass", "mass by wgmma"),
+    "latent_attention_forward" + LATENT: (LATENT_PAGE, None, "forward"),
+    "latent_attention_backward" + LATENT: (LATENT_PAGE, None, "backward in all"),
+    "latent_attention_mass apart topk 2048" + LATENT: (LATENT_PAGE, None, "mass"),
+}
+# nobody says what these take; of sparse and latent attention other sizes and lists than those above
+NOT_DERIVED = ("gated delta", "grouped_matmul", "sparse_attention", "latent_attention")
 
 
 def stream(n_bytes):
@@ -145,14 +161,42 @@ def rows():
     return [row for part in classes().values() for row in part]
 
 
-def expected(case, n_bytes, flops):
-    """Milliseconds of a case of dev/bench/gpu_ops.cu on an H200; None: nobody says. A case without FLOP is neither a product nor attention: it moves bytes."""
+def times_of(page):
+    """{row: milliseconds} of the table of a page that has a column `expected`. "... by wgmma" goes on from the row before; what follows a comma is left out."""
+    with open(os.path.join(ROOT, page), encoding="utf-8") as file:
+        rows_ = [[cell.strip() for cell in line.strip()[1:-1].split("|")] if line.startswith("|") else None for line in file]
+    found, column, before = {}, None, ""
+    for cells in rows_:
+        if cells is None:
+            column = None
+        elif column is None:  # the head of a table
+            column = next((i for i, cell in enumerate(cells) if cell in ("expected", "expected, ms")), -1)
+        elif column >= 0 and re.fullmatch(r"[0-9.]+", cells[column]):
+            name = cells[0].split(",")[0]
+            before, name = (before, f"{before} {name[4:]}") if name.startswith("... ") else (name, name)
+            found[name] = float(cells[column])
+    return found
+
+
+def derived(case, by_wgmma):
+    page, by_mma, other = DERIVED[case]
+    row = other if by_wgmma else by_mma
+    return times_of(page)[row] if row else None
+
+
+def expected(case, n_bytes, flops, by_wgmma=False):
+    """
+    Milliseconds of a case of dev/bench/gpu_ops.cu on an H200; None: nobody says. A case without FLOP is neither a product nor attention: it moves
+    bytes. by_wgmma: of a build for sm_90a; attention of other names is expected as by mma.sync all the same.
+    """
+    if case in DERIVED:
+        return derived(case, by_wgmma)
     attention = re.fullmatch(r"attention_(forward|backward) B (\d+) T (\d+) NH (\d+) HS (\d+)", case)
     if attention:
         B, T, NH, HS = (int(n) for n in attention.groups()[1:])
         kernels = ["forward"] if attention[1] == "forward" else ["keys", "queries"]
         return 1e3 * attention_seconds(kernels, B * NH, T, HS) + (0.0 if attention[1] == "forward" else 1e3 * stream(4.0 * B * T * NH * HS))
-    if case.startswith("gated_delta") or not n_bytes:
+    if case.startswith(NOT_DERIVED) or not n_bytes:
         return None
     return 1e3 * (flops / PRODUCT if flops else stream(n_bytes))
 
@@ -280,7 +324,12 @@ def page():
 
 
 def problem():
-    """Why the page is not what the formulas give; None: it is."""
+    """Why the page is not what the formulas give, or another page has no time for a case of DERIVED; None: all is well."""
+    for case in DERIVED:
+        try:
+            derived(case, False), derived(case, True)
+        except (KeyError, OSError) as lost:
+            return f"{DERIVED[case][0]} has no expected time in row {lost} for \"{case}\""
     try:
         with open(os.path.join(ROOT, PAGE), encoding="utf-8") as file:
             same = file.read() == page()

@@ -79,6 +79,21 @@ gpu_check --rehearse --results "$work/r" report
 cmp -s "$work/first" "$work/r/report.md"
 verdict $? "the page comes out the same again from the files alone" "$(diff "$work/first" "$work/r/report.md")"
 
+# where a page derives an op's time the report has it: by mma.sync, or by wgmma in a build for sm_90a
+sparse="sparse_attention_forward N 4096 H 64 d 512 window 128 topk 512"
+read -r by_mma by_wgmma <<<"$(awk -F ' *[|] *' '$2 == "attention forward" { mma = $6; getline; print mma, $6 }' "$root/doc/gpu/deepseek_v4.md")"
+printf 'ours\t%s\t1\t546000000\t274000000000\n' "$sparse" >>"$work/r/ops.tsv"
+gpu_check --rehearse --results "$work/r" report
+page_says "what deepseek_v4.md expects of sparse attention by mma.sync is beside it" "^\| $sparse (\| [^|]+){7}\| $by_mma \|"
+sed -i 's,^built in\t.*,built in\tbuild/nvcc-sm_90a-bf16,' "$work/r/machine.txt"
+gpu_check --rehearse --results "$work/r" report
+page_says "... of a build for sm_90a by wgmma" "^\| $sparse (\| [^|]+){7}\| $by_wgmma \|"
+(cd "$root" && "$(make -s folder)/bench/gpu_ops" --list) >"$work/cases"
+PYTHONPATH=$root/dev python3 -c 'import roofline; print("\n".join(roofline.DERIVED))' >"$work/derived"
+grep -vxFf "$work/cases" "$work/derived" >"$work/lost"
+[ -s "$work/derived" ] && [ ! -s "$work/lost" ]
+verdict $? "every case for which a page derives a time is one of gpu_ops" "not among them: $(<"$work/lost")"
+
 sed -i 's/^\(loss ours, --graph 1, 1 row\t4\t\).*/\19.9/' "$work/r/steps.tsv"
 gpu_check --rehearse --results "$work/r" report
 page_says "--graph 1 whose losses differ is not passed over" '--graph 1 has other losses'
