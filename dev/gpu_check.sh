@@ -6,7 +6,7 @@
 #     dev/gpu_check.sh call 1                   of three calls of 570 s at most: build tests sanitizer; 2: build ops steps; 3: build profile trainers qwen
 #     dev/gpu_check.sh report                   the page again from --results; needs no GPU
 #     dev/gpu_check.sh pack                     before going to a machine without a network: .gpu/ gets what a build needs from here
-#     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny, about 20 seconds
+#     dev/gpu_check.sh --rehearse               every stage with stand-ins for what needs a GPU, tiny; two minutes, and what building takes
 # Options:
 #     --results DIR     where stages leave what they found (build/gpu_check); ten files, log.txt has all output
 #     --and DIR         results of other stages on the same card, brought home from elsewhere: for report; may be given again
@@ -87,6 +87,7 @@ whole --batch "$batch" 1
 whole --steps "$steps" 2  # half of them are measured
 whole --rounds "$rounds" 1
 [[ ! "${text_models[*]}" =~ [^a-z0-9._\ -] ]] || fail_input "--texts: expected presets of train_moe, found \"${text_models[*]}\""
+if [ $rehearse = 1 ] && [ "${limit[build]}" = 360 ]; then limit[build]=1800; fi  # programs for CPUs, -O3
 for stage in "${!limit[@]}"; do
     [[ " build tests sanitizer ops profile steps trainers qwen report " == *" $stage "* ]] || fail_input "--limit: expected STAGE=SECONDS, found \"$stage\""
     whole "--limit $stage" "${limit[$stage]}" 1
@@ -585,7 +586,8 @@ options=(--results "$results" --batch "$batch" --steps "$steps" --rounds "$round
 [ $rehearse = 0 ] || options+=(--rehearse)
 for other in "${others[@]}"; do options+=(--and "$other"); done
 [ -z "$llmc" ] || options+=(--llmc "$(cd "$llmc" 2>/dev/null && pwd)")
-result=0
+result=0 running=
+trap 'trap - TERM INT HUP; [ -z "$running" ] || kill "$running" 2>/dev/null; exit 143' TERM INT HUP  # nothing goes on without this script
 if [ "${stages[0]}" = build ]; then (cd "$results" && rm -f -- *.tsv log.txt); fi  # what was found is of other programs
 touch "$results/stages.tsv"
 for stage in "${stages[@]}"; do
@@ -596,7 +598,9 @@ for stage in "${stages[@]}"; do
     if [ "$seconds" -lt 5 ]; then
         said="not started: no time left"
     else
-        timeout -k 5 "$seconds" "$script" "${options[@]}" --inside "$stage" >"$results/output" 2>&1
+        timeout -k 5 "$seconds" "$script" "${options[@]}" --inside "$stage" >"$results/output" 2>&1 &
+        running=$!
+        wait "$running"
         status=$?
         case $status in
             0) said=ok ;;

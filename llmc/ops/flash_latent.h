@@ -18,8 +18,8 @@ Error:  products of bf16 are exact in float. With e = 2^-8, the rounding of bf16
         An Inf or NaN reaches the rows of tiles that see it, and no others.
 Cost:   flops of each head, position and key of its tile: forward 2 (dn + dr + dv), mass 2 (dn + dr), backward
         8 (dn + dr) + 6 dv, for scores and datt are made twice. Forward reads 2 (dn + dr + dv) bytes for each head and
-        key of a tile of 64 positions, which is 64 flops a byte; backward reads twice as many bytes. By ptxas of CUDA 13.0 for sm_90,
-        without spills, of blocks of eight warps:
+        key of a tile of 64 positions, which is 64 flops a byte; backward reads twice as many bytes. By ptxas of CUDA
+        13.0 for sm_90, without spills, of blocks of eight warps:
                          registers, W 128, W 256     shared memory             blocks at once
             forward           127           166      80 KiB, 128 KiB           2, 1
             mass              114           112      96 KiB, 160 KiB           2, 1

@@ -24,7 +24,8 @@ latent_backward_begin, latent_backward_k_rope, latent_backward_end: latent_atten
 which dk_rope may go on from other ranks' heads: it is LatentBackward.k_rope, floats (n_keys, dr), rows first ..
 end - 1 at a time.
 latent_most_channels: dn + dr + dv that backward has room for on this device; a CPU has for all.
-Cost:   2*(dn + dr + dv) flops for each head, position and key it sees, backward 2.5 times that, with the scores made again.
+Cost:   2*(dn + dr + dv) flops for each head, position and key it sees, backward 2.5 times that, with the scores made
+        again.
         In C TILE_N neighbours are computed together, and a key that any of them sees costs as one of all: what they
         have chosen should overlap. An Inf or NaN sends its strip through the plain loop. Memory beside the tensors:
         twice (N, 4 (dn + dr + dv)) floats for each thread, dr for each head and position, 12 bytes for each key of
