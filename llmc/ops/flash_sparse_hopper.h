@@ -13,12 +13,12 @@ Cost:   as there. By ptxas of CUDA 13.0, without spills; what fits on a multipro
         issues for a chunk (make sass; of the warpgroup with fewer), and the cycles for which tensor cores are busy with
         a block's:
                               registers  shared memory   blocks of warps  chunk   instructions      tensor cores
-            forward  d <= 128    151        49 KiB          3 of 4        64 keys     323                512
-                     d <= 512    224       225 KiB          1 of 8        64 keys     425               2048
+            forward  d <= 128    145        49 KiB          3 of 4        64 keys     323                512
+                     d <= 512    221       225 KiB          1 of 8        64 keys     422               2048
             backward d <= 128    128        81 KiB          2 of 8        64 keys     531               1280
-                     d <= 512    255       225 KiB          1 of 8        64 keys    1254               5120
-            mass     d <= 128     72        50 KiB          4 of 4        64 keys     350                256
-                     d <= 512     92       226 KiB          1 of 8        64 keys     350               1024
+                     d <= 512    255       225 KiB          1 of 8        64 keys    1256               5120
+            mass     d <= 128     72        50 KiB          4 of 4        64 keys     349                256
+                     d <= 512     92       226 KiB          1 of 8        64 keys     349               1024
         No card has run them; doc/gpu/deepseek_v4.md derives 60% of an H200's peak forward, 75% backward, 36% of mass.
 */
 #ifndef LLMC_FLASH_SPARSE_HOPPER_H
