@@ -71,7 +71,7 @@ help:
 	@echo "make run-shapes  a small Qwen3.6 with eyes learns to name shapes, two minutes"
 	@echo "make run-digits  Mamba reads handwritten digits: scores and prototypes compared"
 	@echo "                 MORE='--steps 9000 --seed 2' RUN=runs/mine: options of yours"
-	@echo "make test        build and run every test: about seven minutes on 2 cores"
+	@echo "make test        build and run every test: about six minutes on 2 cores"
 	@echo "make test-all    the rest: compilers, sanitizers, ...: most of an hour"
 	@echo "make train_gpt2  build the trainer, then: ./train_gpt2 --help"
 	@echo "make train_mamba_hpn  the same for Mamba, on CPUs"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs tests and adds up their "N passed, N failed" lines.
 #     dev/test.sh check PROGRAM...   the given test programs
-#     dev/test.sh quick              `make test`: what a person waits for, about seven minutes on 2 cores
+#     dev/test.sh quick              `make test`: what a person waits for, about six minutes on 2 cores
 #     dev/test.sh rest               `make test-all`: the rest, most of an hour; of long lists that are seldom red a commit's share
 #     dev/test.sh all                the rest, and all of each list: two hours
 # REST_FOLLOWS=1, as .ci/run says it: what rest runs in full, quick leaves but for a third.
