@@ -17,6 +17,7 @@ Adding the 0 of a lane beyond the row changes no bit: a sum of floats that began
     grid_first, grid_step, grid_blocks  the threads of a grid walk over n elements, W at a time
     kernel_exp            in EXACT builds correctly rounded, else the hardware's approximation
     kernel_exp2           2^x, the hardware's approximation: for fast builds alone; exp(x) is kernel_exp2(x * LOG2_E)
+    forgotten             a number that no register keeps from one turn of a loop to the next
 Explained in doc/kernels.md
 */
 #ifndef LLMC_KERNEL_H
@@ -29,6 +30,9 @@ Explained in doc/kernels.md
 
 enum { WARP = 32 };
 static const unsigned ALL_LANES = 0xffffffffu;
+static const float LOG2_E = 1.44269504f;
+
+typedef __nv_bfloat16 bf16;
 
 // x, of which the compiler knows no more: what a loop makes of it is made anew each time and lies in no register
 // meanwhile
@@ -36,9 +40,6 @@ __device__ inline int forgotten(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-static const float LOG2_E = 1.44269504f;
-
-typedef __nv_bfloat16 bf16;
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }

@@ -276,14 +276,18 @@ static inline void start_check_outputs_(const Run* r, int argc, char** argv) {
     }
 }
 
+// "model_type" of a config.json; "": it has none
+static inline const char* start_model_type_(const json_t* config) {
+    const char* type = json_string_value(json_object_get(config, "model_type"));
+    return type ? type : "";
+}
+
 // does a folder hold a model of another architecture?
 static inline void start_check_type_(const Run* r, const char* option, const char* folder) {
     char path[PATH_BYTES];
     if (!path_exists(path_join(path, folder, "config.json"))) { return; }
     json_t *config = json_read(path), *own = r->trainer->config_json(r, run_end_of_text(r), "float32");
-    const char* ours = json_string_value(json_object_get(own, "model_type"));
-    const char* there = json_string_value(json_object_get(config, "model_type"));
-    there = there ? there : "";
+    const char *ours = start_model_type_(own), *there = start_model_type_(config);
     if (strcmp(there, ours) != 0) {
         options_fail(option, "%s: holds another model, whose model_type is \"%s\", not \"%s\": choose another folder",
                      folder, format_text(there).s, ours);
